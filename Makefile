@@ -1,0 +1,44 @@
+# Two commands: `make demo` and `make test`. Both make the venv first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONF ?= examples/quickstart.yaml
+
+.PHONY: demo test check lab-packages docs clean
+
+$(VENV)/.installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Submits the quickstart to this machine, follows it to the end, shows its status and files.
+demo: $(VENV)/.installed
+	$(BIN)/vjob submit $(CONF) --follow
+	$(BIN)/vjob status last
+
+# The Slurm lab needs Debian packages: installed when root, else its tests skip and say so.
+lab-packages:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  packages=$$($(PYTHON) -m tests.cluster packages); \
+	  if ! dpkg -s $$packages >/dev/null 2>&1; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi
+
+test: lab-packages $(VENV)/.installed-dev check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# docs/conf.md is made from the doc lines of jobs/conf.py.
+docs: $(VENV)/.installed
+	$(BIN)/python -m jobs.conf_write > docs/conf.md
+
+clean:
+	rm -rf $(VENV) build *.egg-info

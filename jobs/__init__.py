@@ -1,0 +1,1 @@
+"""The `vjob` command: conf, plan, scripts, schedulers, status. No torch."""

@@ -1,0 +1,5 @@
+"""`python -m jobs` is `vjob`."""
+
+from jobs.cli import main
+
+main()

@@ -1,0 +1,67 @@
+"""Cancel a run: ask it to checkpoint first where it can, then end it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from jobs.errors import InputError, VjobError
+from jobs.executor import choose_executor
+from jobs.runs import RunView, view_run
+from jobs.slurm import OVER, JobState
+from varuna_core.records import record as records
+from varuna_core.records.events import append_event
+from varuna_core.records.files import read_json
+from varuna_core.records.plan import read_plan
+from varuna_core.records.runfolder import RunFolder
+
+POLL_S = 1.0
+
+
+def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object]) -> str:
+    """Returns one sentence for the user."""
+    view = view_run(run)
+    if view.record.state in (records.ENDED, records.REFUSED):
+        raise InputError(f"{run.name} is over already: {view.state}")
+    if not view.record.jobs:
+        raise VjobError(f"{run.name} has no job yet; look again in a moment")
+    executor = choose_executor(view.record.scheduler)
+    append_event(run.events(), "cancel-asked", now=now)
+    if not now and _can_checkpoint(view):
+        say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
+        for job in view.record.jobs:
+            executor.signal(job.id, "USR1")
+        if _wait_over(run, wait_s):
+            return f"{run.name} checkpointed and left"
+    for job in view.record.jobs:
+        try:
+            executor.cancel(job.id)
+        except VjobError:
+            if view_run(run).record.state != records.ENDED:
+                raise
+    if _wait_over(run, wait_s):
+        return f"{run.name} is cancelled"
+    return f"{run.name} was told to end and has not yet; `vjob status {run.name}` shows it"
+
+
+def _can_checkpoint(view: RunView) -> bool:
+    """Whether every node's ranks catch SIGUSR1; for others it would be death without a save."""
+    running = any(info.state is JobState.RUNNING for info in view.infos)
+    attempts = view.run.attempts()
+    plan = read_plan(view.run.plan)
+    if not running or not attempts or plan is None:
+        return False
+    beats = [read_json(attempts[-1].beat(number)) for number in range(plan.num_nodes)]
+    return all(isinstance(beat, dict) and beat.get("catches_usr1") for beat in beats)
+
+
+def _wait_over(run: RunFolder, wait_s: int) -> bool:
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        view = view_run(run)
+        if view.record.state == records.ENDED or (
+            view.infos and all(info.state in OVER for info in view.infos)
+        ):
+            return True
+        time.sleep(POLL_S)
+    return False

@@ -1,0 +1,270 @@
+"""The `vjob` command: reads words, calls one function, prints, exits. Imports nothing heavy.
+
+Exit codes: 0 done, 1 failed, 2 your input, 10 and up verdicts, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jobs.errors import InputError, VjobError
+from varuna_core import __version__
+
+EXAMPLES = """\b
+Start here:
+  vjob init > conf.yaml        a commented conf
+  vjob submit conf.yaml        run it, on Slurm where sbatch is there, else on this machine
+  vjob status last             how it goes
+  vjob logs -f last            follow its lines
+\b
+JOB is a job id, a run's name, `last`, or the path of a run folder.
+"""
+
+
+class Group(click.Group):
+    """Prints our own errors as text, and lists commands in the order of use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VjobError as error:
+            click.echo(f"vjob: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("vjob: interrupted; what was submitted goes on, see `vjob list`", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            sys.stderr.close()  # `vjob logs | head`: nobody is left to tell
+            sys.exit(141)
+
+
+@click.group(cls=Group, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vjob")
+def cli() -> None:
+    """Train large models with pipeline parallelism on Slurm clusters, mixed or uniform."""
+
+
+def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of JOB: names, runs and job ids from the index."""
+    from jobs.listing import known_jobs
+
+    return [word for word in known_jobs() if word.startswith(incomplete)]
+
+
+job_argument = click.argument("job", shell_complete=complete_job)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+@cli.command()
+@click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one key, such as --set cluster.walltime_min=30.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
+@json_option
+def submit(
+    conf: Path,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    test_only: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Submit CONF: to Slurm where sbatch is there, else to this machine.
+
+    \b
+    vjob submit conf.yaml --dry-run | less
+    vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
+    """
+    from jobs import submit as submitting
+
+    if dry_run:
+        from jobs.preview import render_preview
+
+        click.echo(render_preview(submitting.prepare(conf, overrides)), nl=False)
+        return
+    if test_only:
+        from jobs.preview import test_only as ask
+
+        click.echo(ask(submitting.prepare(conf, overrides)))
+        return
+    run, record = submitting.submit(conf, overrides)
+    ids = [job.id for job in record.jobs]
+    if as_json:
+        click.echo(json.dumps({"run": run.name, "folder": str(run.path), "jobs": ids}))
+    else:
+        click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
+        click.echo(f"  files   {run.path}")
+        click.echo(f"  status  vjob status {ids[0]}")
+        click.echo(f"  logs    vjob logs -f {ids[0]}")
+    if follow:
+        from jobs.logs import follow_run
+
+        sys.exit(follow_run(run, click.echo))
+
+
+@cli.command()
+@job_argument
+@click.option(
+    "--lines", "-n", default=2, show_default=True, help="Last lines of each node's files."
+)
+@json_option
+def status(job: str, lines: int, as_json: bool) -> None:
+    """Show how JOB goes: its state, and the last lines of every node.
+
+    Exits 0 while all is well and when it is done, 10 when it failed, 11 when nothing is known.
+    """
+    from jobs import status as statuses
+    from jobs.runs import find_run, view_run
+
+    found = statuses.take_snapshot(view_run(find_run(job, Path.cwd())), num_lines=lines)
+    text = json.dumps(found.as_json(), indent=1) if as_json else statuses.render(found)
+    click.echo(text)
+    sys.exit(found.exit_code)
+
+
+@cli.command(name="list")
+@click.option("--all", "-a", "show_all", is_flag=True, help="All known runs, not the last 20.")
+@json_option
+def list_(show_all: bool, as_json: bool) -> None:
+    """List your runs, the newest last."""
+    from jobs import listing
+
+    rows = listing.list_runs(limit=None if show_all else 20)
+    click.echo(json.dumps(rows, indent=1) if as_json else listing.render(rows))
+
+
+@cli.command()
+@job_argument
+@click.option("--now", is_flag=True, help="Do not ask the ranks to checkpoint first.")
+@click.option(
+    "--wait",
+    "wait_s",
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the ranks may take to checkpoint and leave.",
+)
+def cancel(job: str, now: bool, wait_s: int) -> None:
+    """Cancel JOB, asking it to checkpoint first (SIGUSR1) where it says that it can."""
+    from jobs.cancel import cancel_run
+    from jobs.runs import find_run
+
+    click.echo(cancel_run(find_run(job, Path.cwd()), now=now, wait_s=wait_s, say=click.echo))
+
+
+@cli.command()
+@job_argument
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="Only this node (repeatable).")
+@click.option(
+    "--rank", "ranks", multiple=True, type=int, metavar="N", help="Only this rank (repeatable)."
+)
+@click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
+@click.option("--err", "only_err", is_flag=True, help="Only standard error.")
+@click.option("--attempt", type=int, help="Which start of the ranks; default: the last.")
+@click.option("--lines", "-n", type=int, help="Only the last N lines of each file.")
+def logs(
+    job: str,
+    follow: bool,
+    nodes: tuple[str, ...],
+    ranks: tuple[int, ...],
+    pattern: str | None,
+    only_err: bool,
+    attempt: int | None,
+    lines: int | None,
+) -> None:
+    """Print the lines of JOB's nodes, or of some ranks.
+
+    \b
+    vjob logs last --rank 3 --grep loss
+    vjob logs -f 4711 --node n060
+    """
+    from jobs import logs as reading
+    from jobs.runs import find_run
+
+    run = find_run(job, Path.cwd())
+    wanted = reading.Wanted.make(nodes=nodes, ranks=ranks, pattern=pattern, only_err=only_err)
+    if follow:
+        sys.exit(reading.follow_run(run, click.echo, wanted))
+    reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)
+
+
+@cli.command()
+@click.option(
+    "--from",
+    "shell_conf",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Translate an old _00_conf.sh.",
+)
+def init(shell_conf: Path | None) -> None:
+    """Print a commented conf.yaml, or the translation of an old shell conf.
+
+    \b
+    vjob init > conf.yaml
+    vjob init --from _00_conf.sh > conf.yaml
+    """
+    if shell_conf is None:
+        from jobs.conf_write import render_init
+
+        click.echo(render_init(), nl=False)
+        return
+    from jobs.conf_legacy import translate_shell_conf
+
+    text, notes = translate_shell_conf(shell_conf.read_text(encoding="utf-8", errors="replace"))
+    click.echo(text, nl=False)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+
+
+@cli.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Look at this machine and its Slurm, and say what to mend before the first job."""
+    from jobs import doctor as doctors
+
+    findings = doctors.examine()
+    if as_json:
+        click.echo(json.dumps([finding.as_json() for finding in findings], indent=1))
+    else:
+        click.echo(doctors.render(findings))
+    sys.exit(1 if any(finding.status == "fail" for finding in findings) else 0)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL.
+
+    \b
+    eval "$(vjob completion bash)"        # or put that line in ~/.bashrc
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise InputError(f"no completion for {shell}")
+    click.echo(kind(cli, {}, "vjob", "_VJOB_COMPLETE").source())
+
+
+def main() -> None:
+    """Entry point of the `vjob` script."""
+    cli.main(prog_name="vjob")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,376 @@
+"""conf.yaml as types: the only file that a user edits.
+
+Every field's doc line is the source of `docs/conf.md` and of `vjob init`'s comments. Reading and
+checking are elsewhere (`conf_read`, `conf_check`); whoever holds a JobConf may trust it. Relative
+paths are relative to the conf's own folder and are absolute here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+ProgramKind = Literal["pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed"]
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What every rank runs: a built-in name, or {script: ...}, {megatron: ...}, {deepspeed: ...}."""
+
+    kind: ProgramKind
+    """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed."""
+    path: str | None = None
+    """The training script, or the Megatron-LM checkout (relative to the conf's folder)."""
+    args: tuple[str, ...] = ()
+    """Arguments, passed on unchanged."""
+    config: str | None = None
+    """DeepSpeed's own JSON configuration."""
+    python: str | None = None
+    """Interpreter of the ranks; default: `python3` in a container, else the one that runs vjob."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The shape of a built-in model; a name such as gpt2-xl stands for one of these."""
+
+    layers: int
+    """Number of transformer blocks."""
+    hidden: int
+    """Width of the model."""
+    heads: int
+    """Attention heads; divides hidden."""
+    sequence: int = 1024
+    """Tokens in a sample."""
+    vocab: int = 50257
+    """Size of the vocabulary."""
+    dropout: float = 0.1
+    """Dropout probability, 0 to 1."""
+
+
+MODELS: Mapping[str, Model] = {
+    "gpt2-small": Model(layers=12, hidden=768, heads=12),
+    "gpt2-medium": Model(layers=24, hidden=1024, heads=16),
+    "gpt2-xl": Model(layers=48, hidden=1600, heads=25),
+    "gpt2-2.5b": Model(layers=54, hidden=1920, heads=20),
+    "gpt2-8.3b": Model(layers=72, hidden=3072, heads=32),
+    "bert-large": Model(layers=24, hidden=1024, heads=16, sequence=512, vocab=30522),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The training data."""
+
+    prefix: str | None = None
+    """Megatron .bin/.idx pair without its suffix (relative to the conf's folder)."""
+    split: str = "969,30,1"
+    """Shares of train, validation and test."""
+    synthetic: bool = False
+    """Random tokens instead of a data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The optimizer."""
+
+    name: Literal["adamw", "lamb", "sgd"] = "adamw"
+    """Kind of optimizer."""
+    lr: float = 1.5e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.01
+    """Weight decay of the groups that have one."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's two averages."""
+    fused: bool = True
+    """Use torch's fused kernels."""
+    apex: bool = False
+    """Use NVIDIA apex where it is importable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning-rate schedule."""
+
+    kind: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the decay."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up."""
+    min_lr: float = 0.0
+    """Where the decay ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Evaluation during training."""
+
+    every: int = 1000
+    """Steps between evaluations; 0 for none."""
+    steps: int = 10
+    """Batches in an evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Where and how often to save."""
+
+    folder: str | None = None
+    """Folder on the shared file system (relative to the conf's folder); none saves nothing."""
+    every: int = 500
+    """Steps between checkpoints; 0 for only on demand."""
+    keep: int = 3
+    """Complete checkpoints to keep."""
+    local: str | None = None
+    """Node-local folder to write to first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """The training itself."""
+
+    steps: int = 50
+    """Optimizer steps."""
+    global_batch_size: int | None = None
+    """Samples in a step over all replicas; default: micro_batch_size x data x pipeline."""
+    micro_batch_size: int = 1
+    """Samples in a micro-batch."""
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Arithmetic of forward and backward."""
+    loss_scale: float | Literal["dynamic"] = "dynamic"
+    """Loss scale of fp16."""
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    """The optimizer."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """The learning-rate schedule."""
+    clip_grad_norm: float | None = 1.0
+    """Largest global gradient norm; null clips nothing."""
+    seed: int = 1234
+    """Seed of every random stream."""
+    log_every: int = 10
+    """Steps between log lines and detailed trace events."""
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    """Evaluation."""
+    tensorboard: bool = False
+    """Write TensorBoard scalars."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """Checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How the model and the batch are laid over the ranks: pipeline x data x tensor = world."""
+
+    pipeline: int = 1
+    """Pipeline stages."""
+    data: int | Auto = "auto"
+    """Replicas; auto takes what the world leaves."""
+    tensor: int = 1
+    """Ranks that share each layer; all in one node."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """ZeRO stage over the replicas."""
+    recompute: Literal["none", "full", "auto"] = "auto"
+    """Recompute activations in the backward."""
+    order: Literal["pipeline", "data", "auto"] = "auto"
+    """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
+    partition: str | Auto = "auto"
+    """Layers per stage, `0-11-8-8-8-8-5-0`."""
+    schedule: Literal["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv", "auto"] = (
+        "auto"
+    )
+    """Order of forwards and backwards in a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGroup:
+    """Nodes of one kind."""
+
+    group: str
+    """Name of the group; letters, digits, - and _."""
+    count: int = 1
+    """Number of nodes."""
+    queue: str | None = None
+    """Slurm partition; default: the cluster's own."""
+    gpus: str | int | None = None
+    """GPUs of a node: `a100:4` (type and count), 4, or none."""
+    cpus: int | None = None
+    """CPUs asked for on each node."""
+    memory_gb: int | None = None
+    """Memory asked for on each node; 0 for all of it."""
+    interface: str = "auto"
+    """Network interface; auto follows the route to the master."""
+    ranks: int | None = None
+    """Processes on each node; default: one a GPU, or one."""
+    devices: tuple[int, ...] | None = None
+    """GPU indices to use, such as [4, 5]."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of this group's ranks."""
+    sbatch: Mapping[str, Any] = field(default_factory=dict)
+    """More sbatch options for this group, such as {constraint: ib}."""
+
+    @property
+    def gpu_type(self) -> str | None:
+        return self.gpus.rpartition(":")[0] or None if isinstance(self.gpus, str) else None
+
+    @property
+    def num_gpus(self) -> int:
+        if self.gpus is None:
+            return 0
+        return int(self.gpus.rpartition(":")[2]) if isinstance(self.gpus, str) else self.gpus
+
+    @property
+    def num_ranks(self) -> int:
+        if self.ranks is not None:
+            return self.ranks
+        if self.devices is not None:
+            return len(self.devices)
+        return self.num_gpus or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where it runs."""
+
+    scheduler: Literal["auto", "slurm", "local", "machines"] = "auto"
+    """slurm where sbatch is on PATH, else this machine; machines: over ssh."""
+    hetero: Literal["auto", "hetjob", "split"] = "auto"
+    """Several groups as one het job, or as jobs that find each other."""
+    walltime_min: int = 60
+    """Time limit."""
+    account: str | None = None
+    """Slurm account."""
+    qos: str | None = None
+    """Slurm quality of service."""
+    exclude: tuple[str, ...] = ()
+    """Nodes to avoid."""
+    requeue: bool = False
+    """Let Slurm start the job again after a node failure or a preemption."""
+    port: int | Auto = "auto"
+    """Master's port; auto picks a free one outside the ephemeral range."""
+    grace_s: int = 20
+    """Time between TERM and KILL for the ranks."""
+    join_s: int = 600
+    """How long nodes wait for each other at the start."""
+    prepare_s: int = 1800
+    """How long a node may take to prepare its container."""
+    finish_s: int = 600
+    """How long after the first node's end the last one may end; 0 is no limit."""
+    signal_before_end_s: int = 0
+    """Every rank gets SIGUSR1 this long before the time limit; 0 sends none."""
+    lost_s: int = 90
+    """Silence after which a split run takes a node for lost."""
+    sample_s: int = 10
+    """Seconds between GPU samples."""
+    sbatch: Mapping[str, Any] = field(default_factory=dict)
+    """More sbatch options, such as {reservation: week7}."""
+    nodes: tuple[NodeGroup, ...] = ()
+    """Groups of nodes; the first one holds rank 0 and the master's address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """The container that ranks run in; without an image they run bare."""
+
+    runtime: Literal[
+        "auto", "none", "enroot", "pyxis", "apptainer", "podman", "docker", "charliecloud"
+    ] = "auto"
+    """Container runtime; auto takes what is installed."""
+    image: str | None = None
+    """Image file (relative to the conf's folder) or reference."""
+    mounts: tuple[str, ...] = ()
+    """`source:target` pairs; sources must exist on every node."""
+    workdir: str | None = None
+    """Working directory inside; default: that of the run."""
+    reuse: bool | Auto = "auto"
+    """Reuse an unpacked image; the old RELOAD_CONTAINER=true is reuse: false."""
+    writable: bool = True
+    """Whether the root file system can be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What is measured while training."""
+
+    timeline: bool = True
+    """Write the trace that `vjob report` draws."""
+    nsys: bool = False
+    """Run ranks under Nsight Systems."""
+    ncu: bool = False
+    """Run ranks under Nsight Compute."""
+    ranks: Literal["all"] | tuple[int, ...] = "all"
+    """Ranks to profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Morph:
+    """Whether the run may change its number of nodes."""
+
+    enabled: bool = False
+    """Go on with fewer or more nodes."""
+    min_nodes: int | None = None
+    """Below this the run waits."""
+    max_nodes: int | None = None
+    """Never ask for more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notify:
+    """Who hears of changes."""
+
+    mail: str | None = None
+    """Mail address."""
+    webhook: str | None = None
+    """URL that receives a JSON body."""
+    command: str | None = None
+    """Command that receives the JSON on its standard input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConf:
+    """A whole conf."""
+
+    name: str
+    """Name of the run: letters, digits, `-`, `_` and `.`; starts with a letter or digit."""
+    program: Program
+    """What every rank runs."""
+    model: Model | None = None
+    """Shape of a built-in model, by name or by numbers."""
+    data: Data | None = None
+    """The training data."""
+    train: Train = field(default_factory=Train)
+    """The training itself."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """The layout."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """Where it runs."""
+    container: Container = field(default_factory=Container)
+    """The container that ranks run in."""
+    workdir: str | None = None
+    """Working directory of the ranks; default: the conf's folder."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of every rank."""
+    pass_env: tuple[str, ...] = ()
+    """Names of variables that pass from the submitting shell; nothing else does."""
+    setup: tuple[str, ...] = ()
+    """Shell lines run on each node first, such as `module load cuda`."""
+    profile: Profile = field(default_factory=Profile)
+    """What is measured while training."""
+    morph: Morph = field(default_factory=Morph)
+    """Whether the run may change its number of nodes."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Price of a node-hour by GPU type, for the planner."""
+    notify: Notify = field(default_factory=Notify)
+    """Who hears of changes."""
+    log_folder: str = "log"
+    """Where run folders are made (relative to the conf's folder), on the shared file system."""
+
+
+SECRET_WORDS = ("token", "secret", "password", "passwd", "api_key", "apikey", "credential", "auth")
+REDACTED = "<redacted>"
+
+
+def is_secret(key: str) -> bool:
+    """Whether a key's value must not be shown: HF_TOKEN, WANDB_API_KEY, webhook URLs."""
+    word = key.lower().rpartition(".")[2].replace("tokenizer", "")  # TOKENIZERS_PARALLELISM
+    ends_with_key = word.endswith("_key") or word == "key"
+    return ends_with_key or word == "webhook" or any(part in word for part in SECRET_WORDS)

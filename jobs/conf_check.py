@@ -1,0 +1,180 @@
+"""One key of a conf against another: sizes, layout, names, and files that must be there.
+
+Each check yields (key, value, what is wrong); the places come from the reader. What only a node can
+know, such as whether a mount exists there, is left to the agent's preflight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from jobs.conf import JobConf
+from jobs.conf_bounds import check_numbers, get_value
+from jobs.conf_check_cluster import check_cluster, check_groups
+from jobs.conf_check_layout import check_layout, check_partition, check_ranks
+from jobs.conf_paths import Finding, find_missing_paths
+from jobs.conf_redact import show
+from jobs.errors import Problem
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SPLIT = re.compile(r"[0-9.]+(,[0-9.]+){2}")
+# What the agent sets for each rank, and the key that decides it.
+_OWN_ENV: Mapping[str, str] = {
+    "RANK": "follows from cluster.nodes",
+    "LOCAL_RANK": "follows from cluster.nodes",
+    "WORLD_SIZE": "follows from cluster.nodes",
+    "LOCAL_WORLD_SIZE": "follows from cluster.nodes",
+    "MASTER_ADDR": "is the first node of the first group",
+    "MASTER_PORT": "is cluster.port",
+    "CUDA_VISIBLE_DEVICES": "is cluster.nodes[].devices",
+}
+
+
+def check_conf(
+    conf: JobConf,
+    lines: Mapping[str, str],
+    *,
+    base: Path | None = None,
+    require_paths: bool = True,
+) -> list[Problem]:
+    """All problems; `lines` maps keys to places, `base` is the conf's folder."""
+    findings = [*check_numbers(conf), *check_groups(conf)]
+    if not findings:  # a layout of impossible numbers would only repeat what is wrong with them
+        findings += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
+    findings += [*check_names(conf), *check_program(conf), *check_train(conf), *check_cluster(conf)]
+    findings += [*check_container(conf), *check_morph(conf), *check_others(conf)]
+    if require_paths:
+        findings += find_missing_paths(conf, base)
+    return [
+        Problem(where=find_line(lines, key), key=key, value=show(key, value), message=message)
+        for key, value, message in findings
+    ]
+
+
+def find_line(lines: Mapping[str, str], key: str) -> str:
+    """Place of a key, or of the nearest one around it that was written."""
+    while key and key not in lines:
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return lines.get(key, "conf")
+
+
+def list_own_env() -> tuple[str, ...]:
+    """Variables that the agent sets for each rank."""
+    return tuple(_OWN_ENV)
+
+
+def check_names(conf: JobConf) -> Iterator[Finding]:
+    if not _NAME.fullmatch(conf.name):
+        allowed = "letters, digits, -, _ and ., from a letter or digit on, 64 at most"
+        yield "name", conf.name, f"names a folder: {allowed}"
+    environments = [("env", conf.env)]
+    for index, group in enumerate(conf.cluster.nodes):
+        environments.append((f"cluster.nodes[{index}].env", group.env))
+    for parent, env in environments:
+        for name, value in env.items():
+            yield from _check_env_name(f"{parent}.{name}", name, value)
+    for index, name in enumerate(conf.pass_env):
+        yield from _check_env_name(f"pass_env[{index}]", name, name)
+
+
+def _check_env_name(key: str, name: str, value: str) -> Iterator[Finding]:
+    if not _ENV_NAME.fullmatch(name):
+        yield key, value, "a variable's name has letters, digits and _, and no digit first"
+    elif name in _OWN_ENV:
+        yield key, value, f"{name} is set by vjob: it {_OWN_ENV[name]}"
+    elif name.startswith("VJOB_"):
+        yield key, value, "names that begin with VJOB_ are vjob's own"
+
+
+def check_program(conf: JobConf) -> Iterator[Finding]:
+    kind = conf.program.kind
+    if conf.program.path == "":
+        yield f"program.{kind}", "", "must name a file or folder"
+    if conf.program.python == "":
+        yield "program.python", "", "must name an interpreter; leave it out for the default"
+    if not kind.startswith("pretrain_"):
+        return
+    if conf.model is None:
+        yield "model", None, f"is required by {kind}: a name such as gpt2-small, or a mapping"
+    if conf.data is None:
+        yield "data", None, f"is required by {kind}: {{prefix: ...}} or {{synthetic: true}}"
+
+
+def check_train(conf: JobConf) -> Iterator[Finding]:
+    train, data = conf.train, conf.data
+    if train.schedule.min_lr > train.optimizer.lr:
+        message = f"must be at most train.optimizer.lr, {train.optimizer.lr}"
+        yield "train.schedule.min_lr", train.schedule.min_lr, message
+    local = train.checkpoint.local
+    if local is not None and not local.startswith("/"):
+        yield "train.checkpoint.local", local, "is a folder on the node: an absolute path"
+    if local is not None and train.checkpoint.folder is None:
+        yield "train.checkpoint.local", local, "needs train.checkpoint.folder to copy to"
+    if data is None:
+        return
+    if data.prefix is None and not data.synthetic:
+        yield "data", data, "must have prefix, or synthetic: true"
+    if data.prefix is not None and data.synthetic:
+        yield "data.synthetic", True, "cannot be together with data.prefix; remove one"
+    if not _SPLIT.fullmatch(data.split) or _sum_split(data.split) <= 0:
+        yield (
+            "data.split",
+            data.split,
+            'must be three shares with a sum above 0, such as "969,30,1"',
+        )
+
+
+def _sum_split(split: str) -> float:
+    try:
+        return sum(map(float, split.split(",")))
+    except ValueError:
+        return 0
+
+
+def check_container(conf: JobConf) -> Iterator[Finding]:
+    container = conf.container
+    if container.image == "":
+        yield "container.image", "", "must name an image; null runs without one"
+    if container.image is None:
+        if container.runtime not in ("auto", "none"):
+            yield "container.runtime", container.runtime, "needs container.image"
+        if container.mounts:
+            yield "container.mounts", container.mounts, "needs container.image"
+    for index, mount in enumerate(container.mounts):
+        source, colon, target = mount.partition(":")
+        if not (source and colon and target) or ":" in target:
+            yield f"container.mounts[{index}]", mount, "must be source:target, such as data:/data"
+        elif not target.startswith("/"):
+            yield f"container.mounts[{index}]", mount, f"the target {target} must be absolute"
+    if container.workdir is not None and not container.workdir.startswith("/"):
+        message = "is a folder inside the container: an absolute path"
+        yield "container.workdir", container.workdir, message
+
+
+def check_morph(conf: JobConf) -> Iterator[Finding]:
+    morph, nodes = conf.morph, sum(group.count for group in conf.cluster.nodes)
+    low, high = morph.min_nodes, morph.max_nodes
+    if low is not None and high is not None and low > high:
+        yield "morph.min_nodes", low, f"must be at most morph.max_nodes, {high}"
+    elif morph.enabled and low is not None and low > nodes:
+        yield "morph.min_nodes", low, f"must be at most the {nodes} nodes of cluster.nodes"
+    elif morph.enabled and high is not None and high < nodes:
+        yield "morph.max_nodes", high, f"must be at least the {nodes} nodes of cluster.nodes"
+
+
+def check_others(conf: JobConf) -> Iterator[Finding]:
+    for name, price in conf.prices.items():
+        if price < 0:
+            yield f"prices.{name}", price, "must be at least 0"
+    mail, webhook = conf.notify.mail, conf.notify.webhook
+    if mail is not None and ("@" not in mail or not mail.isprintable() or " " in mail):
+        yield "notify.mail", mail, "must be a mail address"
+    if webhook is not None and not webhook.startswith(("https://", "http://")):
+        yield "notify.webhook", webhook, "must be a URL that begins with https:// or http://"
+    for key in ("workdir", "log_folder", "train.checkpoint.folder", "program.path", "data.prefix"):
+        path = get_value(conf, key)
+        if isinstance(path, str) and not path.isprintable():
+            yield key, path, "a path must not contain line breaks or control characters"

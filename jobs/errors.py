@@ -1,0 +1,47 @@
+"""Errors meant for users. Only the command line prints them; nothing here exits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class VjobError(Exception):
+    """Something failed that was not the user's input. Exit code 1."""
+
+    exit_code = 1
+
+
+class InputError(VjobError):
+    """The user's input cannot be used as it is. Exit code 2."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing wrong with a conf."""
+
+    where: str
+    """file:line, or `--set` for an override."""
+    key: str
+    """Dotted key, `cluster.nodes[0].gpus`."""
+    value: str
+    """The value as read, redacted where it looks like a secret; empty where the key is missing."""
+    message: str
+    """What is wrong, and what is allowed or what to do."""
+
+    def __str__(self) -> str:
+        shown = f" = {self.value}" if self.value else ""
+        key = f"{self.key}{shown}: " if self.key else ""
+        return f"{self.where}: {key}{self.message}"
+
+
+class ConfError(InputError):
+    """All problems of a conf at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = f"{count} problem{'s' if count > 1 else ''} in the conf:\n"
+        super().__init__(head + "\n".join(f"  {problem}" for problem in self.problems))

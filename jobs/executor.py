@@ -1,0 +1,46 @@
+"""What a scheduler is to us: submit, look, signal, cancel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from jobs.slurm import JobInfo
+from varuna_core.records.runfolder import RunFolder
+
+
+class Executor(ABC):
+    """A scheduler."""
+
+    name: str
+
+    @abstractmethod
+    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
+        """Submit the batch script of the group; returns the job id. `after` must start first."""
+
+    @abstractmethod
+    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+        """What is known of each job, one item a component; an empty list is 'not known'."""
+
+    @abstractmethod
+    def cancel(self, job: str) -> None:
+        """End the job."""
+
+    @abstractmethod
+    def signal(self, job: str, name: str) -> None:
+        """Send a signal to every rank of the job."""
+
+    @abstractmethod
+    def find_orphans(self) -> dict[str, list[JobInfo]]:
+        """This user's live jobs that carry a run id in their comment, by run id."""
+
+
+def choose_executor(scheduler: str) -> Executor:
+    """By the plan's word; imports what it needs only then."""
+    if scheduler == "local":
+        from jobs.local_executor import LocalExecutor
+
+        return LocalExecutor()
+    from jobs.slurm_executor import SlurmExecutor
+
+    return SlurmExecutor()

@@ -1,0 +1,65 @@
+"""`vjob list`: every run of this user, one line each."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from jobs import index
+from jobs.errors import VjobError
+from jobs.runs import view_run
+
+
+def list_runs(limit: int | None) -> list[dict[str, Any]]:
+    """Runs as plain rows, the newest last."""
+    runs = index.list_runs()
+    rows = []
+    for run in runs[-limit:] if limit else runs:
+        try:
+            view = view_run(run)
+        except VjobError:
+            continue  # a folder that somebody emptied
+        record = view.record
+        rows.append(
+            {
+                "run": record.run,
+                "jobs": [job.id for job in record.jobs],
+                "state": view.state,
+                "submitted": record.submitted,
+                "message": record.message,
+                "folder": str(run.path),
+            }
+        )
+    return rows
+
+
+def render(rows: list[dict[str, Any]]) -> str:
+    """A table, or what to do where there is nothing."""
+    if not rows:
+        return "no runs yet; `vjob submit conf.yaml` makes one"
+    cells = [("JOB", "STATE", "SUBMITTED", "RUN", "")]
+    for row in rows:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
+        message = str(row["message"]).splitlines()
+        cells.append(
+            (",".join(row["jobs"]) or "-", row["state"], when, row["run"], "".join(message[:1]))
+        )
+    widths = [max(len(line[i]) for line in cells) for i in range(4)]
+    return "\n".join(
+        "  ".join(
+            [*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), line[4]]
+        ).rstrip()
+        for line in cells
+    )
+
+
+def known_jobs() -> list[str]:
+    """Words that stand for a run, for shell completion; asks no scheduler."""
+    from varuna_core.records.record import read_record
+
+    words = {"last"}
+    for run in index.list_runs():
+        record = read_record(run)
+        if record is not None:
+            words |= {record.run, record.name, *(job.id for job in record.jobs)}
+    return sorted(words)

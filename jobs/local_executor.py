@@ -1,0 +1,112 @@
+"""This machine as a scheduler: the same scripts, under a supervisor of our own.
+
+The supervisor (`jobs.local_job`) runs the batch script with stand-ins for srun and scontrol first
+on PATH; the "nodes" are process groups here. It is detached, so it survives the terminal, and
+writes its state to local.json (local.<group>.json) in the run folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGTERM, Signals
+from typing import Any
+
+from jobs import index, process
+from jobs.errors import VjobError
+from jobs.executor import Executor
+from jobs.slurm import JobInfo, parse_state
+from varuna_core.records.files import read_json, write_json
+from varuna_core.records.runfolder import RunFolder
+
+
+def state_file(run: RunFolder, group: str | None) -> Path:
+    """Where the supervisor of a job keeps its state."""
+    return run.path / (f"local.{group}.json" if group else "local.json")
+
+
+def start_time(pid: int) -> str | None:
+    """A process' start in clock ticks: with the pid it names one process for ever."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields[19]
+
+
+def is_alive(state: dict[str, Any]) -> bool:
+    """Whether the supervisor that wrote this state still runs."""
+    return bool(state.get("pid")) and start_time(int(state["pid"])) == state.get("pid_start")
+
+
+class LocalExecutor(Executor):
+    """Runs on this machine."""
+
+    name = "local"
+
+    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
+        job = index.next_local_job()
+        write_json(state_file(run, group), {"job": job, "state": "PENDING"})
+        command = [sys.executable, "-m", "jobs.local_job", str(run.path), job, group or ""]
+        env = {**process.clean_environment(os.environ), **_import_path()}
+        process.start_detached(command, output=run.scheduler_log(group), env=env)
+        index.add_job(run, job)
+        return job
+
+    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+        return {job: _look(job) for job in jobs}
+
+    def cancel(self, job: str) -> None:
+        self._kill(job, SIGTERM)
+
+    def signal(self, job: str, name: str) -> None:
+        self._kill(job, Signals[f"SIG{name}"])
+
+    def find_orphans(self) -> dict[str, list[JobInfo]]:
+        return {}  # the supervisor's state file lies in the run folder itself
+
+    def _kill(self, job: str, number: Signals) -> None:
+        state = _read_state(job)
+        if state is None or not is_alive(state):
+            raise VjobError(f"job {job} does not run any more")
+        os.kill(int(state["pid"]), number)
+
+
+def _import_path() -> dict[str, str]:
+    """So that the supervisor imports this very package, installed or not."""
+    return {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+
+
+def _read_state(job: str) -> dict[str, Any] | None:
+    run = index.find_job(job)
+    if run is None:
+        return None
+    for path in sorted(run.path.glob("local*.json")):
+        state = read_json(path)
+        if isinstance(state, dict) and state.get("job") == job:
+            return state
+    return None
+
+
+def _look(job: str) -> list[JobInfo]:
+    state = _read_state(job)
+    if state is None:
+        return []
+    word = str(state.get("state", ""))
+    reason = ""
+    if word == "RUNNING" and not is_alive(state):
+        word, reason = "NODE_FAIL", "the supervisor of this job is gone; the machine was restarted?"
+    return [
+        JobInfo(
+            id=job,
+            state=parse_state(word),
+            word=word,
+            nodes=str(state.get("nodes", "")),
+            reason=reason,
+            restarts=int(state.get("restarts", 0)),
+            exit_code=str(state.get("exit_code", "")),
+        )
+    ]

@@ -1,0 +1,182 @@
+"""The supervisor of one local job: what slurmd is to a batch script on a cluster.
+
+    python -m jobs.local_job RUN JOB [GROUP]
+
+Runs the rendered batch script with stand-ins for srun and scontrol first on PATH, passes signals
+on, keeps the time limit, runs it again on `scontrol requeue`, and writes its state atomically.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from jobs import process
+from jobs.local_executor import start_time, state_file
+from varuna_core.records.files import write_atomic, write_json
+from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.runfolder import RunFolder
+
+KILL_WAIT_S = 60.0
+"""Between TERM and KILL for the batch script; more than the agents' own grace."""
+
+ROOT = Path(__file__).resolve().parent.parent
+START_STEP = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from jobs.local_step import main; sys.exit(main(sys.argv[1:]))"
+)
+"""Not PYTHONPATH: that would reach the ranks."""
+
+
+class Supervisor:
+    """One local job from start to end."""
+
+    def __init__(self, run: RunFolder, job: str, group: str | None, plan: Plan) -> None:
+        self.run = run
+        self.job = job
+        self.group = group
+        self.plan = plan
+        self.restarts = 0
+        self.asked: str | None = None
+        """CANCELLED or TIMEOUT once the job was told to end."""
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def main(self) -> int:
+        """Run, and run again while somebody asks for a requeue."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._cancel)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._pass_on)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        while True:
+            code = self._run_once()
+            if self.asked or not self._requeue_marker.exists():
+                break
+            self._requeue_marker.unlink()
+            self.restarts += 1
+        word = self.asked or ("COMPLETED" if code == 0 else "FAILED")
+        self._write_state(word, exit_code=f"{code}:0")
+        return code
+
+    @property
+    def _requeue_marker(self) -> Path:
+        return self.run.path / f"local-requeue.{self.job}"
+
+    def _run_once(self) -> int:
+        self._write_state("RUNNING")
+        env = self._environment()
+        self.child = process.start(["bash", str(self.run.batch_script(self.group))], env=env)
+        deadline = time.monotonic() + 60 * self._walltime_min()
+        killed_at: float | None = None
+        while True:
+            try:
+                code = self.child.wait(timeout=1.0)
+                break
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                if self.asked is None and now > deadline:
+                    self.asked = "TIMEOUT"
+                    self._send(signal.SIGTERM)
+                if self.asked and killed_at is None:
+                    killed_at = now + KILL_WAIT_S
+                if killed_at is not None and now > killed_at:
+                    self._kill_group()
+        return 128 - code if code < 0 else code
+
+    def _walltime_min(self) -> int:
+        for line in self.run.batch_script(self.group).read_text(encoding="utf-8").splitlines():
+            if line.startswith("#SBATCH --time="):
+                return int(line.rpartition("=")[2])
+        return 60
+
+    def _environment(self) -> dict[str, str]:
+        """What Slurm sets in a batch script, as far as our scripts look at it."""
+        groups = [g for g in self.plan.groups if self.group in (None, g.name)]
+        names = [[f"local{group.first_node + i}" for i in range(group.count)] for group in groups]
+        tools = self._make_tools()
+        env = {
+            **process.clean_environment(os.environ),
+            "SLURM_JOB_ID": self.job,
+            "SLURM_JOB_NAME": self.plan.name,
+            "SLURM_JOB_NODELIST": ",".join(names[0]),
+            "SLURM_JOB_NUM_NODES": str(len(names[0])),
+            "VJOB_LOCAL_FIRST_NODE": str(groups[0].first_node),
+            "VJOB_LOCAL_REQUEUE": str(self._requeue_marker),
+        }
+        env["PATH"] = f"{tools}{os.pathsep}{env['PATH']}"
+        if self.restarts:
+            env["SLURM_RESTART_COUNT"] = str(self.restarts)
+        if len(names) > 1:
+            env["SLURM_HET_SIZE"] = str(len(names))
+            for number, nodes in enumerate(names):
+                env[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] = ",".join(nodes)
+        return env
+
+    def _make_tools(self) -> Path:
+        """The folder with the stand-ins."""
+        folder = self.run.path / "local-bin"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in ("srun", "scontrol"):
+            words = [sys.executable, "-c", START_STEP, str(ROOT), name]
+            text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+            write_atomic(folder / name, text, mode=0o700)
+        return folder
+
+    def _write_state(self, word: str, exit_code: str = "") -> None:
+        pid = os.getpid()
+        groups = [g for g in self.plan.groups if self.group in (None, g.name)]
+        last = groups[-1].first_node + groups[-1].count - 1
+        write_json(
+            state_file(self.run, self.group),
+            {
+                "job": self.job,
+                "state": word,
+                "pid": pid,
+                "pid_start": start_time(pid),
+                "restarts": self.restarts,
+                "exit_code": exit_code,
+                "nodes": f"local[{groups[0].first_node}-{last}]",
+            },
+        )
+
+    def _cancel(self, number: int, frame: FrameType | None) -> None:
+        self.asked = self.asked or "CANCELLED"
+        self._send(signal.SIGTERM)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._send(signal.Signals(number))
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.child is not None and self.child.poll() is None:
+            self.child.send_signal(number)
+
+    def _kill_group(self) -> None:
+        if self.child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+
+
+def main(argv: list[str]) -> int:
+    """Entry point."""
+    run = RunFolder(Path(argv[0]))
+    plan = read_plan(run.plan)
+    if plan is None:
+        print(f"vjob: {run.plan} cannot be read", file=sys.stderr)
+        return 1
+    group = argv[2] if len(argv) > 2 and argv[2] else None
+    try:
+        return Supervisor(run, argv[1], group, plan).main()
+    finally:
+        shutil.rmtree(run.path / "local-bin", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

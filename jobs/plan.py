@@ -1,0 +1,219 @@
+"""Conf to plan: who runs what, pure. Time, user and interpreter come in as arguments.
+
+Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components.
+Which stage a rank holds is the stage map's business:
+
+    order: pipeline, P=3 D=2     0,3;1,4;2,5;   replica r is ranks 3r..3r+2: its stages adjoin
+    order: data,     P=3 D=2     0,1;2,3;4,5;   stage s is ranks 2s, 2s+1: its replicas adjoin
+
+With tensor parallelism of degree T an entry k stands for ranks kT to kT+T-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from containers.registry import RUNTIMES
+from containers.runtime import Request
+from jobs.conf import JobConf, NodeGroup
+from jobs.errors import InputError
+from varuna_core.records.plan import (
+    ContainerPlan,
+    GroupPlan,
+    Plan,
+    Timing,
+    encode_stage_map,
+)
+
+BEAT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What the plan takes from where it is made."""
+
+    run: str
+    """Run id."""
+    scheduler: str
+    """slurm or local, decided."""
+    python: str
+    """Interpreter that runs vjob."""
+    base: str
+    """The conf's folder."""
+    user_id: int
+    environ: Mapping[str, str]
+    """The submitting shell's environment, for `pass_env`."""
+    installed: Sequence[str] = ()
+    """Container runtimes found here, for `runtime: auto`."""
+    image_stamp: str = ""
+    """Size and time of the image file."""
+
+
+def build_plan(conf: JobConf, here: Surroundings) -> Plan:
+    """The plan of one run."""
+    groups = build_groups(conf.cluster.nodes)
+    world = sum(group.count * group.ranks for group in groups)
+    parallel = conf.parallel
+    share = parallel.pipeline * parallel.tensor
+    data = world // share if parallel.data == "auto" else parallel.data
+    order = choose_order(conf, data)
+    workdir = conf.workdir or here.base
+    container = build_container(conf, here, workdir)
+    return Plan(
+        run=here.run,
+        name=conf.name,
+        scheduler=here.scheduler,
+        layout=choose_layout(conf),
+        morph=conf.morph.enabled,
+        groups=groups,
+        pipeline=parallel.pipeline,
+        data=data,
+        tensor=parallel.tensor,
+        order=order,
+        partition=None if parallel.partition == "auto" else parallel.partition,
+        stage_map=encode_stage_map(build_stages(parallel.pipeline, data, order)),
+        command=build_command(conf, here, in_container=container is not None),
+        python=here.python,
+        workdir=workdir,
+        env={**collect_passed(conf.pass_env, here.environ), **conf.env},
+        container=container,
+        must_exist=tuple(find_needed_paths(conf, workdir)),
+        port=None if conf.cluster.port == "auto" else conf.cluster.port,
+        timing=Timing(
+            grace_s=conf.cluster.grace_s,
+            join_s=conf.cluster.join_s,
+            prepare_s=conf.cluster.prepare_s,
+            beat_s=BEAT_S,
+            lost_s=conf.cluster.lost_s,
+            sample_s=conf.cluster.sample_s,
+        ),
+    )
+
+
+def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
+    """Groups with their first node and first rank."""
+    found = []
+    first_node = first_rank = 0
+    for group in nodes:
+        found.append(
+            GroupPlan(
+                name=group.group,
+                count=group.count,
+                queue=group.queue,
+                gpu_type=group.gpu_type,
+                gpus=group.num_gpus,
+                devices=group.devices,
+                cpus=group.cpus,
+                memory_gb=group.memory_gb,
+                interface=None if group.interface == "auto" else group.interface,
+                ranks=group.num_ranks,
+                env=dict(group.env),
+                first_node=first_node,
+                first_rank=first_rank,
+            )
+        )
+        first_node += group.count
+        first_rank += group.count * group.num_ranks
+    return tuple(found)
+
+
+def build_stages(pipeline: int, data: int, order: str) -> list[list[int]]:
+    """For each stage its replicas' entries."""
+    if order == "pipeline":
+        return [[r * pipeline + s for r in range(data)] for s in range(pipeline)]
+    return [[s * data + r for r in range(data)] for s in range(pipeline)]
+
+
+def choose_order(conf: JobConf, data: int) -> str:
+    """`auto`: replicas of a stage share a node, for gradients weigh more than activations."""
+    if conf.parallel.order != "auto":
+        return conf.parallel.order
+    return "data" if data > 1 else "pipeline"
+
+
+def choose_layout(conf: JobConf) -> str:
+    """One kind of node is one plain job; several are a het job unless told otherwise."""
+    if len(conf.cluster.nodes) == 1:
+        return "single"
+    if conf.cluster.hetero == "split" and conf.cluster.requeue:
+        raise InputError(
+            "cluster.requeue cannot be true with cluster.hetero: split, because the jobs would be "
+            "requeued one by one; use hetero: hetjob, or requeue: false"
+        )
+    return "split" if conf.cluster.hetero == "split" else "hetjob"
+
+
+def build_command(conf: JobConf, here: Surroundings, *, in_container: bool) -> tuple[str, ...]:
+    """What every rank runs."""
+    program = conf.program
+    if program.kind != "script" or program.path is None:
+        raise InputError(
+            f"program: {program.kind} cannot be started by this version of vjob; it starts "
+            "program: {script: train.py, args: [...]}"
+        )
+    python = program.python or ("python3" if in_container else here.python)
+    return (python, "-u", program.path, *program.args)
+
+
+def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the submitting shell that the conf lets through."""
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise InputError(
+            f"pass_env names {', '.join(missing)}, not set in this shell; set it, or take it out"
+        )
+    return {name: environ[name] for name in names}
+
+
+def find_needed_paths(conf: JobConf, workdir: str) -> list[str]:
+    """Paths that every node must see."""
+    container = conf.container
+    found = [mount.partition(":")[0] for mount in container.mounts]
+    if container.image and container.image.startswith("/"):
+        found.append(container.image)
+    if not container.image:
+        found += [path for path in (conf.program.path, conf.program.config) if path]
+        found.append(workdir)
+    return list(dict.fromkeys(found))
+
+
+def choose_runtime(conf: JobConf, installed: Sequence[str]) -> str | None:
+    """The container runtime by name, or None for bare."""
+    asked = conf.container.runtime
+    if conf.container.image is None or asked == "none":
+        return None
+    if asked == "auto":
+        found = [name for name in RUNTIMES if name in installed]
+        if not found:
+            raise InputError(
+                f"container.image is set but none of {', '.join(RUNTIMES)} is installed here; "
+                "install one, or name the runtime that the nodes have: container.runtime"
+            )
+        return found[0]
+    if asked not in RUNTIMES:
+        raise InputError(
+            f"container.runtime: {asked} cannot be used by this version of vjob; "
+            f"it has {', '.join(RUNTIMES)} and none"
+        )
+    return asked
+
+
+def build_container(conf: JobConf, here: Surroundings, workdir: str) -> ContainerPlan | None:
+    """The container's commands as data."""
+    name = choose_runtime(conf, here.installed)
+    if name is None or conf.container.image is None:
+        return None
+    commands = RUNTIMES[name]().plan(
+        Request(
+            image=conf.container.image,
+            mounts=conf.container.mounts,
+            workdir=conf.container.workdir or workdir,
+            writable=conf.container.writable,
+            reuse=conf.container.reuse,
+            gpus=any(group.num_gpus for group in conf.cluster.nodes),
+            user_id=here.user_id,
+            stamp=here.image_stamp,
+        )
+    )
+    return ContainerPlan(**asdict(commands))

@@ -1,0 +1,187 @@
+"""Find a run by what the user types, bring its record up to date, adopt what a cut left behind."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jobs import index
+from jobs.errors import InputError
+from jobs.executor import choose_executor
+from jobs.slurm import OVER, JobInfo, JobState
+from varuna_core.records import record as records
+from varuna_core.records.events import append_event, read_events
+from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
+from varuna_core.records.files import read_json
+from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+ORPHAN_S = 600.0
+"""An intent without a job after this long was never given to the scheduler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run and what its scheduler says of it now."""
+
+    run: RunFolder
+    record: RunRecord
+    infos: tuple[JobInfo, ...]
+    """One a component; empty where the scheduler has forgotten."""
+
+    @property
+    def state(self) -> str:
+        """One word for the run."""
+        if self.record.state == records.ENDED:
+            return str(self.record.verdict)
+        if self.record.state in (records.REFUSED, records.INTENT):
+            return self.record.state.upper()
+        words = [info.state for info in self.infos]
+        for state in (JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING):
+            if state in words:
+                return state.value
+        return words[0].value if words else JobState.UNKNOWN.value
+
+
+def find_run(job: str, here: Path) -> RunFolder:
+    """JOB is an id, a name, a run id, `last`, or the path of a run folder."""
+    path = Path(job).expanduser()
+    if (path / "record.json").is_file() or (path / "plan.json").is_file():
+        return RunFolder(path.resolve())
+    found: RunFolder | None = None
+    if job == "last":
+        found = index.find_latest(None)
+    elif re.fullmatch(r"[\w.-]+(\+\d+)?", job):
+        found = (
+            index.find_job(job.partition("+")[0]) or index.find_run(job) or index.find_latest(job)
+        )
+        if found is None:
+            found = _find_link(here, job.partition("+")[0])
+    if found is None:
+        raise InputError(
+            f"no run {job!r} is known: give a job id, a run's name, `last`, or the path of a run "
+            "folder; `vjob list` shows them"
+        )
+    return found
+
+
+def _find_link(here: Path, name: str) -> RunFolder | None:
+    """<log>/<jobid> below this folder, for runs that another user's or machine's index holds."""
+    for folder in (here / "log", here):
+        path = folder / name
+        if name not in (".", "..") and (path / "plan.json").is_file():
+            return RunFolder(path.resolve())
+    return None
+
+
+def view_run(run: RunFolder) -> RunView:
+    """The run as it is now; adopts, ends and records what has changed."""
+    record = read_record(run)
+    if record is None:
+        raise InputError(f"{run.path} holds no readable record.json; is it a run folder of vjob?")
+    if record.state == records.INTENT:
+        record = adopt(run, record)
+    infos: list[JobInfo] = []
+    if record.state == records.SUBMITTED:
+        looked = choose_executor(record.scheduler).look([job.id for job in record.jobs])
+        infos = [info for job in record.jobs for info in looked[job.id]]
+        record = settle(run, record, infos)
+    return RunView(run=run, record=record, infos=tuple(infos))
+
+
+def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
+    """A submit was cut off: take over the jobs that carry this run's id, wherever they show."""
+    jobs = {job.id: job for job in record.jobs}
+    executor = choose_executor(record.scheduler)
+    for info in executor.find_orphans().get(run.name, []):
+        jobs.setdefault(info.leader, JobRecord(id=info.leader, group=None))
+    for event in read_events(run):
+        if event.get("kind") == "started" and event.get("job"):
+            name = str(event["job"])
+            jobs.setdefault(name, JobRecord(id=name, group=None))
+    for path in run.path.glob("local*.json"):
+        state = read_json(path)
+        if isinstance(state, dict) and state.get("pid"):
+            jobs.setdefault(str(state["job"]), JobRecord(id=str(state["job"]), group=None))
+    if jobs:
+        adopted = replace(record, state=records.SUBMITTED, jobs=tuple(jobs.values()))
+        write_record(run, adopted)
+        append_event(run.events(), "adopted", jobs=list(jobs))
+        for job in jobs:
+            index.add_job(run, job)
+        return adopted
+    if time.time() - record.submitted > ORPHAN_S:
+        lost = replace(
+            record, state=records.REFUSED, message="the submit was cut off before sbatch"
+        )
+        write_record(run, lost)
+        return lost
+    return record
+
+
+def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRecord:
+    """Once every job is over, the record says how the run ended and who was the culprit."""
+    if not infos:
+        return _settle_forgotten(run, record)
+    if any(info.state not in OVER for info in infos):
+        return record
+    outcome = judge_run(run, infos)
+    worst = next((i for i in infos if i.state is not JobState.COMPLETED), infos[0])
+    message = outcome.reason if outcome else worst.reason or f"Slurm says {worst.word}"
+    return _end(run, record, worst.state.value, message, outcome)
+
+
+def _settle_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
+    """The scheduler knows nothing any more: our own outcome is the last word, if there is one."""
+    attempts = run.attempts()
+    outcome = read_outcome(attempts[-1]) if attempts else None
+    if outcome is None:
+        return record
+    verdict = JobState.COMPLETED.value if outcome.code == 0 else JobState.FAILED.value
+    return _end(run, record, verdict, outcome.reason, outcome)
+
+
+def _end(
+    run: RunFolder, record: RunRecord, verdict: str, message: str, outcome: Outcome | None
+) -> RunRecord:
+    ended = replace(record, state=records.ENDED, verdict=verdict, message=message, outcome=outcome)
+    write_record(run, ended)
+    return ended
+
+
+def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
+    """The last attempt's outcome, judged here if its own batch script could not."""
+    attempts = run.attempts()
+    plan = read_plan(run.plan)
+    if not attempts or plan is None:
+        return None
+    attempt = attempts[-1]
+    written = read_outcome(attempt)
+    if written is not None:
+        return written
+    ended_well = all(info.state is JobState.COMPLETED for info in infos)
+    outcome = judge_exits(
+        plan,
+        read_exits(attempt, plan.world),
+        read_json(attempt.stop),
+        read_node_names(attempt, plan),
+        time.time(),
+    )
+    if outcome.code == 0 and not ended_well:
+        words = ", ".join(sorted({info.word for info in infos}))
+        return replace(outcome, code=1, reason=f"the scheduler ended the job: {words}")
+    return outcome
+
+
+def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:
+    """Host names by node index, as far as nodes reported."""
+    names = {}
+    for number in range(plan.num_nodes):
+        report = read_json(attempt.node_report(number))
+        if isinstance(report, dict) and report.get("host"):
+            names[number] = str(report["host"])
+    return names

@@ -1,0 +1,184 @@
+"""Plan to scripts: the Jinja environment, and the sbatch options of each component.
+
+Every value is shell-quoted by the environment's finalizer unless it is a `Raw`, so that a name or
+path can never become shell text. An undefined name in a template is an error.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from jobs.conf import Cluster, JobConf, NodeGroup
+from jobs.slurm import COMMENT_PREFIX
+from varuna_core import __version__
+from varuna_core.records.plan import GroupPlan, Plan
+from varuna_core.records.runfolder import RunFolder
+
+KILL_WAIT_S = 60
+
+
+class Raw(str):
+    """Shell text that its maker vouches for; the finalizer leaves it as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripts:
+    """The rendered scripts of a run, by file name."""
+
+    batch: Mapping[str | None, str]
+    """By group; None where one job holds all groups."""
+    node: str
+
+
+def render_scripts(conf: JobConf, plan: Plan, run: RunFolder) -> Scripts:
+    """All scripts of a run."""
+    groups: Sequence[str | None] = [None]
+    if plan.layout == "split":
+        groups = [group.name for group in plan.groups]
+    return Scripts(
+        batch={group: render_batch(conf, plan, run, group) for group in groups},
+        node=render_node(conf, plan, run),
+    )
+
+
+def render_batch(conf: JobConf, plan: Plan, run: RunFolder, only: str | None = None) -> str:
+    """The batch script; for a split run that of the group `only`."""
+    groups = [group for group in plan.groups if only in (None, group.name)]
+    confs = {group.group: group for group in conf.cluster.nodes}
+    components = [
+        build_component_options(group, confs[group.name], conf.cluster) for group in groups
+    ]
+    shared = build_shared_options(conf, plan, run, only)
+    return (
+        _environment()
+        .get_template("batch.sh.j2")
+        .render(
+            version=Raw(__version__),
+            run_id=Raw(plan.run),
+            run=str(run.path),
+            group=only or "",
+            components=[
+                [Raw(line) for line in ([*shared, *options] if index == 0 else options)]
+                for index, options in enumerate(components)
+            ],
+            python=plan.python,
+            steps=[build_step_options(group, index, groups) for index, group in enumerate(groups)],
+            morph=plan.morph,
+            finish_s=conf.cluster.finish_s,
+            node_script=str(run.node_script),
+            agent=str(run.agent),
+        )
+    )
+
+
+def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
+    """The script that srun starts once on each node."""
+    return (
+        _environment()
+        .get_template("node.sh.j2")
+        .render(
+            version=Raw(__version__),
+            run_id=Raw(plan.run),
+            run=str(run.path),
+            agent=str(run.agent),
+            setup=[Raw(line) for line in conf.setup],
+            python=plan.python,
+        )
+    )
+
+
+def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str | None) -> list[str]:
+    """Options that a het job takes from its first component (account, time, output, ...)."""
+    cluster = conf.cluster
+    name = f"{plan.name}-{group}" if group else plan.name
+    values: dict[str, Any] = {
+        "job-name": name,
+        "comment": f"{COMMENT_PREFIX}{plan.run}",
+        "output": run.scheduler_log(group).name,
+        "open-mode": "append",
+        "time": cluster.walltime_min,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "requeue" if cluster.requeue else "no-requeue": True,
+    }
+    if cluster.signal_before_end_s:
+        values["signal"] = f"USR1@{cluster.signal_before_end_s}"
+    return [*_render_options(values), *_render_options(cluster.sbatch)]
+
+
+def build_component_options(group: GroupPlan, conf: NodeGroup, cluster: Cluster) -> list[str]:
+    """Options that each component of a het job has for itself."""
+    memory = (
+        None
+        if group.memory_gb is None
+        else ("0" if group.memory_gb == 0 else f"{group.memory_gb}G")
+    )
+    gpus = None
+    if group.gpus:
+        gpus = f"gpu:{group.gpu_type}:{group.gpus}" if group.gpu_type else f"gpu:{group.gpus}"
+    return [
+        *_render_options(
+            {
+                "partition": group.queue,
+                "nodes": group.count,
+                "ntasks-per-node": 1,
+                "cpus-per-task": group.cpus,
+                "gres": gpus,
+                "mem": memory,
+                "exclude": ",".join(cluster.exclude) or None,
+            }
+        ),
+        *_render_options(conf.sbatch),
+    ]
+
+
+def build_step_options(group: GroupPlan, index: int, groups: Sequence[GroupPlan]) -> dict[str, Any]:
+    """srun's options for one component of the step."""
+    return {
+        "het_group": index if len(groups) > 1 else None,
+        "nodes": group.count,
+        "cpus": group.cpus,
+        "name": Raw(group.name),
+    }
+
+
+def _render_options(values: Mapping[str, Any]) -> list[str]:
+    """`#SBATCH` lines; None leaves an option out, True makes it a flag."""
+    lines = []
+    for key, value in values.items():
+        if value is None or value is False:
+            continue
+        lines.append(f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_quote(value)}")
+    return lines
+
+
+def _quote(value: Any) -> str:
+    """sbatch reads its lines with quotes and backslashes of its own."""
+    text = str(value)
+    if re.fullmatch(r"[\w./:,@%+=\[\]-]+", text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _finalize(value: Any) -> str:
+    return str(value) if isinstance(value, Raw) else shlex.quote(str(value))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("templates", ""),
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )

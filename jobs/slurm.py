@@ -1,0 +1,247 @@
+"""Slurm's verbs as pairs: build the command, parse its text. Runs nothing.
+
+Text formats (`-O "Name:|"`, `-P`) are stable from Slurm 20.11 to 26.05; the JSON ones are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from jobs.errors import VjobError
+
+COMMENT_PREFIX = "vjob:"
+
+
+class JobState(Enum):
+    """What the scheduler says of a job; an unknown word becomes UNKNOWN and keeps its text."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    SUSPENDED = "SUSPENDED"
+    REQUEUED = "REQUEUED"
+    PREEMPTED = "PREEMPTED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    UNKNOWN = "UNKNOWN"
+
+
+OVER = frozenset(
+    {
+        JobState.PREEMPTED,
+        JobState.COMPLETED,
+        JobState.CANCELLED,
+        JobState.FAILED,
+        JobState.TIMEOUT,
+        JobState.NODE_FAIL,
+        JobState.OUT_OF_MEMORY,
+        JobState.BOOT_FAIL,
+        JobState.DEADLINE,
+    }
+)
+"""States that a job does not leave by itself."""
+
+ALIASES = {
+    "REQUEUE_HOLD": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "STAGE_OUT": JobState.COMPLETING,
+    "SIGNALING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "STOPPED": JobState.SUSPENDED,
+    "REVOKED": JobState.CANCELLED,
+    "LAUNCH_FAILED": JobState.FAILED,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo:
+    """One job, or one component of a het job."""
+
+    id: str
+    """As the user types it: 12, or 12+1 for a component."""
+    state: JobState
+    word: str
+    """The scheduler's own word."""
+    nodes: str = ""
+    """Node list in Slurm's spelling."""
+    reason: str = ""
+    """Why it pends, or how it ended."""
+    comment: str = ""
+    restarts: int = 0
+    exit_code: str = ""
+    start: str = ""
+    """Start, or expected start, as the scheduler writes it."""
+
+    @property
+    def leader(self) -> str:
+        return self.id.partition("+")[0]
+
+
+def parse_state(word: str) -> JobState:
+    """`CANCELLED by 0`, `CANCELLED+` and `RUNNING` alike."""
+    match = re.match(r"[A-Z_]+", word.strip())
+    key = match.group(0) if match else ""
+    if key in ALIASES:
+        return ALIASES[key]
+    try:
+        return JobState(key)
+    except ValueError:
+        return JobState.UNKNOWN
+
+
+def build_sbatch_command(
+    script: str, folder: str, *, test_only: bool = False, after: str | None = None
+) -> list[str]:
+    """`after` is a job that must have started before this one may."""
+    command = ["sbatch", "--parsable", f"--chdir={folder}"]
+    if test_only:
+        command.append("--test-only")
+    if after:
+        command.append(f"--dependency=after:{after}")
+    return [*command, script]
+
+
+def parse_sbatch_output(text: str) -> str:
+    """The job id from `--parsable` output: `12` or `12;cluster`; warnings may stand before it."""
+    for line in reversed(text.strip().splitlines()):
+        match = re.fullmatch(r"(\d+)(;\S+)?", line.strip())
+        if match:
+            return match.group(1)
+    raise VjobError(
+        f"sbatch printed no job id: {text.strip()[:200]!r}. Look with `squeue --me` whether a job "
+        "was made; its comment holds the run id."
+    )
+
+
+def build_squeue_command(jobs: Sequence[str], *, user: str | None = None) -> list[str]:
+    """All asked jobs in one call."""
+    fields = "JobID,HetJobID,HetJobOffset,State,NodeList,Reason,RestartCnt,StartTime,Comment"
+    layout = ",".join(f"{name}:|" for name in fields.split(","))
+    command = ["squeue", "--noheader", "--states=all", "-O", layout]
+    if user is not None:
+        return [*command, f"--user={user}"]
+    return [*command, "--jobs=" + ",".join(jobs)]
+
+
+def parse_squeue_output(text: str) -> list[JobInfo]:
+    """One row a component. Fields end with `|`, so that none of them can be cut short."""
+    found = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) < 9:
+            continue
+        job, het, offset, word, nodes, reason, restarts, start = (x.strip() for x in cells[:8])
+        comment = "|".join(cells[8:]).rstrip("|").strip()
+        is_het = het.isdigit() and het != "0" and offset.isdigit()
+        found.append(
+            JobInfo(
+                id=f"{het}+{offset}" if is_het else job,
+                state=parse_state(word),
+                word=word,
+                nodes="" if nodes in ("(null)", "None") else nodes,
+                reason="" if reason == "None" else reason,
+                comment="" if comment == "(null)" else comment,
+                restarts=int(restarts) if restarts.isdigit() else 0,
+                start="" if start == "N/A" else start,
+            )
+        )
+    return found
+
+
+def build_show_job_command(job: str) -> list[str]:
+    return ["scontrol", "-o", "show", "job", job]
+
+
+def parse_show_job_output(text: str) -> list[JobInfo]:
+    """`Key=Value` words, one line a component."""
+    found = []
+    for line in text.splitlines():
+        facts = dict(re.findall(r"(?:^|\s)([A-Z][\w/:-]*)=(\S*)", line))
+        if "JobId" not in facts:
+            continue
+        het, offset = facts.get("HetJobId", ""), facts.get("HetJobOffset", "")
+        nodes = facts.get("NodeList", "")
+        word = facts.get("JobState", "")
+        found.append(
+            JobInfo(
+                id=f"{het}+{offset}" if het.isdigit() and offset else facts["JobId"],
+                state=parse_state(word),
+                word=word,
+                nodes="" if nodes == "(null)" else nodes,
+                reason="" if facts.get("Reason") == "None" else facts.get("Reason", ""),
+                comment=facts.get("Comment", ""),
+                restarts=int(facts.get("Restarts", "0") or 0),
+                exit_code=facts.get("ExitCode", ""),
+                start=facts.get("StartTime", ""),
+            )
+        )
+    return found
+
+
+def build_sacct_command(jobs: Sequence[str]) -> list[str]:
+    """Ended jobs; -X leaves steps out."""
+    fields = "JobID,State,NodeList,Reason,ExitCode,Start,Comment"
+    return ["sacct", "-n", "-P", "-X", "-o", fields, "-j", ",".join(jobs)]
+
+
+def parse_sacct_output(text: str) -> list[JobInfo]:
+    """`26+0|COMPLETED|a[1-2]|None|0:0|...`."""
+    found = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) < 7 or "." in cells[0]:
+            continue
+        found.append(
+            JobInfo(
+                id=cells[0],
+                state=parse_state(cells[1]),
+                word=cells[1],
+                nodes="" if cells[2] == "None assigned" else cells[2],
+                reason="" if cells[3] == "None" else cells[3],
+                exit_code=cells[4],
+                start=cells[5],
+                comment="|".join(cells[6:]),
+            )
+        )
+    return found
+
+
+def build_scancel_command(job: str, *, signal: str | None = None) -> list[str]:
+    """Without a signal the job is ended; with one its ranks get it."""
+    return ["scancel", *([f"--signal={signal}"] if signal else []), job]
+
+
+def expand_nodes(text: str) -> list[str]:
+    """`rack[1-2]n[01-03],gpu-a[1,3-4]-int` in Slurm's own order."""
+    names: list[str] = []
+    for item in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        partial = [""]
+        for part in re.findall(r"\[[^\]]*\]|[^\[\]]+", item):
+            choices = _expand_range(part[1:-1]) if part.startswith("[") else [part]
+            partial = [head + choice for head in partial for choice in choices]
+        names += partial
+    return names
+
+
+def _expand_range(text: str) -> list[str]:
+    numbers = []
+    for item in text.split(","):
+        first, dash, last = item.partition("-")
+        if not dash:
+            numbers.append(first)
+            continue
+        width = len(first)
+        numbers += [str(n).zfill(width) for n in range(int(first), int(last) + 1)]
+    return numbers

@@ -1,0 +1,161 @@
+"""Slurm: submission through submitit, looking and cancelling through our own verbs.
+
+submitit cannot follow het jobs (its watcher asks sacct for `26` and gets rows `26+0`, `26+1`), nor
+clusters without accounting, so `look` asks squeue, then scontrol, then sacct. Every underscored
+name of submitit that we use stands in `_Submission`; tests/jobs/test_submitit_contract.py holds
+them against the installed release.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jobs import process, slurm
+from jobs.errors import VjobError
+from jobs.executor import Executor
+from jobs.slurm import COMMENT_PREFIX, JobInfo
+from varuna_core.records.runfolder import RunFolder
+
+
+class SlurmExecutor(Executor):
+    """The cluster's scheduler."""
+
+    name = "slurm"
+
+    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
+        text = run.batch_script(group).read_text(encoding="utf-8")
+        return _submit_text(text, folder=run.path, after=after)
+
+    def test(self, run: RunFolder, group: str | None, text: str) -> str:
+        """`sbatch --test-only`: Slurm's own word on when and where it would start."""
+        with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
+            script = Path(folder) / run.batch_script(group).name
+            script.write_text(text, encoding="utf-8")
+            command = slurm.build_sbatch_command(str(script), folder, test_only=True)
+            result = process.run(command, env=process.clean_environment(os.environ))
+        said = (result.err + result.out).strip()
+        if result.code != 0:
+            raise VjobError(explain_refusal(said))
+        return said
+
+    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+        """squeue for all in one call; what it has forgotten from scontrol, then sacct."""
+        found: dict[str, list[JobInfo]] = {job: [] for job in jobs}
+        if not jobs:
+            return found
+        _fill(found, slurm.parse_squeue_output(_ask(slurm.build_squeue_command(jobs))))
+        for job in [job for job in jobs if not found[job]]:
+            text = _ask(slurm.build_show_job_command(job))
+            _fill(found, slurm.parse_show_job_output(text))
+        forgotten = [job for job in jobs if not found[job]]
+        if forgotten:
+            text = _ask(slurm.build_sacct_command(forgotten))
+            _fill(found, slurm.parse_sacct_output(text))
+        return found
+
+    def cancel(self, job: str) -> None:
+        _tell(slurm.build_scancel_command(job))
+
+    def signal(self, job: str, name: str) -> None:
+        _tell(slurm.build_scancel_command(job, signal=name))
+
+    def find_orphans(self) -> dict[str, list[JobInfo]]:
+        user = str(os.getuid())
+        text = _ask(slurm.build_squeue_command([], user=user))
+        found: dict[str, list[JobInfo]] = {}
+        for info in slurm.parse_squeue_output(text):
+            if info.comment.startswith(COMMENT_PREFIX):
+                found.setdefault(info.comment[len(COMMENT_PREFIX) :], []).append(info)
+        return found
+
+
+def _submit_text(text: str, *, folder: Path, after: str | None) -> str:
+    from submitit.core import utils
+    from submitit.slurm.slurm import SlurmExecutor as SubmititExecutor
+
+    class _Submission(SubmititExecutor):
+        """submitit's way of writing, submitting and keeping a script, with our text in it."""
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return text
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            words = [f"{k}={v}" for k, v in process.clean_environment(os.environ).items()]
+            sbatch = slurm.build_sbatch_command(str(submission_file_path), str(folder), after=after)
+            return ["env", "-i", *words, *sbatch]
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: Any) -> str:
+            said = string.decode(errors="replace") if isinstance(string, bytes) else str(string)
+            return slurm.parse_sbatch_output(said)
+
+        def _num_tasks(self) -> int:
+            return 1  # only names submitit's result files, and we have none
+
+        @classmethod
+        def affinity(cls) -> int:
+            return 2  # whether there is a Slurm was decided before
+
+    with tempfile.TemporaryDirectory(prefix="vjob-") as scratch:
+        try:
+            job = _Submission(folder=scratch)._submit_command("")
+        except utils.FailedJobError as error:
+            raise VjobError(explain_refusal(str(error))) from None
+    return str(job.job_id)
+
+
+REFUSALS = (
+    (
+        "invalid partition",
+        "the queue does not exist: `sinfo -s` lists them; set cluster.nodes[].queue",
+    ),
+    ("invalid account", "set cluster.account to one of `sacctmgr show assoc user=$USER`"),
+    ("invalid qos", "set cluster.qos to one that your account has"),
+    ("invalid generic resource", "no node has these GPUs: see `sinfo -o '%P %G'`; set gpus"),
+    ("node count specification invalid", "the queue has fewer nodes: lower count"),
+    (
+        "requested node configuration is not available",
+        "no node of the queue has all that was asked: see `sinfo -Nel`; "
+        "lower cpus, memory_gb or gpus",
+    ),
+    ("time limit", "lower cluster.walltime_min, or take another queue"),
+    (
+        "unable to contact slurm controller",
+        "the controller is down or SLURM_CONF points elsewhere: try `scontrol ping`",
+    ),
+)
+"""What sbatch says when it refuses, and what to do."""
+
+
+def explain_refusal(text: str) -> str:
+    """sbatch's own words and the remedy."""
+    lines = [line for line in text.splitlines() if "error" in line.lower() or "sbatch" in line]
+    said = "\n".join(lines) or text
+    for words, remedy in REFUSALS:
+        if words in text.lower():
+            return f"sbatch refused the job: {said.strip()}\n  {remedy}"
+    return f"sbatch refused the job: {said.strip()}"
+
+
+def _ask(command: Sequence[str]) -> str:
+    """A question's answer; empty where the tool does not know, is not there, or is out of order."""
+    try:
+        return process.run(command).out
+    except VjobError:
+        return ""
+
+
+def _tell(command: Sequence[str]) -> None:
+    result = process.run(command)
+    if result.code != 0:
+        raise VjobError(f"{' '.join(command)}: {(result.err or result.out).strip()}")
+
+
+def _fill(found: dict[str, list[JobInfo]], infos: Sequence[JobInfo]) -> None:
+    for info in infos:
+        if info.leader in found:
+            found[info.leader].append(info)

@@ -1,0 +1,140 @@
+"""`vjob status` in its plain form: the scheduler's state, and each node's last lines."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jobs.runs import RunView, read_node_names
+from jobs.slurm import JobInfo
+from jobs.tail import last_lines
+from varuna_core.records import record as records
+from varuna_core.records.exits import Outcome, RankExit, read_exits, read_outcome
+from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.runfolder import AttemptFolder
+
+OK, FAILED, NOT_KNOWN = 0, 10, 11
+"""Exit codes of `vjob status`."""
+KINDS = ("out", "err", "gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """One node of the last attempt."""
+
+    name: str
+    ranks: str
+    """`0-3`, empty where not known."""
+    out: list[str]
+    err: list[str]
+    gpu: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What is known of a run at one moment."""
+
+    time: float
+    run: str
+    folder: str
+    state: str
+    message: str
+    scheduler: str
+    layout: str
+    jobs: list[dict[str, str]]
+    attempt: int | None
+    world: int | None
+    exits: dict[int, RankExit]
+    nodes: list[NodeView]
+    outcome: Outcome | None
+    scheduler_lines: list[str]
+    exit_code: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"format": 1, **asdict(self)}
+
+
+def take_snapshot(view: RunView, *, num_lines: int) -> Snapshot:
+    """Read what the run folder shows now."""
+    run, record = view.run, view.record
+    plan = read_plan(run.plan)
+    attempts = run.attempts()
+    attempt = attempts[-1] if attempts else None
+    scheduler_lines = [
+        line for path in sorted(run.path.glob("scheduler*.out")) for line in last_lines(path, 8)
+    ]
+    return Snapshot(
+        time=time.time(),
+        run=run.name,
+        folder=str(run.path),
+        state=view.state,
+        message=record.message,
+        scheduler=record.scheduler,
+        layout=record.layout,
+        jobs=[_job_row(info) for info in view.infos]
+        or [{"id": job.id, "group": job.group or ""} for job in record.jobs],
+        attempt=attempt.number if attempt else None,
+        world=plan.world if plan else None,
+        exits=read_exits(attempt, plan.world) if attempt and plan else {},
+        nodes=read_nodes(attempt, plan, num_lines) if attempt else [],
+        outcome=record.outcome or (read_outcome(attempt) if attempt else None),
+        scheduler_lines=scheduler_lines,
+        exit_code=_exit_code(view),
+    )
+
+
+def _job_row(info: JobInfo) -> dict[str, str]:
+    facts = {"id": info.id, "state": info.word, "nodes": info.nodes, "reason": info.reason}
+    return {key: value for key, value in facts.items() if value}
+
+
+def _exit_code(view: RunView) -> int:
+    if view.record.state == records.REFUSED:
+        return FAILED
+    if view.record.state == records.ENDED:
+        return OK if view.record.verdict == "COMPLETED" else FAILED
+    return NOT_KNOWN if view.state == "UNKNOWN" else OK
+
+
+def read_nodes(attempt: AttemptFolder, plan: Plan | None, num_lines: int) -> list[NodeView]:
+    """Every node that has left a file."""
+    ranks = {}
+    if plan is not None:
+        for number, name in read_node_names(attempt, plan).items():
+            held = plan.node(number).ranks
+            ranks[name] = str(held[0]) if len(held) == 1 else f"{held[0]}-{held[-1]}"
+    names = {path.stem for kind in KINDS for path in attempt.path.glob(f"*.{kind}")}
+    return [
+        NodeView(
+            name=name,
+            ranks=ranks.get(name, ""),
+            out=last_lines(attempt.node_log(name, "out"), num_lines),
+            err=last_lines(attempt.node_log(name, "err"), num_lines),
+            gpu=last_lines(attempt.node_log(name, "gpu"), num_lines),
+        )
+        for name in sorted(names)
+    ]
+
+
+def render(snapshot: Snapshot) -> str:
+    """As text for a terminal."""
+    lines = [f"{snapshot.run}  {snapshot.state}"]
+    if snapshot.message:
+        lines.append(f"  {snapshot.message}")
+    for job in snapshot.jobs:
+        lines.append("  job " + "  ".join(value for value in job.values() if value))
+    if snapshot.world:
+        done = sum(item.code == 0 for item in snapshot.exits.values())
+        bad = sum(item.code != 0 for item in snapshot.exits.values())
+        start = f"attempt {snapshot.attempt}, " if snapshot.attempt is not None else ""
+        lines.append(f"  {start}{snapshot.world} ranks: {done} ended well, {bad} did not")
+    lines.append(f"  files {snapshot.folder}")
+    for node in snapshot.nodes:
+        lines.append(f"{node.name}" + (f"  (ranks {node.ranks})" if node.ranks else ""))
+        for kind, shown in (("out", node.out), ("err", node.err), ("gpu", node.gpu)):
+            lines += [f"  {kind}  {line}" for line in shown]
+    if not snapshot.nodes and snapshot.scheduler_lines:
+        lines.append("batch script")
+        lines += [f"  {line}" for line in snapshot.scheduler_lines]
+    return "\n".join(lines)

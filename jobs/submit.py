@@ -1,0 +1,244 @@
+"""Submit: conf to run folder to scheduler, in an order that loses no job.
+
+    1 run folder   2 conf, plan, scripts, agent   3 record: intent   4 sbatch   5 record: ids
+
+A cut between 4 and 5 leaves a job whose comment holds the run id: the next command adopts it
+(`jobs.runs`). Ctrl-C is held back from 4 to 5.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import platform
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from containers.registry import RUNTIMES
+from jobs import index
+from jobs.conf import JobConf
+from jobs.conf_read import read_conf
+from jobs.errors import InputError, VjobError
+from jobs.executor import choose_executor
+from jobs.plan import Surroundings, build_plan
+from jobs.scripts import Scripts, render_scripts
+from varuna_core import __version__
+from varuna_core.records import record as records
+from varuna_core.records.events import append_event
+from varuna_core.records.files import PRIVATE_FOLDER, write_atomic
+from varuna_core.records.plan import Plan, write_plan
+from varuna_core.records.record import JobRecord, RunRecord, write_record
+from varuna_core.records.runfolder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All that a submit needs, before anything is written."""
+
+    conf_path: Path
+    conf_text: str
+    conf: JobConf
+    plan: Plan
+    scripts: Scripts
+    run: RunFolder
+
+
+def prepare(conf_path: Path, overrides: Sequence[str], run_id: str | None = None) -> Prepared:
+    """Read, check, plan and render; a dry run ends here."""
+    conf = read_conf(conf_path, overrides)
+    base = conf_path.resolve().parent
+    run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
+    if "%" in str(run.path):
+        raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
+    image = conf.container.image
+    here = Surroundings(
+        run=run.name,
+        scheduler=choose_scheduler(conf),
+        python=sys.executable,
+        base=str(base),
+        user_id=os.getuid(),
+        environ=os.environ,
+        installed=[name for name, kind in RUNTIMES.items() if shutil.which(kind.probe[0])],
+        image_stamp=stamp_image(image) if image else "",
+    )
+    plan = build_plan(conf, here)
+    text = conf_path.read_text(encoding="utf-8")
+    scripts = render_scripts(conf, plan, run)
+    return Prepared(
+        conf_path=conf_path.resolve(),
+        conf_text=text,
+        conf=conf,
+        plan=plan,
+        scripts=scripts,
+        run=run,
+    )
+
+
+def make_run_id(name: str, now: time.struct_time) -> str:
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}"
+
+
+def choose_scheduler(conf: JobConf) -> str:
+    """slurm where sbatch is on PATH, else this machine."""
+    asked = conf.cluster.scheduler
+    if asked == "machines":
+        raise InputError(
+            "cluster.scheduler: machines is not part of this version; use slurm or local"
+        )
+    if asked == "slurm" and shutil.which("sbatch") is None:
+        raise InputError(
+            "cluster.scheduler is slurm, but sbatch is not on PATH; log in to a cluster node, or "
+            "use scheduler: local"
+        )
+    if asked == "auto":
+        return "slurm" if shutil.which("sbatch") else "local"
+    return asked
+
+
+def stamp_image(image: str) -> str:
+    """Changes whenever the image file does."""
+    try:
+        facts = os.stat(image)
+    except OSError:
+        return ""
+    return f"{facts.st_size}-{facts.st_mtime_ns}"
+
+
+def submit(conf_path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunRecord]:
+    """The whole way. Raises VjobError with the run refused, never with a job lost."""
+    first = prepare(conf_path, overrides)
+    run = make_run_folder(first.run)
+    ready = first if run.name == first.run.name else prepare(conf_path, overrides, run.name)
+    groups: list[str | None] = list(ready.scripts.batch)
+    record = RunRecord(
+        run=run.name,
+        name=ready.conf.name,
+        state=records.INTENT,
+        scheduler=ready.plan.scheduler,
+        layout=ready.plan.layout,
+        num_jobs=len(groups),
+        jobs=(),
+        submitted=time.time(),
+        user=getpass.getuser(),
+        host=platform.node(),
+        conf=str(ready.conf_path),
+        version=__version__,
+    )
+    try:
+        write_run_folder(ready, run)
+        write_record(run, record)
+        append_event(run.events(), "intent", scheduler=record.scheduler, layout=record.layout)
+    except OSError as error:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise VjobError(_explain_write(run.path, error)) from None
+    _remember(run, ready.conf.name)
+    return run, submit_jobs(run, record, groups)
+
+
+def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None]) -> RunRecord:
+    """Give each batch script to the scheduler; on a refusal take back those already given."""
+    executor = choose_executor(record.scheduler)
+    with hold_back_interrupts():
+        for group in groups:
+            after = record.jobs[0].id if record.jobs else None
+            try:
+                job = executor.submit(run, group, after)
+            except VjobError as error:
+                for given in record.jobs:
+                    executor.cancel(given.id)
+                write_record(run, replace(record, state=records.REFUSED, message=str(error)))
+                append_event(run.events(), "refused", message=str(error))
+                raise VjobError(f"{error}\n  The scripts are in {run.path}") from None
+            record = replace(record, jobs=(*record.jobs, JobRecord(id=job, group=group)))
+            write_record(run, record)
+        record = replace(record, state=records.SUBMITTED)
+        write_record(run, record)
+        append_event(run.events(), "submitted", jobs=[job.id for job in record.jobs])
+        link_run(run, record)
+    return record
+
+
+def make_run_folder(run: RunFolder) -> RunFolder:
+    """A folder that is ours alone: a second submit in the same second gets -1, -2, ..."""
+    try:
+        run.path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        for number in range(1000):
+            path = run.path if number == 0 else run.path.with_name(f"{run.name}-{number}")
+            try:
+                path.mkdir(mode=PRIVATE_FOLDER)
+            except FileExistsError:
+                continue
+            return RunFolder(path)
+    except OSError as error:
+        raise VjobError(_explain_write(run.path, error)) from None
+    raise VjobError(f"{run.path.parent} already holds a thousand runs of this second")
+
+
+def write_run_folder(ready: Prepared, run: RunFolder) -> None:
+    """Everything that the scheduler and the nodes will read."""
+    from varuna_core.agent.bundle import write_bundle
+
+    from jobs.conf_write import render_resolved
+    from jobs.redact import redact_text
+
+    write_atomic(run.conf, redact_text(ready.conf_text))
+    write_atomic(run.resolved, render_resolved(ready.conf, redact=True))
+    write_plan(run.plan, ready.plan)
+    for group, text in ready.scripts.batch.items():
+        write_atomic(run.batch_script(group), text)
+    write_atomic(run.node_script, ready.scripts.node)
+    write_bundle(run.agent)
+
+
+def link_run(run: RunFolder, record: RunRecord) -> None:
+    """<log_folder>/<jobid> and <log_folder>/<name>; a link that cannot be made is no failure."""
+    for name in [*(job.id for job in record.jobs), record.name]:
+        link = run.path.with_name(name)
+        part = link.with_name(f".{name}.{os.getpid()}.part")
+        try:
+            if link.exists() and not link.is_symlink():
+                continue  # a folder of the user's own
+            os.symlink(run.name, part)
+            os.replace(part, link)
+        except OSError as error:
+            log.warning("no link %s: %s", link, error.strerror)
+
+
+@contextmanager
+def hold_back_interrupts() -> Iterator[None]:
+    """Ctrl-C waits until what is inside has been written down."""
+    seen: list[int] = []
+    try:
+        old = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    except ValueError:  # not the main thread: nobody sends it Ctrl-C
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+    if seen:
+        raise KeyboardInterrupt
+
+
+def _remember(run: RunFolder, name: str) -> None:
+    try:
+        index.add_run(run, name)
+    except OSError as error:
+        log.warning("the index in %s cannot be written: %s", index.folder(), error.strerror)
+
+
+def _explain_write(path: Path, error: OSError) -> str:
+    return (
+        f"{path} cannot be written: {error.strerror}; nothing was submitted. Set log_folder to a "
+        "folder on the shared file system with room that you may write"
+    )

@@ -1,0 +1,82 @@
+"""Read the ends of log files, and what was added to them, cheaply and safely.
+
+Log lines go to a terminal: whatever could move its cursor or set its title is made visible instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+TAIL_BYTES = 64 * 1024
+SKIP_BYTES = 16 * 1024 * 1024
+"""As far back as `--lines` looks."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def clean(text: str) -> str:
+    """Escapes and control characters as `\\x1b`; tabs stay."""
+    return CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines; of a progress bar only its last state. Missing files have none."""
+    try:
+        with path.open("rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            handle.seek(max(0, size - TAIL_BYTES))
+            data = handle.read(TAIL_BYTES)
+    except OSError:
+        return []
+    lines = [line.rpartition(b"\r")[2] or line for line in data.rstrip(b"\r\n").split(b"\n")]
+    shown = [clean(line.decode(errors="replace")) for line in lines if line.strip()]
+    return shown[-count:] if count else []
+
+
+class Follower:
+    """What was added to a file since the last look, in whole lines."""
+
+    def __init__(self, path: Path, *, start_lines: int | None = None) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+        if start_lines is not None:
+            self._skip_to_last(start_lines)
+
+    def read(self, *, final: bool = False) -> list[str]:
+        """New lines. A file that shrank was written anew and is read from its start."""
+        try:
+            with self.path.open("rb") as handle:
+                if os.fstat(handle.fileno()).st_size < self._offset:
+                    self._offset, self._rest = 0, b""
+                handle.seek(self._offset)
+                data = handle.read()
+        except OSError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if final and self._rest:
+            lines.append(self._rest)
+            self._rest = b""
+        return [clean(line.rstrip(b"\r").decode(errors="replace")) for line in lines]
+
+    def _skip_to_last(self, count: int) -> None:
+        try:
+            with self.path.open("rb") as handle:
+                size = os.fstat(handle.fileno()).st_size
+                first = max(0, size - SKIP_BYTES)
+                handle.seek(first)
+                data = handle.read(size - first)
+        except OSError:
+            return
+        self._offset = size
+        if count == 0:
+            return
+        body = data[:-1] if data.endswith(b"\n") else data
+        end = len(body)
+        for _ in range(count):
+            end = body.rfind(b"\n", 0, max(end, 0))
+            if end < 0:
+                break
+        self._offset = first + end + 1

@@ -1,0 +1,1 @@
+"""The test lab: a real Slurm cluster on one machine, each node a network namespace."""

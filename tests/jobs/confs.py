@@ -1,0 +1,61 @@
+"""Confs that several tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs.conf import JobConf
+from jobs.conf_read import parse_conf
+from jobs.plan import Surroundings, build_plan
+from varuna_core.records.plan import Plan
+
+BASE = Path("/home/u/exp")
+
+SINGLE = """
+name: plain
+program: {script: train.py, args: [--lr, "1e-4"]}
+cluster:
+  scheduler: slurm
+  walltime_min: 90
+  account: lab
+  nodes:
+    - {group: master, count: 2, queue: gpu1, gpus: "a100:4", cpus: 16, memory_gb: 0}
+"""
+
+MIXED = """
+name: gpt2-xl
+program: {script: train.py}
+parallel: {pipeline: 8, data: 4}
+cluster:
+  scheduler: slurm
+  hetero: %s
+  walltime_min: 120
+  qos: high
+  signal_before_end_s: 120
+  exclude: [n7, n8]
+  sbatch: {reservation: week 7}
+  nodes:
+    - {group: master, count: 1, queue: gpu1, gpus: "a100:4"}
+    - {group: slave, count: 7, queue: gpu2, gpus: "a10:4", cpus: 14, sbatch: {constraint: ib}}
+env: {WANDB_API_KEY: abc, NOTE: "two words"}
+setup: [module load cuda]
+"""
+
+HETJOB = MIXED % "hetjob"
+SPLIT = MIXED % "split"
+
+
+def make_conf(text: str) -> JobConf:
+    return parse_conf(text, "conf.yaml", BASE)
+
+
+def make_plan(conf: JobConf, run: str = "plain-20260102-030405", scheduler: str = "slurm") -> Plan:
+    here = Surroundings(
+        run=run,
+        scheduler=scheduler,
+        python="/opt/vjob/bin/python",
+        base=str(BASE),
+        user_id=1000,
+        environ={},
+    )
+    return build_plan(conf, here)

@@ -1,0 +1,77 @@
+"""Findings from recorded texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs import doctor
+
+CONFIG_22_05 = """\
+Configuration data as of 2026-01-02T03:04:05
+AccountingStorageType   = accounting_storage/slurmdbd
+AuthInfo                = cred_expire=5
+JobRequeue              = 1
+KillWait                = 30 sec
+MinJobAge               = 300 sec
+PreemptType             = preempt/partition_prio
+SchedulerParameters     = sched_interval=1,bf_interval=1,bf_hetjob_immediate
+SLURM_VERSION           = 22.05.8
+SlurmctldParameters     = preempt_send_user_signal
+"""
+
+
+@pytest.fixture
+def facts() -> dict[str, str]:
+    return doctor.parse_config(CONFIG_22_05)
+
+
+def test_a_well_kept_cluster_has_no_complaint(facts: dict[str, str]) -> None:
+    judges = (
+        doctor.judge_version,
+        doctor.judge_accounting,
+        doctor.judge_het_steps,
+        doctor.judge_preemption,
+        doctor.judge_requeue,
+        doctor.judge_kill_wait,
+    )
+    assert {judge(facts).status for judge in judges} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("judge", "change", "word"),
+    [
+        (doctor.judge_version, {"SLURM_VERSION": "19.05.2"}, "20.11"),
+        (doctor.judge_accounting, {"AccountingStorageType": "accounting_storage/none"}, "record"),
+        (doctor.judge_het_steps, {"SchedulerParameters": "disable_hetjob_steps"}, "split"),
+        (doctor.judge_preemption, {"SlurmctldParameters": ""}, "send_user_signal"),
+        (doctor.judge_kill_wait, {"KillWait": "5 sec"}, "grace_s"),
+    ],
+)
+def test_each_trouble_comes_with_its_remedy(
+    facts: dict[str, str], judge: object, change: dict[str, str], word: str
+) -> None:
+    finding = judge({**facts, **change})  # type: ignore[operator] # one of the judges above
+    assert finding.status in ("warn", "fail")
+    assert word in finding.remedy
+
+
+def test_a_loopback_host_name_is_named_with_the_line_to_change() -> None:
+    finding = doctor.judge_host_name("n1", "127.0.1.1")
+    assert finding.status == "warn"
+    assert "127.0.1.1 n1" in finding.remedy
+
+
+def test_namespaces_that_are_off_are_seen() -> None:
+    assert doctor.judge_namespaces("0\n", None).status == "warn"
+    assert doctor.judge_namespaces("100\n", "0\n").status == "warn"
+    assert doctor.judge_namespaces("100\n", None).status == "ok"
+
+
+def test_ports_above_the_ephemeral_range_are_ours() -> None:
+    assert doctor.judge_ports("32768\t60999\n").status == "ok"
+    assert doctor.judge_ports("1024\t65000\n").status == "warn"
+
+
+def test_it_runs_here() -> None:
+    findings = doctor.examine()
+    assert findings and doctor.render(findings)

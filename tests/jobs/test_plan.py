@@ -1,0 +1,107 @@
+"""Conf to plan: ranks, stages, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.conf import Container
+from jobs.errors import InputError
+from jobs.plan import Surroundings, build_groups, build_plan, build_stages
+from tests.jobs.confs import BASE, HETJOB, SINGLE, SPLIT, make_conf, make_plan
+from varuna_core.records.plan import decode_stage_map, parse_plan, render_plan
+
+
+def test_ranks_follow_the_groups_in_the_order_of_the_conf() -> None:
+    plan = make_plan(make_conf(HETJOB))
+    assert plan.world == 32
+    assert list(plan.node(0).ranks) == [0, 1, 2, 3]
+    assert plan.node(0).group.name == "master"
+    assert list(plan.node(7).ranks) == [28, 29, 30, 31]
+    assert plan.node_of_rank(4).index == 1
+
+
+def test_replicas_of_a_stage_share_a_node_by_default() -> None:
+    plan = make_plan(make_conf(HETJOB))
+    stages = decode_stage_map(plan.stage_map)
+    assert stages[0] == [0, 1, 2, 3]
+    assert len(stages) == 8
+
+
+def test_varunas_own_example_of_a_stage_map_comes_out_of_pipeline_order() -> None:
+    assert build_stages(3, 2, "pipeline") == [[0, 3], [1, 4], [2, 5]]
+
+
+@given(
+    pipeline=st.integers(1, 6),
+    data=st.integers(1, 6),
+    order=st.sampled_from(["pipeline", "data"]),
+)
+def test_every_entry_holds_one_stage_and_one_replica(pipeline: int, data: int, order: str) -> None:
+    stages = build_stages(pipeline, data, order)
+    assert sorted(entry for stage in stages for entry in stage) == list(range(pipeline * data))
+    assert {len(stage) for stage in stages} == {data}
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=4))
+def test_every_rank_has_one_node_and_nodes_and_ranks_agree(shape: list[tuple[int, int]]) -> None:
+    lines = "".join(
+        f"    - {{group: g{i}, count: {count}, ranks: {ranks}}}\n"
+        for i, (count, ranks) in enumerate(shape)
+    )
+    text = f"name: x\nprogram: {{script: a.py}}\ncluster:\n  nodes:\n{lines}"
+    plan = make_plan(make_conf(text))
+    held = [rank for index in range(plan.num_nodes) for rank in plan.node(index).ranks]
+    assert held == list(range(plan.world))
+    assert all(rank in plan.node_of_rank(rank).ranks for rank in held)
+
+
+def test_a_plan_survives_its_own_json() -> None:
+    plan = make_plan(make_conf(HETJOB))
+    assert parse_plan(json.loads(render_plan(plan))) == plan
+
+
+def test_a_plan_with_a_container_survives_its_own_json() -> None:
+    conf = make_conf(SINGLE)
+    conf = replace(conf, container=Container(runtime="enroot", image="/img/a.sqsh"))
+    plan = make_plan(conf)
+    assert plan.container is not None and plan.container.runtime == "enroot"
+    assert plan.command[0] == "python3"
+    assert parse_plan(json.loads(render_plan(plan))) == plan
+
+
+def test_only_named_variables_pass_and_a_missing_one_is_refused() -> None:
+    conf = replace(make_conf(SINGLE), pass_env=("HF_HOME",))
+    here = Surroundings(
+        run="r",
+        scheduler="slurm",
+        python="python3",
+        base=str(BASE),
+        user_id=1,
+        environ={"HF_HOME": "/hf", "OTHER": "x"},
+    )
+    assert build_plan(conf, here).env == {"HF_HOME": "/hf"}
+    with pytest.raises(InputError, match="HF_HOME"):
+        build_plan(conf, replace(here, environ={}))
+
+
+def test_a_program_that_cannot_be_started_is_refused_with_what_can() -> None:
+    conf = make_conf("name: x\nprogram: pretrain_gpt\ncluster: {nodes: [{group: m}]}\n")
+    with pytest.raises(InputError, match="script"):
+        make_plan(conf)
+
+
+def test_split_jobs_cannot_be_requeued_one_by_one() -> None:
+    conf = make_conf(SPLIT)
+    with pytest.raises(InputError, match="requeue"):
+        make_plan(replace(conf, cluster=replace(conf.cluster, requeue=True)))
+
+
+def test_ten_thousand_nodes_need_no_more_plan_than_two_groups() -> None:
+    conf = make_conf(HETJOB)
+    nodes = [replace(group, count=5000) for group in conf.cluster.nodes]
+    assert len(build_groups(nodes)) == 2

@@ -1,0 +1,118 @@
+"""Plan to scripts: golden files whole, shellcheck, and quoting that nothing gets through."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jobs.scripts import render_batch, render_node, render_scripts
+from tests.jobs.confs import HETJOB, SINGLE, SPLIT, make_conf, make_plan
+from varuna_core.records.runfolder import RunFolder
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN = RunFolder(Path("/home/u/exp/log/plain-20260102-030405"))
+LAYOUTS = {"single": SINGLE, "hetjob": HETJOB, "split": SPLIT}
+
+
+def render_all(text: str, run: RunFolder = RUN) -> dict[str, str]:
+    conf = make_conf(text)
+    scripts = render_scripts(conf, make_plan(conf), run)
+    files = {run.batch_script(group).name: script for group, script in scripts.batch.items()}
+    return {**files, run.node_script.name: scripts.node}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scripts_equal_their_golden_files(layout: str) -> None:
+    for name, text in render_all(LAYOUTS[layout]).items():
+        golden = GOLDEN / layout / name
+        if os.environ.get("VJOB_WRITE_GOLDEN"):
+            golden.parent.mkdir(parents=True, exist_ok=True)
+            golden.write_text(text)
+        assert golden.read_text() == text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_golden_folders_hold_nothing_else(layout: str) -> None:
+    names = {path.name for path in (GOLDEN / layout).iterdir()}
+    assert names == set(render_all(LAYOUTS[layout]))
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("folder", ["/home/u/log", "/tmp/it's $(id) \"a\""])
+def test_scripts_pass_shellcheck(layout: str, folder: str, tmp_path: Path) -> None:
+    for name, text in render_all(LAYOUTS[layout], RunFolder(Path(folder) / "r")).items():
+        script = tmp_path / name
+        script.write_text(text)
+        done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+        assert done.stdout == ""
+
+
+def test_rank_zero_is_in_the_first_component_whatever_its_queue() -> None:
+    conf = make_conf(HETJOB)
+    text = render_batch(conf, make_plan(conf), RUN)
+    first, second = text.split("#SBATCH hetjob")
+    assert "--partition=gpu1" in first and "--partition=gpu2" in second
+    assert "--time=" not in second and "--output" not in second
+
+
+def test_a_memory_of_zero_asks_for_all_and_none_asks_for_nothing() -> None:
+    conf = make_conf(SINGLE)
+    assert "#SBATCH --mem=0\n" in render_batch(conf, make_plan(conf), RUN)
+    group = replace(conf.cluster.nodes[0], memory_gb=None)
+    conf = replace(conf, cluster=replace(conf.cluster, nodes=(group,)))
+    assert "--mem" not in render_batch(conf, make_plan(conf), RUN)
+
+
+def test_requeue_is_always_said() -> None:
+    conf = make_conf(SINGLE)
+    assert "#SBATCH --no-requeue\n" in render_batch(conf, make_plan(conf), RUN)
+    conf = replace(conf, cluster=replace(conf.cluster, requeue=True))
+    assert "#SBATCH --requeue\n" in render_batch(conf, make_plan(conf), RUN)
+
+
+paths = st.text(
+    st.characters(blacklist_categories=("Cs",), blacklist_characters="/\0"), min_size=1, max_size=30
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(paths)
+@example("$(touch owned)")
+@example("a'b\"c`id`\\ \n;&|<>")
+@example("-rf")
+def test_a_folder_of_any_name_reaches_bash_unchanged(name: str) -> None:
+    """The script's own `run=` line is run by bash, and printed back."""
+    run = RunFolder(Path("/x") / name)
+    conf = make_conf(SINGLE)
+    text = render_node(conf, make_plan(conf), run)
+    head = text[text.index("run=") : text.index("python=\n")]
+    done = subprocess.run(
+        ["bash", "-c", head + 'printf %s "$run"'], capture_output=True, check=True, timeout=20
+    )
+    assert done.stdout == str(run.path).encode()
+
+
+sbatch_values = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=20)
+
+
+@given(sbatch_values)
+def test_an_sbatch_value_stays_on_its_line_and_in_its_quotes(value: str) -> None:
+    conf = make_conf(SINGLE)
+    conf = replace(conf, cluster=replace(conf.cluster, sbatch={"reservation": value}))
+    text = render_batch(conf, make_plan(conf), RUN)
+    lines = [line for line in text.split("\n") if line.startswith("#SBATCH --reservation=")]
+    assert len(lines) == 1
+    word = lines[0].partition("=")[2]
+    if word.startswith('"'):
+        inner = word[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+        assert inner == value or "\\" in value
+    else:
+        assert word == value

@@ -1,0 +1,109 @@
+"""Slurm's texts, as recorded from releases that are named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.errors import VjobError
+from jobs.slurm import (
+    JobState,
+    build_sbatch_command,
+    build_squeue_command,
+    expand_nodes,
+    parse_sacct_output,
+    parse_sbatch_output,
+    parse_show_job_output,
+    parse_squeue_output,
+    parse_state,
+)
+
+SQUEUE_22_05_HET = """\
+26                  |26                  |0                   |RUNNING             |b1                  |None                |0                   |2026-01-02T03:04:05 |vjob:mix-20260102-030405|
+27                  |26                  |1                   |RUNNING             |a[1-2]              |None                |0                   |2026-01-02T03:04:05 |vjob:mix-20260102-030405|
+"""
+
+SACCT_22_05_HET = """\
+26+0|COMPLETED|b1|None|0:0|2026-01-02T03:04:05|
+26+1|COMPLETED|a[1-2]|None|0:0|2026-01-02T03:04:05|
+"""
+
+SHOW_JOB_22_05 = (
+    "JobId=31 JobName=x UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901729 Nice=0 "
+    "Account=(null) QOS=normal JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=0 "
+    "Restarts=1 BatchFlag=1 Reboot=0 ExitCode=9:0 RunTime=00:00:02 TimeLimit=00:05:00 "
+    "StartTime=2026-01-02T03:04:05 EndTime=2026-01-02T03:04:07 NodeList=a[1-2] BatchHost=a1 "
+    "NumNodes=2 Comment=vjob:x-20260102-030405 StdErr=/x StdIn=/dev/null StdOut=/x\n"
+)
+
+
+def test_het_components_get_the_leaders_id() -> None:
+    found = parse_squeue_output(SQUEUE_22_05_HET)
+    assert [info.id for info in found] == ["26+0", "26+1"]
+    assert {info.leader for info in found} == {"26"}
+    assert found[1].nodes == "a[1-2]"
+    assert found[0].comment == "vjob:mix-20260102-030405"
+
+
+def test_sacct_rows_of_a_het_job_end_under_their_leader() -> None:
+    found = parse_sacct_output(SACCT_22_05_HET)
+    assert [(info.leader, info.state) for info in found] == [("26", JobState.COMPLETED)] * 2
+
+
+def test_scontrols_words_are_read() -> None:
+    (info,) = parse_show_job_output(SHOW_JOB_22_05)
+    assert (info.id, info.state, info.exit_code, info.restarts) == ("31", JobState.FAILED, "9:0", 1)
+    assert info.comment == "vjob:x-20260102-030405"
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("CANCELLED by 0", JobState.CANCELLED),
+        ("CANCELLED+", JobState.CANCELLED),
+        ("REQUEUE_HOLD", JobState.PENDING),
+        ("NODE_FAIL", JobState.NODE_FAIL),
+        ("WARP_SPEED", JobState.UNKNOWN),
+        ("", JobState.UNKNOWN),
+    ],
+)
+def test_a_word_that_slurm_may_say_has_a_state(word: str, state: JobState) -> None:
+    assert parse_state(word) is state
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_parsers(text: str) -> None:
+    parse_squeue_output(text)
+    parse_sacct_output(text)
+    parse_show_job_output(text)
+    parse_state(text)
+
+
+def test_parsable_ids_are_read_below_warnings() -> None:
+    assert parse_sbatch_output("sbatch: Warning: x\n4711;cluster\n") == "4711"
+    with pytest.raises(VjobError, match="no job id"):
+        parse_sbatch_output("sbatch: odd\n")
+
+
+def test_a_later_job_waits_for_the_start_of_the_first() -> None:
+    command = build_sbatch_command("s.sh", "/log/run", after="12")
+    assert "--dependency=after:12" in command and command[-1] == "s.sh"
+
+
+def test_one_squeue_call_asks_for_all_jobs() -> None:
+    assert build_squeue_command(["1", "2"])[-1] == "--jobs=1,2"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a[1-2],b1", ["a1", "a2", "b1"]),
+        ("rack[1-2]n[01-03]", [f"rack{r}n0{n}" for r in (1, 2) for n in (1, 2, 3)]),
+        ("gpu-a[1,3-4]-int", ["gpu-a1-int", "gpu-a3-int", "gpu-a4-int"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("", []),
+    ],
+)
+def test_node_lists_expand_in_slurms_order(text: str, names: list[str]) -> None:
+    assert expand_nodes(text) == names

@@ -1,0 +1,110 @@
+"""The one-way imports of docs/spine.md, held by reading every import statement."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("jobs", "templates", "containers", "reports", "varuna_core")
+TORCH_FREE = ("varuna_core/records", "varuna_core/agent")
+MAY_IMPORT = {
+    "jobs": {"jobs", "templates", "containers", "reports", "varuna_core"},
+    "reports": {"reports", "templates", "varuna_core"},
+    "varuna_core": {"varuna_core"},
+    "containers": {"containers"},
+    "templates": set(),
+}
+HEAVY = {"torch", "pandas", "plotly", "numpy"}
+STARTS_PROCESSES = {"jobs/process.py", "varuna_core/agent/process.py"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+def files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_imports_run_one_way(package: str) -> None:
+    for path in files(package):
+        ours = {name.partition(".")[0] for name in imports(path)} & set(OURS)
+        assert ours <= MAY_IMPORT[package], path
+
+
+def test_only_the_torch_free_part_of_varuna_core_is_used_elsewhere() -> None:
+    allowed = ("varuna_core.records", "varuna_core.agent")
+    for package in ("jobs", "reports"):
+        for path in files(package):
+            for name in imports(path):
+                if name.startswith("varuna_core."):
+                    assert name.startswith(allowed), f"{path}: {name}"
+
+
+def test_heavy_libraries_stay_where_they_belong() -> None:
+    homes = {"torch": ("varuna_core",), "pandas": ("reports",), "plotly": ("reports",)}
+    for package in OURS:
+        for path in files(package):
+            relative = str(path.relative_to(ROOT))
+            for name in {name.partition(".")[0] for name in imports(path)} & HEAVY:
+                assert relative.startswith(homes.get(name, ("varuna_core", "reports"))), path
+                assert not relative.startswith(TORCH_FREE), path
+
+
+def test_the_agent_and_the_records_use_the_standard_library_alone() -> None:
+    allowed = set(sys.stdlib_module_names) | {"varuna_core", "pynvml"}
+    for folder in TORCH_FREE:
+        for path in files(folder):
+            foreign = {name.partition(".")[0] for name in imports(path)} - allowed
+            assert not foreign, f"{path}: {foreign}"
+
+
+def test_processes_start_in_one_module_a_package() -> None:
+    """Others may name subprocess' types and errors; they call nothing of it."""
+    for package in OURS:
+        for path in files(package):
+            relative = str(path.relative_to(ROOT))
+            if relative in STARTS_PROCESSES:
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    owner = node.func.value
+                    if isinstance(owner, ast.Name) and owner.id == "subprocess":
+                        raise AssertionError(f"{relative}: subprocess.{node.func.attr}")
+
+
+def test_help_and_dry_run_import_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    conf = tmp_path / "conf.yaml"
+    conf.write_text("name: x\nprogram: {script: a.py}\ncluster: {scheduler: local}\n")
+    code = (
+        "import sys\n"
+        "from jobs.cli import cli\n"
+        f"cli.main(['submit', {str(conf)!r}, '--dry-run'], standalone_mode=False)\n"
+        "bad = {'torch', 'pandas', 'plotly', 'numpy', 'submitit'} & set(sys.modules)\n"
+        "sys.exit(f'imported {bad}' if bad else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_package_is_listed_for_the_wheel() -> None:
+    listed = (ROOT / "setup.cfg").read_text()
+    for package in OURS:
+        for init in (ROOT / package).rglob("__init__.py"):
+            name = ".".join(init.parent.relative_to(ROOT).parts)
+            assert f"\n    {name}\n" in listed, name

@@ -1,0 +1,63 @@
+"""Packs the agent into one file that any python3 from 3.8 runs: `agent.pyz`.
+
+The same sources give the same bytes, so a run folder can be compared with another. Stored, not
+compressed: a stripped python3 may lack zlib.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import varuna_core
+
+_FOLDERS = ("records", "agent")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_SHEBANG = b"#!/usr/bin/env python3\n"
+_MAIN = """\
+import sys
+
+if sys.version_info < (3, 8):
+    sys.exit("agent.pyz needs Python 3.8 or later; %s is %s" % (sys.executable, sys.version))
+from varuna_core.agent.cli import main
+
+sys.exit(main())
+"""
+
+
+def write_bundle(path: Path) -> None:
+    """Write agent.pyz; it lands whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as handle:
+            handle.write(render_bundle(collect_sources()))
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.chmod(part, 0o700)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def collect_sources() -> dict[str, bytes]:
+    """Name in the archive to content."""
+    root = Path(varuna_core.__file__).parent
+    paths = [root / "__init__.py"]
+    for folder in _FOLDERS:
+        paths += (root / folder).glob("*.py")
+    sources = {f"varuna_core/{path.relative_to(root)}": path.read_bytes() for path in paths}
+    return {"__main__.py": _MAIN.encode(), **sources}
+
+
+def render_bundle(sources: dict[str, bytes]) -> bytes:
+    memory = io.BytesIO()
+    memory.write(_SHEBANG)
+    with zipfile.ZipFile(memory, "a", zipfile.ZIP_STORED) as archive:
+        for name in sorted(sources):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.external_attr = 0o600 << 16
+            archive.writestr(entry, sources[name])
+    return memory.getvalue()

@@ -1,0 +1,143 @@
+"""Checks of the node itself: paths, program, disks, clock, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import time
+
+from varuna_core.agent.site import Finding, Site
+from varuna_core.records.nodes import FAIL, OK, WARN
+
+GIB = 2**30
+LOW_BYTES = 10**9
+LOW_SHARE = 0.01
+CLOCK_S = 5.0
+LOW_FILES = 4096
+LOW_SHM = GIB
+
+
+def check_paths(site: Site) -> list[Finding]:
+    """Working folder, image and all that the plan says must be there."""
+    plan = site.plan
+    paths = [plan.workdir, *plan.must_exist]
+    image = plan.container.image if plan.container else None
+    # An image is a file unless it is an address such as docker://host#name:tag.
+    if image is not None and ("://" not in image and image.startswith(("/", "."))):
+        paths.append(image)
+    missing = []
+    for path in dict.fromkeys(paths):
+        try:
+            os.stat(os.path.join(plan.workdir, path))
+        except OSError as error:
+            missing.append(f"{path}: {error.strerror}")
+    if missing:
+        more = f" (and {len(missing) - 5} more)" if len(missing) > 5 else ""
+        return [Finding(FAIL, "; ".join(missing[:5]) + more)]
+    return [Finding(OK, f"{len(set(paths))} there")]
+
+
+def check_program(site: Site) -> list[Finding]:
+    """The program of a run without container; in one, only the container knows."""
+    if site.plan.container is not None:
+        return []
+    env = {**site.env, **site.plan.env, **site.node.group.env}
+    word = site.plan.command[0]
+    # A path with a slash counts from the working folder, a bare word from PATH.
+    word = os.path.join(site.plan.workdir, word) if "/" in word else word
+    found = shutil.which(word, path=env.get("PATH"))
+    if found is None:
+        return [Finding(FAIL, f"{word}: not there, or not executable")]
+    return [Finding(OK, found)]
+
+
+def check_disk(site: Site) -> list[Finding]:
+    folders = {"run folder": str(site.run.path), "TMPDIR": site.env.get("TMPDIR", "/tmp")}
+    return [finding for name, path in folders.items() for finding in _check_disk(name, path)]
+
+
+def check_clock(site: Site) -> list[Finding]:
+    """This clock against the file server's: exit times of ranks are compared across nodes."""
+    probe = site.attempt.path / "nodes" / f".clock.{site.node.index}"
+    try:
+        probe.write_bytes(b"")
+        before = time.time()
+        os.utime(probe)  # an NFS server takes its own time here
+        after = time.time()
+        stamped = os.stat(probe).st_mtime
+    except OSError as error:
+        return [Finding(FAIL, f"the run folder cannot be written to: {error.strerror}")]
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(probe)
+    offset = round(stamped - (before + after) / 2, 3)
+    site.facts.clock_offset_s = offset
+    if abs(offset) > CLOCK_S + (after - before):
+        return [Finding(WARN, f"{offset:+.1f} s from the file server's clock; check NTP")]
+    return [Finding(OK, f"{offset:+.3f} s from the file server")]
+
+
+def check_limits(site: Site) -> list[Finding]:
+    """Raise the soft limits to the hard ones; the ranks inherit them."""
+    raised = {
+        name: _raise_limit(number)
+        for name, number in (
+            ("open files", resource.RLIMIT_NOFILE),
+            ("locked memory", resource.RLIMIT_MEMLOCK),
+            ("stack", resource.RLIMIT_STACK),
+        )
+    }
+    text = ", ".join(f"{name} {_say_limit(value)}" for name, value in raised.items())
+    files = raised["open files"]
+    if files is not None and files != resource.RLIM_INFINITY and files < LOW_FILES:
+        return [Finding(WARN, f"{text}: many data workers need more open files")]
+    return [Finding(OK, text)]
+
+
+def check_shared_memory(site: Site) -> list[Finding]:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return [Finding(WARN, "/dev/shm is missing: data workers and NCCL need it")]
+    free = stat.f_bavail * stat.f_frsize
+    text = f"/dev/shm has {free / GIB:.1f} GiB free"
+    if free < LOW_SHM and site.node.group.ranks > 1:
+        return [Finding(WARN, f"{text}: data workers may end with a bus error")]
+    return [Finding(OK, text)]
+
+
+def _check_disk(name: str, path: str) -> list[Finding]:
+    try:
+        stat = os.statvfs(path)
+    except OSError as error:
+        return [Finding(FAIL, f"{name} {path}: {error.strerror}")]
+    free, size = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+    text = f"{name} {path} has {free / GIB:.1f} GiB free"
+    if free == 0:
+        return [Finding(FAIL, f"{name} {path} is full")]
+    # File systems without fixed inodes say 0 of 0.
+    if stat.f_files and stat.f_favail == 0:
+        return [Finding(FAIL, f"{name} {path} has no inodes left")]
+    if free < LOW_BYTES or free < LOW_SHARE * size:
+        return [Finding(WARN, text)]
+    if stat.f_files and stat.f_favail < LOW_SHARE * stat.f_files:
+        return [Finding(WARN, f"{name} {path} has only {stat.f_favail} inodes left")]
+    return [Finding(OK, text)]
+
+
+def _raise_limit(number: int) -> int | None:
+    try:
+        soft, hard = resource.getrlimit(number)
+        if soft != hard:
+            resource.setrlimit(number, (hard, hard))
+        return resource.getrlimit(number)[0]
+    except (OSError, ValueError):
+        return None
+
+
+def _say_limit(value: int | None) -> str:
+    if value is None:
+        return "unknown"
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)

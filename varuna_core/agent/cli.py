@@ -1,0 +1,136 @@
+"""The agent's commands. Batch and node scripts call them; so can a person who wants to see why."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from varuna_core.agent.closing import close_attempt
+from varuna_core.agent.errors import STOPPED, Refusal
+from varuna_core.agent.host import load_plan, open_run
+from varuna_core.agent.node import run_node
+from varuna_core.agent.opening import open_attempt
+from varuna_core.records.stop import STOP_KINDS, write_stop
+
+_DESCRIPTION = """\
+The node agent of vjob: what runs between the scheduler and the ranks of a training run.
+It needs a run folder with a plan.json in it, as `vjob submit` makes one.
+
+A batch script uses it in this order:
+  agent.pyz open  --run DIR --attempt N            once, on the first node
+  agent.pyz node  --run DIR --attempt N            on every node, under srun
+  agent.pyz close --run DIR --attempt N --status $?  once; its last line is the exit code
+and, whenever the attempt has to end:
+  agent.pyz stop  --run DIR --attempt N --reason TEXT
+"""
+
+_EPILOG = """\
+exit codes: 0 all ranks exited 0; 2 wrong input; 112 preflight refused; 113 a node was lost;
+143 stopped from outside; anything else is the code of the rank that failed first.
+"""
+
+
+def main(words: list[str] | None = None) -> int:
+    args = build_parser().parse_args(words)
+    try:
+        return int(args.run_command(args))
+    except Refusal as refusal:
+        print(f"vjob agent: {refusal.reason}", file=sys.stderr)
+        return refusal.code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agent",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.required = True
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--run", required=True, type=Path, metavar="DIR", help="the run folder")
+    shared.add_argument(
+        "--attempt", required=True, type=int, metavar="N", help="which start of the ranks, from 0"
+    )
+    group = argparse.ArgumentParser(add_help=False)
+    group.add_argument("--group", metavar="G", help="in split runs, the group of this job")
+
+    add = commands.add_parser(
+        "open",
+        parents=[shared, group],
+        help="make attempt-N and publish the master's address and port",
+        description="Make attempt-N. For the first group also choose a free port, write "
+        "master.json for all nodes, and set aside what an older try of this attempt left.",
+    )
+    add.add_argument("--job-id", metavar="ID", help="the scheduler's job id (SLURM_JOB_ID)")
+    add.set_defaults(run_command=_run_open)
+
+    add = commands.add_parser(
+        "node",
+        parents=[shared],
+        help="check this node, meet the others, run its ranks",
+        description="Wait for master.json, check the node, prepare the container, wait until all "
+        "nodes are ready, start the ranks and watch over them. Exits with the code of the rank "
+        "that failed here, 143 when told to stop, 112 when a node is not ready. "
+        "SIGUSR1 and SIGUSR2 go to every rank; SIGTERM ends them.",
+    )
+    add.add_argument(
+        "--node",
+        type=int,
+        metavar="INDEX",
+        help="index in the plan (SLURM_NODEID, counted from the first node of VJOB_GROUP)",
+    )
+    add.set_defaults(run_command=_run_node)
+
+    add = commands.add_parser(
+        "close",
+        parents=[shared, group],
+        help="judge how the attempt ended and print its exit code",
+        description="Read the ranks' exits, write outcome.json, say on stderr in one line who "
+        "failed, and print the exit code as the last line of stdout. Exits 0 itself.",
+    )
+    add.add_argument("--status", required=True, type=int, metavar="RC", help="srun's exit code")
+    add.set_defaults(run_command=_run_close)
+
+    add = commands.add_parser(
+        "stop",
+        parents=[shared],
+        help="end the attempt on all its nodes",
+        description="Write stop.json; every agent sees it within a second or two. The first stop "
+        "of an attempt is the one that counts.",
+    )
+    add.add_argument("--reason", required=True, metavar="TEXT", help="shown as the outcome")
+    add.add_argument("--kind", default="cancel", choices=STOP_KINDS, help="default: cancel")
+    add.add_argument("--code", type=int, default=STOPPED, help="exit code (default: 143)")
+    add.set_defaults(run_command=_run_stop)
+    return parser
+
+
+def _run_open(args: argparse.Namespace) -> int:
+    run = open_run(args.run)
+    job_id = args.job_id or os.environ.get("SLURM_JOB_ID")
+    open_attempt(run, load_plan(run), args.attempt, args.group, job_id)
+    return 0
+
+
+def _run_node(args: argparse.Namespace) -> int:
+    run = open_run(args.run)
+    return run_node(run, load_plan(run), args.attempt, args.node)
+
+
+def _run_close(args: argparse.Namespace) -> int:
+    run = open_run(args.run)
+    code = close_attempt(run, load_plan(run), args.attempt, args.group, args.status)
+    print(code, flush=True)
+    return 0
+
+
+def _run_stop(args: argparse.Namespace) -> int:
+    attempt = open_run(args.run).attempt(args.attempt)
+    attempt.make()
+    if not write_stop(attempt, args.kind, args.code, args.reason):
+        print("vjob agent: the attempt was told to stop before", file=sys.stderr)
+    return 0

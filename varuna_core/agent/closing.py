@@ -1,0 +1,178 @@
+"""`close`: judge how an attempt ended, from what its nodes left in the run folder.
+
+srun's own exit code is the last witness, heard only when no rank tells more: it says 143 for a
+rank's 9, and 0 for a step that never launched.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+from varuna_core.agent.host import group_of
+from varuna_core.agent.watch import Peer
+from varuna_core.records.events import append_event
+from varuna_core.records.exits import (
+    NOT_READY,
+    Outcome,
+    RankExit,
+    judge_exits,
+    read_exits,
+    write_outcome,
+)
+from varuna_core.records.files import is_listed, list_names, read_json
+from varuna_core.records.nodes import read_reports
+from varuna_core.records.plan import GroupPlan, NodePlan, Plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.stop import read_stop, write_stop
+
+LANDING_S = 3.0
+"""For files that were written elsewhere before srun returned to show up here."""
+POLL_S = 0.3
+
+
+@dataclass
+class Scene:
+    """What close looks at."""
+
+    run: RunFolder
+    plan: Plan
+    attempt: AttemptFolder
+    status: int
+    """srun's exit code."""
+
+
+def close_attempt(
+    run: RunFolder, plan: Plan, number: int, group_name: str | None, status: int
+) -> int:
+    """The exit code for the batch script."""
+    group = group_of(plan, group_name)
+    scene = Scene(run, plan, run.attempt(number), status)
+    scene.attempt.make()
+    if group is not None:
+        return _close_group(scene, plan.group(group))
+    first = plan.groups[0] if plan.layout == "split" else None
+    _wait_for_exits(scene, first)
+    outcome = judge(scene)
+    _tell(scene, None, outcome)
+    return outcome.code
+
+
+def judge(scene: Scene) -> Outcome:
+    plan, attempt = scene.plan, scene.attempt
+    exits = read_exits(attempt, plan.world)
+    stop = read_stop(attempt)
+    reports = read_reports(attempt)
+    names = {index: report.host for index, report in reports.items()}
+    outcome = judge_exits(plan, exits, stop, names, round(time.time(), 3))
+    if not exits and stop is None and not is_listed(attempt.go):
+        when = "before any agent reported" if not reports else "before the ranks started"
+        reason = f"srun ended with {scene.status} {when}: see the scheduler's log"
+        return _replace(outcome, scene.status or NOT_READY, reason)
+    if outcome.code == 0 and scene.status != 0:
+        reason = f"srun ended with {scene.status} although all ranks exited 0"
+        return _replace(outcome, scene.status, reason)
+    return outcome
+
+
+def _replace(outcome: Outcome, code: int, reason: str) -> Outcome:
+    return Outcome(code, reason, None, None, None, outcome.missing_ranks, outcome.ended)
+
+
+def _close_group(scene: Scene, group: GroupPlan) -> int:
+    """Another job of a split run: it tells the others of its own end, and judges nothing."""
+    _wait_for_exits(scene, group)
+    exits = read_exits(scene.attempt, scene.plan.world)
+    own = [item for rank, item in exits.items() if _is_in(group, rank)]
+    code = worst_code(own, scene.status)
+    if code != 0:
+        what = f"the job of group {group.name} ended with {code}"
+        write_stop(scene.attempt, "group", code, f"{what}: see the scheduler's log of that group")
+    append_event(
+        scene.run.events(group.name),
+        "ended",
+        attempt=scene.attempt.number,
+        group=group.name,
+        code=code,
+        srun=scene.status,
+    )
+    print(f"group {group.name} of attempt {scene.attempt.number}: code {code}", file=sys.stderr)
+    return code
+
+
+def worst_code(exits: list[RankExit], status: int) -> int:
+    """Code of the first rank that failed by itself, else srun's."""
+    failed = [item for item in exits if item.code != 0 and not item.stopped]
+    return min(failed, key=lambda item: (item.ended, item.rank)).code if failed else status
+
+
+def _tell(scene: Scene, group: str | None, outcome: Outcome) -> None:
+    number = scene.attempt.number
+    print(f"attempt {number}: code {outcome.code}: {outcome.reason}", file=sys.stderr)
+    try:
+        write_outcome(scene.attempt, outcome)
+        append_event(
+            scene.run.events(group),
+            "ended",
+            attempt=number,
+            code=outcome.code,
+            reason=outcome.reason,
+            srun=scene.status,
+        )
+    except OSError as error:  # a full disk must not hide the code
+        print(f"the outcome could not be written: {error}", file=sys.stderr)
+
+
+def _wait_for_exits(scene: Scene, own: GroupPlan | None) -> None:
+    """Wait for the exit files that can still come.
+
+    After srun's return those of its own nodes have been written, or never will be; they get
+    `LANDING_S` to show up. Those of a split run's other groups come as long as their nodes beat:
+    without a limit where all went well so far, up to the grace where the attempt is ending.
+    """
+    plan, attempt = scene.plan, scene.attempt
+    if not is_listed(attempt.go):
+        return
+    ranks = [rank for rank in range(plan.world) if _is_awaited(plan, own, rank)]
+    peers = {node.index: Peer(node) for node in _list_other_nodes(plan, own)}
+    begun = hopeful = time.monotonic()
+    while True:
+        landed = set(list_names(attempt.exit(0).parent))
+        missing = [rank for rank in ranks if attempt.exit(rank).name not in landed]
+        now = time.monotonic()
+        if not missing:
+            return
+        is_ending = scene.status != 0 or is_listed(attempt.stop)
+        limit = plan.timing.grace_s + plan.timing.lost_s if is_ending else float("inf")
+        if now - begun < limit and _is_any_living(plan, attempt, peers, missing, now):
+            hopeful = now
+        if now - hopeful > LANDING_S:
+            return
+        time.sleep(POLL_S)
+
+
+def _is_awaited(plan: Plan, own: GroupPlan | None, rank: int) -> bool:
+    """Only the first group's job waits for all ranks."""
+    return own is None or own is plan.groups[0] or _is_in(own, rank)
+
+
+def _list_other_nodes(plan: Plan, own: GroupPlan | None) -> list[NodePlan]:
+    if own is not plan.groups[0]:
+        return []
+    return [plan.node(index) for index in range(own.count, plan.num_nodes)]
+
+
+def _is_any_living(
+    plan: Plan, attempt: AttemptFolder, peers: dict[int, Peer], missing: list[int], now: float
+) -> bool:
+    """Whether a node that owes exit files, not of our own job, still gives signs of life."""
+    owing = {plan.node_of_rank(rank).index for rank in missing} & set(peers)
+    return any(
+        peers[index].is_living(read_json(attempt.beat(index)), now, plan.timing.lost_s)
+        for index in sorted(owing)
+    )
+
+
+def _is_in(group: GroupPlan, rank: int) -> bool:
+    return group.first_rank <= rank < group.first_rank + group.count * group.ranks

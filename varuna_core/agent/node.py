@@ -1,0 +1,118 @@
+"""`node`: the way of one node from srun to the end of its ranks.
+
+wait for master ─► preflight ─► container ─► wait for all ─► go ─► ranks ─► exit code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+
+from varuna_core.agent.errors import Refusal
+from varuna_core.agent.host import find_index, host_name
+from varuna_core.agent.meeting import (
+    check_stop,
+    explain_not_ready,
+    gather_reports,
+    say_go,
+    wait_for_go,
+    wait_for_master,
+)
+from varuna_core.agent.preflight import clean_container, inspect_node, prepare_container
+from varuna_core.agent.process import own_environment
+from varuna_core.agent.ranks import Meeting, build_rank
+from varuna_core.agent.signals import Signals
+from varuna_core.agent.site import Site
+from varuna_core.agent.supervise import Supervisor
+from varuna_core.agent.table import render_table
+from varuna_core.records.events import append_event
+from varuna_core.records.exits import NOT_READY
+from varuna_core.records.files import write_atomic
+from varuna_core.records.nodes import WARN, NodeReport, write_report
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.stop import write_stop
+
+
+def run_node(run: RunFolder, plan: Plan, number: int, given_index: int | None) -> int:
+    """The exit code of this node's share of the attempt."""
+    signals = Signals()
+    node = plan.node(find_index(plan, given_index, os.environ))
+    host = host_name(plan, node.index, os.environ, os.uname().nodename)
+    attempt = run.attempt(number)
+    site: Site | None = None
+    try:
+        master = wait_for_master(attempt, signals, plan, host)
+        site = Site(
+            plan=plan,
+            node=node,
+            run=run,
+            attempt=attempt,
+            master=master,
+            host=host,
+            env=own_environment(),
+            stopping=lambda: signals.ending is not None,
+        )
+        report = make_ready(site, signals)
+        meet(site, signals, report)
+        return Supervisor(site, signals, meeting_of(site)).run()
+    except Refusal as refusal:
+        if refusal.code == NOT_READY and attempt.path.is_dir():
+            with contextlib.suppress(OSError):
+                write_stop(attempt, "not-ready", NOT_READY, refusal.reason, node=host)
+        raise
+    finally:
+        if site is not None and plan.container is not None:
+            clean_container(site, plan.container, plan.timing.grace_s)
+
+
+def make_ready(site: Site, signals: Signals) -> NodeReport:
+    """Preflight and the container's preparation; the report lands before and after the latter."""
+    report = inspect_node(site)
+    entering = build_rank(site.plan, site.node, 0, meeting_of(site), site.env).entering
+    report = replace(report, environment=entering)
+    container = site.plan.container
+    if container is not None and report.ok:
+        write_report(site.attempt, report)
+        report = report.with_check(*prepare_container(site, container))
+        check_stop(site.attempt, signals, site.master.opened, site.host)
+    report = report.as_ready()
+    write_report(site.attempt, report)
+    return report
+
+
+def meet(site: Site, signals: Signals, report: NodeReport) -> None:
+    """Return when every node is ready; a Refusal otherwise."""
+    plan, attempt, opened = site.plan, site.attempt, site.master.opened
+    if site.node.index != 0:
+        wait_for_go(attempt, signals, plan, site.host, opened)
+        return
+    reports = {**gather_reports(attempt, signals, plan, site.host, opened), 0: report}
+    table = render_table(plan, attempt.number, reports)
+    print(table, end="", flush=True)
+    write_atomic(attempt.preflight, table)
+    problem = explain_not_ready(plan, reports)
+    append_event(
+        site.run.events(),
+        "preflight",
+        attempt=attempt.number,
+        ok=problem is None,
+        nodes=len(reports),
+        warnings=sum(bool(item.problems(WARN)) for item in reports.values()),
+        failed=[item.host for item in reports.values() if not item.ok],
+    )
+    if problem is not None:
+        raise Refusal(NOT_READY, problem)
+    say_go(attempt, opened)
+
+
+def meeting_of(site: Site) -> Meeting:
+    return Meeting(
+        run=site.run.path,
+        attempt=site.attempt.number,
+        trace=site.attempt.trace(0).parent,
+        address=site.master.address,
+        port=site.master.port,
+        interface=site.facts.interface,
+    )

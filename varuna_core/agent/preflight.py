@@ -1,0 +1,136 @@
+"""Whether this node can run its ranks: what is cheap to see now and costs hours to learn later.
+
+All checks run side by side against one deadline, so a dead mount holds up its own check only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Callable, Sequence
+
+from varuna_core.agent.checks_host import (
+    check_clock,
+    check_disk,
+    check_limits,
+    check_paths,
+    check_program,
+    check_shared_memory,
+)
+from varuna_core.agent.checks_network import check_interface, check_master, check_name
+from varuna_core.agent.gpus import check_gpus
+from varuna_core.agent.process import run
+from varuna_core.agent.sink import Sink
+from varuna_core.agent.site import Checker, Finding, Site
+from varuna_core.records.nodes import FAIL, OK, WARN, Check, NodeReport
+from varuna_core.records.plan import ContainerPlan
+
+CHECK_S = 40.0
+
+CHECKS: tuple[tuple[str, Checker], ...] = (
+    ("gpus", check_gpus),
+    ("paths", check_paths),
+    ("program", check_program),
+    ("disk", check_disk),
+    ("clock", check_clock),
+    ("limits", check_limits),
+    ("shared memory", check_shared_memory),
+    ("host name", check_name),
+    ("interface", check_interface),
+    ("master", check_master),
+)
+
+
+def inspect_node(site: Site) -> NodeReport:
+    """The node's report before its container is prepared."""
+    checks = run_checks(site, CHECKS, CHECK_S)
+    return NodeReport(
+        index=site.node.index,
+        host=site.host,
+        group=site.node.group.name,
+        address=site.facts.address,
+        interface=site.facts.interface,
+        gpus=site.facts.gpus,
+        clock_offset_s=site.facts.clock_offset_s,
+        opened=site.master.opened,
+        ready=False,
+        checks=tuple(checks),
+        environment=(),
+    )
+
+
+def run_checks(site: Site, checks: Sequence[tuple[str, Checker]], timeout_s: float) -> list[Check]:
+    found: dict[str, list[Finding]] = {}
+
+    def look(name: str, check: Checker) -> None:
+        try:
+            found[name] = check(site)
+        except Exception as error:  # a check that breaks is a finding, not the end of the agent
+            found[name] = [Finding(WARN, f"could not check: {type(error).__name__}: {error}")]
+
+    threads = [
+        threading.Thread(target=look, args=item, name=f"check {item[0]}", daemon=True)
+        for item in checks
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+    late = [Finding(FAIL, f"no answer within {timeout_s:g} s: a dead mount or driver?")]
+    return [
+        Check(name, finding.status, finding.text)
+        for name, _ in checks
+        for finding in found.get(name, late)
+    ]
+
+
+def prepare_container(site: Site, container: ContainerPlan) -> list[Check]:
+    """Run the container's prepare commands in order, up to the first that fails."""
+    log = Sink(site.attempt.node_log(site.host, "err"))
+    deadline = time.monotonic() + site.plan.timing.prepare_s
+    begun = time.monotonic()
+    try:
+        for argv in container.prepare:
+            left = deadline - time.monotonic()
+            result = _run_step(site, container, argv, left, log, site.stopping)
+            if result is not None:
+                return [Check("container", FAIL, result)]
+    finally:
+        log.close()
+    took = time.monotonic() - begun
+    return [Check("container", OK, f"{container.runtime} prepared in {took:.1f} s")]
+
+
+def clean_container(site: Site, container: ContainerPlan, timeout_s: float) -> None:
+    """Run the clean commands, each whatever became of the one before."""
+    log = Sink(site.attempt.node_log(site.host, "err"))
+    deadline = time.monotonic() + timeout_s
+    for argv in container.clean:
+        left = max(deadline - time.monotonic(), 1)
+        problem = _run_step(site, container, argv, left, log, lambda: False)
+        if problem is not None:
+            log.write(f"vjob: cleaning up: {problem}\n".encode("utf-8", "replace"))
+    log.close()
+
+
+def _run_step(
+    site: Site,
+    container: ContainerPlan,
+    argv: Sequence[str],
+    timeout_s: float,
+    log: Sink,
+    stopping: Callable[[], bool],
+) -> str | None:
+    """Run one command; why it failed, or None. Its output goes to the node's log."""
+    env = {**site.env, **container.env, "VJOB_NODE": str(site.node.index)}
+    result = run(
+        argv, timeout_s=max(timeout_s, 0), env=env, cwd=site.plan.workdir, stopping=stopping
+    )
+    for line in (result.out + result.err).splitlines():
+        log.write(f"vjob {argv[0]}: {line}\n".encode("utf-8", "surrogateescape"))
+    if result.code == 0:
+        return None
+    last = [line.strip() for line in (result.err or result.out).splitlines() if line.strip()][-3:]
+    how = f"exited {result.code}" if result.code is not None else "was ended, it took too long"
+    return f"{' '.join(argv)} {how}: {' | '.join(last) or 'without a word'}"

@@ -1,0 +1,150 @@
+"""The one module of the agent that starts processes: short commands, and ranks.
+
+Words and values travel as UTF-8 whatever the locale of the node says, and what came in undecodable
+goes out as the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Callable, Mapping, NamedTuple, Sequence
+
+# Loaded here and not in the child: between fork and exec nothing may be imported.
+_PRCTL: Callable[..., int] | None = None
+with contextlib.suppress(ImportError, OSError, AttributeError):  # a stripped python3, not Linux
+    import ctypes
+
+    _PRCTL = ctypes.CDLL(None).prctl
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.2
+
+
+class Result(NamedTuple):
+    """How a short command ended."""
+
+    code: int | None
+    """None where it was ended because of its deadline or because the agent has to stop."""
+    out: str
+    err: str
+
+
+def own_environment() -> dict[str, str]:
+    return {_decode(name): _decode(value) for name, value in os.environb.items()}
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Run a command to its end, its deadline, or until `stopping` says so."""
+    try:
+        child = subprocess.Popen(
+            [_encode(word) for word in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if env is None else _encode_environment(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Result(127, "", f"{argv[0]}: {error.strerror}")
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            out, err = child.communicate(timeout=_POLL_S)
+            return Result(child.returncode, _decode(out), _decode(err))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= deadline or stopping():
+                break
+    _signal_group(child.pid, signal.SIGKILL)
+    try:
+        out, err = child.communicate(timeout=2)
+    except subprocess.TimeoutExpired:  # it hangs in the kernel: a dead mount
+        out, err = b"", b"it did not even end on SIGKILL"
+    return Result(None, _decode(out), _decode(err))
+
+
+class RankProcess:
+    """A rank that runs: its own session and process group, its output in two pipes."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None and child.stderr is not None
+        self._child = child
+        self.pid = child.pid
+        self.stdout = child.stdout.fileno()
+        self.stderr = child.stderr.fileno()
+
+    def poll(self) -> int | None:
+        """The return code once it ended. What it left running in its group ends with it."""
+        if self._child.returncode is None:
+            # Not reaped yet, so that the group's number cannot belong to somebody else.
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, self.pid, options) is None:
+                return None
+            self.signal_group(signal.SIGKILL)
+        return self._child.wait()
+
+    def signal(self, number: int) -> None:
+        """Send to the process alone, as Slurm does to a task."""
+        if self._child.returncode is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        if self._child.returncode is None:
+            _signal_group(self.pid, number)
+
+
+def start_rank(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> RankProcess:
+    """Start a rank; call it from the main thread, as the rank dies with the thread that did.
+
+    OSError tells why it could not start.
+    """
+    agent = os.getpid()
+
+    def die_with_agent() -> None:
+        if _PRCTL is not None:
+            _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            if os.getppid() != agent:  # the agent died before prctl did its work
+                os._exit(128 + signal.SIGKILL)
+
+    return RankProcess(
+        subprocess.Popen(
+            [_encode(word) for word in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=_encode_environment(env),
+            cwd=_encode(cwd),
+            start_new_session=True,
+            preexec_fn=die_with_agent,
+        )
+    )
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # gone already, or its members changed their user
+        os.killpg(group, number)
+
+
+def _encode_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {_encode(name): _encode(value) for name, value in env.items()}
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

@@ -1,0 +1,48 @@
+"""What the checks of preflight are given, and what they give back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Callable, List, Mapping, NamedTuple
+
+from varuna_core.agent.meeting import Master
+from varuna_core.records.plan import NodePlan, Plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+
+class Finding(NamedTuple):
+    """What a check says."""
+
+    status: str
+    """ok, warn or fail."""
+    text: str
+
+
+@dataclass
+class Facts:
+    """What the checks learn beside their findings; None where they could not."""
+
+    address: str | None = None
+    interface: str | None = None
+    gpus: int | None = None
+    clock_offset_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node about to run its ranks."""
+
+    plan: Plan
+    node: NodePlan
+    run: RunFolder
+    attempt: AttemptFolder
+    master: Master
+    host: str
+    env: Mapping[str, str]
+    """The agent's own environment."""
+    stopping: Callable[[], bool]
+    """Whether the agent has to end: a long command is not waited for then."""
+    facts: Facts = field(default_factory=Facts)
+
+
+Checker = Callable[[Site], List[Finding]]

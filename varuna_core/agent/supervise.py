@@ -1,0 +1,223 @@
+"""Watches over the ranks of one node until the last has ended.
+
+    a rank fails      exit file ─► stop.json ─► TERM to the other ranks ─► grace ─► KILL
+    somebody's stop   TERM to all ─► grace ─► KILL; the ranks count as stopped, not as failed
+    SIGTERM to us     stop.json ─► the same
+    SIGUSR1, SIGUSR2  to each rank's own process
+
+Everything that decides runs in the main thread; the pump, the watch and the sampler only read
+and write files.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+from varuna_core.agent.errors import STOPPED
+from varuna_core.agent.meeting import explain_signal
+from varuna_core.agent.process import RankProcess, start_rank
+from varuna_core.agent.pump import Pump
+from varuna_core.agent.ranks import Meeting, build_rank
+from varuna_core.agent.sampler import Sampler
+from varuna_core.agent.signals import ENDING, Signals
+from varuna_core.agent.site import Site
+from varuna_core.agent.watch import Watch
+from varuna_core.records.exits import RankExit, rank_exit, reserve_exit, write_exit
+from varuna_core.records.stop import write_stop
+
+TICK_S = 1.0
+SETTLE_S = 0.5
+"""A scheduler may signal ranks and agent one by one: a rank that SIGTERM ended waits so long for
+ours before it counts as failed."""
+DRAIN_S = 1.0
+"""For the last output of a rank that ended."""
+START_FAILED = {FileNotFoundError: 127, PermissionError: 126}
+
+
+class Supervisor:
+    """The ranks of one node."""
+
+    def __init__(self, site: Site, signals: Signals, meeting: Meeting) -> None:
+        self._site, self._signals, self._meeting = site, signals, meeting
+        self._attempt, self._grace_s = site.attempt, site.plan.timing.grace_s
+        self._alive: dict[int, RankProcess] = {}
+        self._started: dict[int, float] = {}
+        self._held: list[tuple[int, int, float]] = []
+        """Ranks that a signal ended, with return code and time: failed, or just told first."""
+        self._held_since = 0.0
+        self._told: list[int] = []
+        """Ranks that we told to end."""
+        self._kill_at: float | None = None
+        self._is_stopping = False
+        self._code = 0
+        self._pump = Pump(site.attempt, site.host)
+        self._watch = Watch(
+            site.plan,
+            site.node,
+            site.attempt,
+            site.host,
+            site.master.opened,
+            lambda: len(self._alive),
+            signals.wake,
+        )
+        self._sampler = Sampler(site)
+
+    def run(self) -> int:
+        """Start the ranks, see them end, and return the node's exit code."""
+        self._start_ranks()
+        # Threads only now: a fork beside running threads may copy a lock that is held.
+        self._pump.start()
+        self._watch.start()
+        self._sampler.start()
+        while self._alive or self._held:
+            self._signals.wait(self._next_wait())
+            self._heed_signals()
+            self._heed_stop()
+            self._reap()
+            self._settle()
+            self._kill_when_due()
+        self._sampler.end()
+        self._pump.close(timeout_s=2)
+        self._watch.end()
+        return self._code
+
+    def _start_ranks(self) -> None:
+        site = self._site
+        for local_rank, rank in enumerate(site.node.ranks):
+            start = build_rank(site.plan, site.node, local_rank, self._meeting, site.env)
+            self._started[rank] = time.time()
+            try:
+                reserve_exit(self._attempt, rank)
+                process = start_rank(start.argv, start.env, site.plan.workdir)
+            except OSError as error:
+                self._refuse_rank(rank, error)
+                return
+            self._alive[rank] = process
+            self._pump.add(rank, process.stdout, process.stderr)
+
+    def _refuse_rank(self, rank: int, error: OSError) -> None:
+        """A rank that could not even start fails like one that did; the rest do not start."""
+        code = START_FAILED.get(type(error), 1)
+        said = f"could not start: {error.strerror}: {error.filename}"
+        self._record(rank, code, time.time(), said, stopped=False)
+        self._fail(rank, code, said)
+        for other in self._site.node.ranks:
+            if other not in self._started:
+                self._started[other] = time.time()
+                self._record(other, STOPPED, time.time(), "not started", stopped=True)
+
+    def _next_wait(self) -> float:
+        now = time.monotonic()
+        ends = [now + TICK_S]
+        if self._kill_at is not None:
+            ends.append(self._kill_at)
+        if self._held:
+            ends.append(self._held_since + SETTLE_S)
+        return max(min(ends) - now, 0.0)
+
+    def _heed_signals(self) -> None:
+        for number in self._signals.take_forwarded():
+            for process in self._alive.values():
+                process.signal(number)
+        name = self._signals.ending
+        if name is not None and not self._is_stopping:
+            self._say_stop("signal", STOPPED, explain_signal(name, self._site.host), None)
+            self._stop_ranks(STOPPED)
+
+    def _heed_stop(self) -> None:
+        if self._watch.stop is not None and not self._is_stopping:
+            self._stop_ranks(STOPPED)
+
+    def _stop_ranks(self, code: int) -> None:
+        self._is_stopping = True
+        self._code = self._code or code
+        self._kill_at = time.monotonic() + self._grace_s
+        for rank, process in self._alive.items():
+            self._told.append(rank)
+            process.signal_group(signal.SIGTERM)
+
+    def _kill_when_due(self) -> None:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            for process in self._alive.values():
+                process.signal_group(signal.SIGKILL)
+
+    def _reap(self) -> None:
+        for rank, process in list(self._alive.items()):
+            returncode = process.poll()
+            if returncode is None:
+                continue
+            del self._alive[rank]
+            ended = time.time()
+            if returncode == 0 or self._is_stopping:
+                self._write(rank, returncode, ended, stopped=rank in self._told)
+            elif self._held or _is_told(returncode):
+                self._held_since = self._held_since if self._held else time.monotonic()
+                self._held.append((rank, returncode, ended))
+            else:
+                self._end_failed(rank, returncode, ended)
+
+    def _settle(self) -> None:
+        """Decide on the ranks that a signal ended: told with us, or failed."""
+        if not self._held:
+            return
+        if self._is_stopping:
+            for rank, returncode, ended in self._held:
+                self._write(rank, returncode, ended, stopped=True)
+            self._held = []
+        elif time.monotonic() >= self._held_since + SETTLE_S:
+            held, self._held = self._held, []
+            for rank, returncode, ended in held:
+                self._end_failed(rank, returncode, ended)
+
+    def _end_failed(self, rank: int, returncode: int, ended: float) -> None:
+        value = self._write(rank, returncode, ended, stopped=False)
+        how = f"was ended by {value.signal}" if value.signal else f"exited {value.code}"
+        self._fail(rank, value.code, f"{how}: {value.last_error}")
+
+    def _fail(self, rank: int, code: int, how: str) -> None:
+        """After the exit file: whoever reads the stop finds the culprit's record."""
+        if self._is_stopping:
+            return
+        self._code = code
+        self._say_stop("rank", code, f"rank {rank} on {self._site.host} {how}", rank)
+        self._stop_ranks(code)
+
+    def _write(self, rank: int, returncode: int, ended: float, *, stopped: bool) -> RankExit:
+        error = self._pump.last_error(rank, DRAIN_S)
+        return self._record(rank, returncode, ended, error, stopped=stopped)
+
+    def _record(
+        self, rank: int, returncode: int, ended: float, error: str, *, stopped: bool
+    ) -> RankExit:
+        started = self._started[rank]
+        value = rank_exit(
+            rank,
+            self._site.host,
+            returncode,
+            stopped=stopped,
+            started=started,
+            ended=ended,
+            error=error,
+        )
+        try:
+            write_exit(self._attempt, value)
+        except OSError as problem:
+            self._complain(f"rank {rank} ended with {value.code}, not recorded: {problem}")
+        return value
+
+    def _say_stop(self, kind: str, code: int, reason: str, rank: int | None) -> None:
+        try:
+            write_stop(self._attempt, kind, code, reason, node=self._site.host, rank=rank)
+        except OSError as problem:
+            self._complain(f"{reason}; the others cannot be told: {problem}")
+
+    def _complain(self, text: str) -> None:
+        print(f"{self._site.host}: {text}", file=sys.stderr, flush=True)
+
+
+def _is_told(returncode: int) -> bool:
+    """Whether a rank ended as one does that a scheduler told to end."""
+    return returncode in {-number for number in ENDING} | {128 + number for number in ENDING}

@@ -1,0 +1,132 @@
+"""A thread that keeps an eye on the others: it beats, looks for a stop, and misses lost nodes.
+
+Each node writes beat/<index>.json. In a split run no srun watches over all groups, so each agent
+watches the beats of the other groups' first nodes by its own monotonic clock; a beat's own time is
+never compared, for clocks differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any, Callable
+
+from varuna_core.records.exits import NODE_LOST
+from varuna_core.records.files import is_listed, read_json, write_json
+from varuna_core.records.plan import NodePlan, Plan
+from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.stop import read_stop, write_stop
+
+POLL_S = 1.0
+
+
+class Peer:
+    """The beats of another group's first node, as seen from here."""
+
+    def __init__(self, node: NodePlan) -> None:
+        self.node = node
+        self._seen: tuple[Any, Any] | None = None
+        self._changed = 0.0
+        self._is_done = False
+
+    def is_lost(self, beat: Any, now: float, lost_s: float) -> bool:
+        """Whether the silence since the last change is too long; `beat` is what the file says."""
+        self._note(beat, now)
+        return self._seen is not None and not self._is_done and now - self._changed > lost_s
+
+    def is_living(self, beat: Any, now: float, lost_s: float) -> bool:
+        """Whether it beat before, did not say that it is done, and is not silent for too long."""
+        self._note(beat, now)
+        return self._seen is not None and not self._is_done and now - self._changed <= lost_s
+
+    def _note(self, beat: Any, now: float) -> None:
+        if isinstance(beat, dict):
+            self._is_done = beat.get("state") == "done"
+            mark = (beat.get("count"), beat.get("time"))
+            if mark != self._seen:
+                self._seen, self._changed = mark, now
+
+
+class Watch(threading.Thread):
+    """Sets `stop` to what stop.json says and wakes the agent."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        node: NodePlan,
+        attempt: AttemptFolder,
+        host: str,
+        opened: float,
+        count_alive: Callable[[], int],
+        wake: Callable[[], None],
+    ) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.stop: dict[str, Any] | None = None
+        self._plan, self._node, self._attempt = plan, node, attempt
+        self._host, self._opened = host, opened
+        self._count_alive, self._wake = count_alive, wake
+        self._peers = list_peers(plan, node)
+        self._count = 0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        next_beat = 0.0
+        while not self._ended.is_set():
+            now = time.monotonic()
+            if now >= next_beat:
+                self._beat("running")
+                next_beat = now + self._plan.timing.beat_s
+            with contextlib.suppress(OSError):  # a file server that does not answer is asked again
+                self._look(now)
+            self._ended.wait(min(POLL_S, self._plan.timing.beat_s))
+
+    def end(self) -> None:
+        """The last beat says that silence from now on is right."""
+        self._ended.set()
+        self.join(5)
+        self._beat("done")
+
+    def _look(self, now: float) -> None:
+        if self.stop is not None:
+            return
+        self.stop = read_stop(self._attempt, self._opened)
+        if self.stop is None:
+            for peer in self._peers:
+                path = self._attempt.beat(peer.node.index)
+                if peer.is_lost(read_json(path), now, self._plan.timing.lost_s):
+                    self._say_lost(peer.node)
+        if self.stop is not None:
+            self._wake()
+
+    def _say_lost(self, node: NodePlan) -> None:
+        # Its last beat may be on its way while its exits are there.
+        if all(is_listed(self._attempt.exit(rank)) for rank in node.ranks):
+            return
+        where = f"node {node.index} of group {node.group.name}"
+        silence = f"no sign of life for {self._plan.timing.lost_s:g} s"
+        beat = read_json(self._attempt.beat(node.index))
+        host = str(beat.get("host", where)) if isinstance(beat, dict) else where
+        reason = f"{host} was lost: {silence} from {where}, says {self._host}"
+        write_stop(self._attempt, "lost", NODE_LOST, reason, node=host)
+        self.stop = read_stop(self._attempt, self._opened)
+
+    def _beat(self, state: str) -> None:
+        self._count += 1
+        value = {
+            "index": self._node.index,
+            "host": self._host,
+            "time": round(time.time(), 3),
+            "count": self._count,
+            "ranks_alive": self._count_alive(),
+            "state": state,
+        }
+        with contextlib.suppress(OSError):  # on a full disk the next beat may land
+            write_json(self._attempt.beat(self._node.index), value)
+
+
+def list_peers(plan: Plan, node: NodePlan) -> list[Peer]:
+    if plan.layout != "split":
+        return []
+    groups = [group for group in plan.groups if group.name != node.group.name]
+    return [Peer(plan.node(group.first_node)) for group in groups]

@@ -1,0 +1,86 @@
+"""nodes/<index>.json: what preflight found on a node, and where the node is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from varuna_core.records.files import list_names, read_json, write_json
+from varuna_core.records.runfolder import AttemptFolder
+
+OK = "ok"
+WARN = "warn"
+FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that preflight looked at."""
+
+    name: str
+    status: str
+    """ok, warn or fail."""
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """A node before its ranks start."""
+
+    index: int
+    host: str
+    group: str
+    address: str | None
+    """Own address on the way to the master."""
+    interface: str | None
+    gpus: int | None
+    """GPUs that the ranks will see; None where they were not counted."""
+    clock_offset_s: float | None
+    """The file server's clock minus this node's."""
+    opened: float
+    """The time in the master.json that the node goes by."""
+    ready: bool
+    """False as long as the container is being prepared."""
+    checks: tuple[Check, ...]
+    environment: tuple[str, ...]
+    """Names of the variables that enter the container; never their values."""
+
+    @property
+    def ok(self) -> bool:
+        return all(check.status != FAIL for check in self.checks)
+
+    def problems(self, status: str) -> list[Check]:
+        return [check for check in self.checks if check.status == status]
+
+    def with_check(self, *checks: Check) -> NodeReport:
+        return replace(self, checks=self.checks + checks)
+
+    def as_ready(self) -> NodeReport:
+        return replace(self, ready=True)
+
+
+def write_report(attempt: AttemptFolder, report: NodeReport) -> None:
+    write_json(attempt.node_report(report.index), dict(asdict(report), ok=report.ok))
+
+
+def read_report(attempt: AttemptFolder, index: int) -> NodeReport | None:
+    value = read_json(attempt.node_report(index))
+    return _parse_report(value) if isinstance(value, dict) else None
+
+
+def read_reports(attempt: AttemptFolder) -> dict[int, NodeReport]:
+    """The reports that landed, by node index."""
+    names = list_names(attempt.node_report(0).parent)
+    indices = sorted(int(name[:-5]) for name in names if name[:-5].isdigit())
+    found = {index: read_report(attempt, index) for index in indices}
+    return {index: report for index, report in found.items() if report is not None}
+
+
+def _parse_report(value: dict[str, Any]) -> NodeReport | None:
+    rest = {key: item for key, item in value.items() if key != "ok"}
+    try:
+        checks = tuple(Check(**check) for check in rest["checks"])
+        environment = tuple(rest["environment"])
+        return NodeReport(**{**rest, "checks": checks, "environment": environment})
+    except (KeyError, TypeError):
+        return None  # written by another version: as good as missing

@@ -1,0 +1,211 @@
+"""The plan: who runs what. Made by `jobs` at submit, read by the node agent and the runtime.
+
+Written as plan.json (0600: environment values may be secret). It holds groups, not nodes: a node
+is an index into them, so that a plan for ten thousand nodes stays small.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records.files import read_json, write_json
+
+PLAN_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Nodes of one kind. The first group holds node 0, rank 0 and the master's address."""
+
+    name: str
+    count: int
+    """Number of nodes."""
+    queue: str | None
+    """Slurm partition."""
+    gpu_type: str | None
+    gpus: int
+    """GPUs asked for on each node; 0 where the nodes have none."""
+    devices: tuple[int, ...] | None
+    """GPU indices to use, where not simply the first ones."""
+    cpus: int | None
+    memory_gb: int | None
+    """0 asks for all memory of the node, None for the cluster's default."""
+    interface: str | None
+    """Network interface; None is chosen on the node by the route to the master."""
+    ranks: int
+    """Ranks on each node."""
+    env: dict[str, str]
+    """Environment of this group's ranks, above the plan's own."""
+    first_node: int
+    first_rank: int
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node: its place in the world."""
+
+    index: int
+    group: GroupPlan
+    first_rank: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.group.ranks)
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """What the agent does to run ranks in a container; made by `containers`, only run by it."""
+
+    runtime: str
+    image: str | None
+    prepare: tuple[tuple[str, ...], ...]
+    """Commands run in order, once a node, before the ranks start."""
+    before_env: tuple[str, ...]
+    """The start of each rank's command."""
+    env_flag: tuple[str, ...]
+    """Repeated for each variable that enters, with {name} filled in: values stay off the argv."""
+    after_env: tuple[str, ...]
+    """What stands between the environment flags and the program's own command."""
+    env: dict[str, str]
+    """Environment of the container runtime itself (its folders), for prepare and start."""
+    clean: tuple[tuple[str, ...], ...]
+    """Commands run after the ranks ended, whatever became of them."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Deadlines, in seconds."""
+
+    grace_s: float
+    """Between TERM and KILL."""
+    join_s: float
+    """How long a node waits for the master's address and for the other nodes."""
+    prepare_s: float
+    """How long the container's prepare step may take."""
+    beat_s: float
+    """Between two signs of life of a node."""
+    lost_s: float
+    """Silence after which the other nodes of a split run take a node for lost."""
+    sample_s: float
+    """Between two GPU samples."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run: its layout and all that a node needs to start its share of it."""
+
+    run: str
+    """Run id, also the name of the run folder."""
+    name: str
+    scheduler: str
+    """slurm or local."""
+    layout: str
+    """single (one kind of node), hetjob, or split (a job for each group)."""
+    morph: bool
+    """Whether the run goes on with fewer or more nodes; a fixed run ends with its first loss."""
+    groups: tuple[GroupPlan, ...]
+    pipeline: int
+    data: int
+    tensor: int
+    order: str
+    """pipeline or data: whose neighbours have neighbouring ranks."""
+    partition: str | None
+    stage_map: str
+    """Varuna's encoding, `0,3;1,4;2,5;`: a field a stage, its replicas in order."""
+    command: tuple[str, ...]
+    """What every rank runs, inside the container if there is one."""
+    python: str
+    """Interpreter for the agent, if the node sees it; else any python3 from 3.8."""
+    workdir: str
+    env: dict[str, str]
+    """Environment of every rank."""
+    container: ContainerPlan | None
+    must_exist: tuple[str, ...]
+    """Paths that preflight looks for on every node."""
+    port: int | None
+    """Master's port; None picks a free one outside the ephemeral range."""
+    timing: Timing
+
+    @property
+    def world(self) -> int:
+        return sum(group.count * group.ranks for group in self.groups)
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(group.count for group in self.groups)
+
+    def group(self, name: str) -> GroupPlan:
+        return next(group for group in self.groups if group.name == name)
+
+    def node(self, index: int) -> NodePlan:
+        """The node with this index; indices follow the groups in their order."""
+        for group in self.groups:
+            if group.first_node <= index < group.first_node + group.count:
+                offset = index - group.first_node
+                return NodePlan(index, group, group.first_rank + offset * group.ranks)
+        raise IndexError(f"node {index} of a plan of {self.num_nodes}")
+
+    def node_of_rank(self, rank: int) -> NodePlan:
+        for group in self.groups:
+            offset = rank - group.first_rank
+            if 0 <= offset < group.count * group.ranks:
+                return self.node(group.first_node + offset // group.ranks)
+        raise IndexError(f"rank {rank} of a world of {self.world}")
+
+
+def write_plan(path: Path, plan: Plan) -> None:
+    write_json(path, dict(asdict(plan), format=PLAN_FORMAT))
+
+
+def render_plan(plan: Plan) -> str:
+    """The text of plan.json, for `--dry-run`."""
+    return json.dumps(dict(asdict(plan), format=PLAN_FORMAT), indent=1)
+
+
+def read_plan(path: Path) -> Plan | None:
+    """The plan, or None where the file is missing, torn, or of another format."""
+    value = read_json(path)
+    if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
+        return None
+    return parse_plan(value)
+
+
+def parse_plan(value: dict[str, Any]) -> Plan:
+    """A plan from the dict of its JSON."""
+    rest = {key: item for key, item in value.items() if key != "format"}
+    container = rest["container"]
+    return Plan(
+        **{
+            **rest,
+            "groups": tuple(_parse_group(group) for group in rest["groups"]),
+            "command": tuple(rest["command"]),
+            "container": None if container is None else _parse_container(container),
+            "must_exist": tuple(rest["must_exist"]),
+            "timing": Timing(**rest["timing"]),
+        }
+    )
+
+
+def _parse_group(value: dict[str, Any]) -> GroupPlan:
+    devices = value["devices"]
+    return GroupPlan(**{**value, "devices": None if devices is None else tuple(devices)})
+
+
+def _parse_container(value: dict[str, Any]) -> ContainerPlan:
+    commands = {key: tuple(tuple(argv) for argv in value[key]) for key in ("prepare", "clean")}
+    words = {key: tuple(value[key]) for key in ("before_env", "env_flag", "after_env")}
+    return ContainerPlan(**{**value, **commands, **words})
+
+
+def encode_stage_map(stages: list[list[int]]) -> str:
+    """[[0, 3], [1, 4]] as `0,3;1,4;`."""
+    return "".join(",".join(str(rank) for rank in ranks) + ";" for ranks in stages)
+
+
+def decode_stage_map(text: str) -> list[list[int]]:
+    """`0,3;1,4;` as [[0, 3], [1, 4]]."""
+    return [[int(rank) for rank in field.split(",")] for field in text.split(";") if field]

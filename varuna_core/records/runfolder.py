@@ -1,0 +1,161 @@
+"""Where every file of a run lies. The only place that spells these names.
+
+<log_folder>/<run>/
+  conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
+  batch.sh | batch.<group>.sh   node.sh   agent.pyz  what the scheduler runs
+  events.jsonl  events.<group>.jsonl                 one writer a file
+  scheduler.out  scheduler.<group>.out               what the batch script itself printed
+  attempt-0/                                         one start of the ranks
+    master.json  go.json                             address; all nodes are ready
+    stop.json  outcome.json                          who said stop; how it ended
+    preflight.txt                                    the table of all nodes
+    <node>.out .err .gpu .gpu.jsonl                  ranks merged and tagged; samples
+    nodes/<index>.json   beat/<index>.json           preflight of a node; its sign of life
+    ranks/<rank>.out .err   exit/<rank>.json   trace/<rank>.jsonl
+    earlier-0/                                       what an older try of this attempt left
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from varuna_core.records.files import PRIVATE_FOLDER
+
+
+class AttemptFolder:
+    """The files of one start of the ranks."""
+
+    FOLDERS = ("nodes", "beat", "ranks", "exit", "trace")
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path = path
+        self.number = number
+
+    def make(self) -> None:
+        """Create the folder and its parts; fine if another node was first."""
+        self.path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+        for name in self.FOLDERS:
+            (self.path / name).mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+    def set_aside(self) -> None:
+        """Move what an older try of this attempt left behind into `earlier-<n>`.
+
+        master.json goes first and outcome.json last: an agent that looks in between finds either
+        no master or an attempt that is over, and waits on.
+        """
+        names = [name for name in os.listdir(self.path) if not name.startswith("earlier-")]
+        aside = self.path / f"earlier-{len(os.listdir(self.path)) - len(names)}"
+        aside.mkdir(mode=PRIVATE_FOLDER)
+        order = {"master.json": 0, "outcome.json": 2}
+        for name in sorted(names, key=lambda name: order.get(name, 1)):
+            os.rename(self.path / name, aside / name)
+        self.make()
+
+    @property
+    def master(self) -> Path:
+        return self.path / "master.json"
+
+    @property
+    def go(self) -> Path:
+        return self.path / "go.json"
+
+    @property
+    def preflight(self) -> Path:
+        return self.path / "preflight.txt"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop.json"
+
+    @property
+    def outcome(self) -> Path:
+        return self.path / "outcome.json"
+
+    def node_log(self, node: str, kind: str) -> Path:
+        """`kind` is out, err, gpu or gpu.jsonl."""
+        return self.path / f"{node}.{kind}"
+
+    def node_report(self, index: int) -> Path:
+        return self.path / "nodes" / f"{index}.json"
+
+    def beat(self, index: int) -> Path:
+        return self.path / "beat" / f"{index}.json"
+
+    def rank_log(self, rank: int, kind: str) -> Path:
+        """`kind` is out or err."""
+        return self.path / "ranks" / f"{rank}.{kind}"
+
+    def exit(self, rank: int) -> Path:
+        return self.path / "exit" / f"{rank}.json"
+
+    def exit_reserve(self, rank: int) -> Path:
+        """Blanks kept for the exit file of a rank that ends on a full disk."""
+        return self.path / "exit" / f".{rank}.reserve"
+
+    def trace(self, rank: int) -> Path:
+        return self.path / "trace" / f"{rank}.jsonl"
+
+
+class RunFolder:
+    """The files of a run. `group` is None except for the jobs of a split run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def conf(self) -> Path:
+        return self.path / "conf.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        return self.path / "resolved.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def node_script(self) -> Path:
+        return self.path / "node.sh"
+
+    @property
+    def agent(self) -> Path:
+        return self.path / "agent.pyz"
+
+    def batch_script(self, group: str | None = None) -> Path:
+        return self.path / (f"batch.{group}.sh" if group else "batch.sh")
+
+    def scheduler_log(self, group: str | None = None) -> Path:
+        return self.path / (f"scheduler.{group}.out" if group else "scheduler.out")
+
+    def events(self, group: str | None = None) -> Path:
+        return self.path / (f"events.{group}.jsonl" if group else "events.jsonl")
+
+    def all_events(self) -> list[Path]:
+        return sorted(self.path.glob("events*.jsonl"))
+
+    def attempt(self, number: int) -> AttemptFolder:
+        return AttemptFolder(self.path / f"attempt-{number}", number)
+
+    def attempts(self) -> list[AttemptFolder]:
+        """The attempts that were started, oldest first."""
+        found = []
+        try:
+            children = list(self.path.iterdir())
+        except OSError:
+            return []
+        for child in children:
+            match = re.fullmatch(r"attempt-(\d+)", child.name)
+            if match:
+                found.append(AttemptFolder(child, int(match.group(1))))
+        return sorted(found, key=lambda attempt: attempt.number)

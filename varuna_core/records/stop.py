@@ -1,0 +1,54 @@
+"""stop.json: who said that an attempt ends. The first to say it wins, whatever comes later.
+
+Kinds: rank (one failed), not-ready (preflight), cancel (a user), signal (the scheduler told an
+agent to end), lost (a node fell silent), group (a job of a split run ended badly).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from varuna_core.records.files import is_listed, read_json, write_first
+from varuna_core.records.runfolder import AttemptFolder
+
+STOP_KINDS = ("rank", "not-ready", "cancel", "signal", "lost", "group")
+
+
+def write_stop(
+    attempt: AttemptFolder,
+    kind: str,
+    code: int,
+    reason: str,
+    *,
+    node: str | None = None,
+    rank: int | None = None,
+) -> bool:
+    """Say stop; False where somebody said it before."""
+    master = read_json(attempt.master)
+    return write_first(
+        attempt.stop,
+        {
+            "kind": kind,
+            "code": code,
+            "reason": reason,
+            "node": node,
+            "rank": rank,
+            "time": round(time.time(), 3),
+            "opened": master.get("time") if isinstance(master, dict) else None,
+        },
+    )
+
+
+def read_stop(attempt: AttemptFolder, opened: float | None = None) -> dict[str, Any] | None:
+    """The stop of this try of the attempt, None as long as nobody said it.
+
+    `opened` is the time in master.json: an NFS cache may still show the stop of an older try.
+    """
+    if not is_listed(attempt.stop):
+        return None
+    value = read_json(attempt.stop)
+    if not isinstance(value, dict) or not isinstance(value.get("code"), int):
+        return None
+    said_of = value.get("opened")
+    return value if opened is None or said_of is None or said_of == opened else None
