@@ -51,8 +51,15 @@ def _can_checkpoint(view: RunView) -> bool:
     plan = read_plan(view.run.plan)
     if not running or not attempts or plan is None:
         return False
-    beats = [read_json(attempts[-1].beat(number)) for number in range(plan.num_nodes)]
-    return all(isinstance(beat, dict) and beat.get("catches_usr1") for beat in beats)
+    # A node's first beat comes before its ranks had time to install a handler.
+    deadline = time.monotonic() + 2 * plan.timing.beat_s
+    while True:
+        beats = [read_json(attempts[-1].beat(number)) for number in range(plan.num_nodes)]
+        known = [beat for beat in beats if isinstance(beat, dict)]
+        settled = len(known) == len(beats) and all(beat["count"] > 1 for beat in known)
+        if settled or time.monotonic() > deadline:
+            return bool(known) and all(beat.get("catches_usr1") for beat in known)
+        time.sleep(POLL_S)
 
 
 def _wait_over(run: RunFolder, wait_s: int) -> bool:

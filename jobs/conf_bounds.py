@@ -8,7 +8,7 @@ from jobs.conf import JobConf
 from jobs.conf_paths import Finding
 
 # Smallest and largest allowed value; a bound given as a string is excluded itself.
-_BOUNDS: Mapping[str, tuple[float | str | None, float | str | None]] = {
+BOUNDS: Mapping[str, tuple[float | str | None, float | str | None]] = {
     "train.steps": (1, None),
     "train.global_batch_size": (1, None),
     "train.micro_batch_size": (1, None),
@@ -55,7 +55,7 @@ def get_value(conf: object, key: str) -> object:
 
 
 def check_numbers(conf: JobConf) -> Iterator[Finding]:
-    for key, (low, high) in _BOUNDS.items():
+    for key, (low, high) in BOUNDS.items():
         value = get_value(conf, key)
         if not isinstance(value, int | float):
             continue

@@ -116,7 +116,7 @@ def check_train(conf: JobConf) -> Iterator[Finding]:
     if data is None:
         return
     if data.prefix is None and not data.synthetic:
-        yield "data", data, "must have prefix, or synthetic: true"
+        yield "data", {}, "must have prefix, or synthetic: true"
     if data.prefix is not None and data.synthetic:
         yield "data.synthetic", True, "cannot be together with data.prefix; remove one"
     if not _SPLIT.fullmatch(data.split) or _sum_split(data.split) <= 0:

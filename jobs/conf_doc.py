@@ -9,10 +9,9 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin
 
-import yaml
-
 from jobs import conf as conf_types
 from jobs.conf import MODELS, JobConf, Model, NodeGroup, Program
+from jobs.conf_dump import dump_yaml
 from jobs.conf_reader import get_hints
 from jobs.conf_tree import join_key
 from jobs.conf_types import describe, get_members
@@ -118,9 +117,7 @@ def get_default(field: Field[Any]) -> Any:
 def render_value(value: Any) -> str:
     """A value as it is written in a conf."""
     plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(
-        plain, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False
-    )
+    text = dump_yaml(plain, one_line=True)
     return text.removesuffix("\n").removesuffix("\n...")
 
 

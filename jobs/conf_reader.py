@@ -101,12 +101,13 @@ class Reader:
 
     def read_value(self, node: Node, hint: Any, key: str) -> Any:
         self.lines.setdefault(key, node.where)
+        is_null = isinstance(node, Scalar) and node.is_null
+        if is_null and is_optional(hint):
+            return None
+        for member in get_members(hint):
+            if member is Program or member is Model or (is_null and not is_scalar(member)):
+                return self.read_member(node, member, key)
         if isinstance(node, Scalar):
-            if node.is_null and is_optional(hint):
-                return None
-            for member in get_members(hint):
-                if member is Program or member is Model or (node.is_null and not is_scalar(member)):
-                    return self.read_member(node, member, key)
             return self.read_scalar(node, hint, key)
         for member in get_members(hint):
             origin = get_origin(member)

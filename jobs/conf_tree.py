@@ -231,7 +231,7 @@ def parse_tree(text: str, source: str) -> tuple[Node, list[Problem]]:
         message = f"not YAML: {' '.join(filter(None, (error.context, error.problem)))}"
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"not YAML: the character U+{ord(error.character):04X} is not allowed"
+        message = f"not YAML: the character U+{ord(text[error.position]):04X} is not allowed"
     except (ValueError, OverflowError):  # PyYAML on "\UFFFFFFFF" and on endless %YAML versions
         line, message = 1, "not YAML: an escape or a version that does not exist"
     else:

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import yaml
-
 from jobs.conf import JobConf, Program
 from jobs.conf_doc import render_conf_doc
+from jobs.conf_dump import dump_yaml
 from jobs.conf_init import render_init
 from jobs.conf_redact import redact_text, redact_value
 
@@ -31,9 +30,7 @@ def render_resolved(conf: JobConf, *, redact: bool = False) -> str:
     plain = resolve_conf(conf)
     if redact:
         plain = redact_value(plain)
-    return yaml.safe_dump(
-        plain, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
-    )
+    return dump_yaml(plain)
 
 
 def _to_plain(value: Any) -> Any:

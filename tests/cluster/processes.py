@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.requirements import PATH
 from tests.cluster.shape import LabError
 
 POLL_S = 0.05
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where the lab looks for programs: daemons live in sbin, often absent from a user's PATH."""
 
 _LAUNCHER = """
 set -eu

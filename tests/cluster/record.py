@@ -153,8 +153,9 @@ def hold_lock(name: str, *, timeout_s: float) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The holder before us removes the file: a lock on that one guards nothing.
-            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                break
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    break
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(descriptor)

@@ -6,13 +6,11 @@ It exists so that tests skip with a reason a reader can act on. It refuses to in
 import os
 import platform
 import shutil
-import subprocess
+
+from tests.cluster.processes import PATH, run
 
 LAB_PACKAGES = ("slurm-wlm", "slurmdbd", "munge", "mariadb-server", "iproute2")
 """Debian packages; `python -m tests.cluster packages` prints them."""
-
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where the lab looks for programs: daemons live in sbin, often absent from a user's PATH."""
 
 _PROGRAM_PACKAGES = {
     "slurmctld": "slurm-wlm",
@@ -44,7 +42,7 @@ def explain_missing() -> str | None:
             f"apt-get install --yes --no-install-recommends {' '.join(LAB_PACKAGES)}"
         )
     probe = ["unshare", "--net", "--uts", "--mount", "true"]
-    result = subprocess.run(probe, capture_output=True, text=True, timeout=10)
+    result = run(probe, check=False)
     if result.returncode != 0:
         return (
             f"the Slurm lab may not make namespaces here ({result.stderr.strip()}); "

@@ -127,9 +127,7 @@ class Stage:
     def open(self, *words: str, attempt: int = 0) -> subprocess.CompletedProcess[str]:
         return self.call("open", *words, attempt=attempt)
 
-    def call(
-        self, command: str, *words: str, attempt: int = 0
-    ) -> subprocess.CompletedProcess[str]:
+    def call(self, command: str, *words: str, attempt: int = 0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self._argv(command, attempt, words),
             capture_output=True,
@@ -185,11 +183,12 @@ class Stage:
         return str(wait_until(lambda: self._found(node, kind, text), f"{text!r} in {node}.{kind}"))
 
     def end(self) -> None:
-        """Whatever still runs; part of each test's clean-up."""
+        """End and forget all agents."""
         for agent in self.nodes:
             if agent.poll() is None:
                 agent.send_signal(signal.SIGKILL)
             agent.communicate()
+        self.nodes.clear()
 
     def _found(self, node: str, kind: str, text: str) -> str | None:
         log = self.log(node, kind)

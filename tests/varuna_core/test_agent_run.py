@@ -135,7 +135,7 @@ def test_an_older_try_of_an_attempt_is_set_aside(make_stage: MakeStage, tmp_path
     stage = make_stage(make_plan(command=shell(f"[ -e {mark} ] || exit 9")))
     assert stage.play()[1].code == 9
     mark.touch()
-    stage.nodes.clear()
+    stage.end()
     codes, outcome = stage.play()
     assert (codes, outcome.code) == ([0], 0)
     assert (stage.attempt.path / "earlier-0" / "stop.json").exists()
@@ -209,4 +209,3 @@ def test_a_missing_path_on_one_node_ends_all_with_a_table(make_stage: MakeStage)
 def test_paths_of_the_plan_must_exist(make_stage: MakeStage) -> None:
     _, outcome = make_stage(make_plan(must_exist=("/data/not/here",))).play()
     assert "/data/not/here: No such file" in outcome.reason
-

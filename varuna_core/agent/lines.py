@@ -32,9 +32,9 @@ class LineSplitter:
         self._fed = now
         pieces = (self._rest + data).split(b"\n")
         self._rest = pieces.pop()
-        if self._cut and pieces and not pieces[0].strip(b"\r"):
-            del pieces[0]  # only the end of what was shown already
         if pieces:
+            if self._cut and not pieces[0].strip(b"\r"):
+                del pieces[0]  # only the end of what was shown already
             self._cut = False
             self._shown = now
         lines = [part for piece in pieces for part in _cut_long(_last_state(piece))]

@@ -115,4 +115,5 @@ def meeting_of(site: Site) -> Meeting:
         address=site.master.address,
         port=site.master.port,
         interface=site.facts.interface,
+        host=site.host,
     )

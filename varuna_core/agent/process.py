@@ -100,6 +100,15 @@ class RankProcess:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
+    def catches(self, number: int) -> bool:
+        """Whether it has a handler for this signal; False where /proc does not say."""
+        try:
+            with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as lines:
+                words = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
+        except OSError:
+            return False
+        return bool(words) and bool(int(words[0], 16) >> (number - 1) & 1)
+
     def signal_group(self, number: int) -> None:
         if self._child.returncode is None:
             _signal_group(self.pid, number)

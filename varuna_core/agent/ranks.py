@@ -33,6 +33,7 @@ class Meeting:
     address: str
     port: int
     interface: str | None
+    host: str
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, s
         "VJOB_RUN": str(meeting.run),
         "VJOB_RUN_ID": plan.run,
         "VJOB_ATTEMPT": str(meeting.attempt),
-        "VJOB_NODE": str(node.index),
+        "VJOB_NODE": meeting.host,
         "VJOB_GROUP": node.group.name,
         "VJOB_TRACE": str(meeting.trace / f"{rank}.jsonl"),
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from typing import Any
 
 from varuna_core.agent.errors import STOPPED
 from varuna_core.agent.meeting import explain_signal
@@ -59,7 +60,7 @@ class Supervisor:
             site.attempt,
             site.host,
             site.master.opened,
-            lambda: len(self._alive),
+            self._describe,
             signals.wake,
         )
         self._sampler = Sampler(site)
@@ -107,6 +108,15 @@ class Supervisor:
             if other not in self._started:
                 self._started[other] = time.time()
                 self._record(other, STOPPED, time.time(), "not started", stopped=True)
+
+    def _describe(self) -> dict[str, Any]:
+        """What a beat says of the ranks; `vjob cancel` asks those that catch USR1 to checkpoint."""
+        alive = list(self._alive.values())
+        return {
+            "ranks_alive": len(alive),
+            "catches_usr1": bool(alive)
+            and all(process.catches(signal.SIGUSR1) for process in alive),
+        }
 
     def _next_wait(self) -> float:
         now = time.monotonic()

@@ -58,14 +58,14 @@ class Watch(threading.Thread):
         attempt: AttemptFolder,
         host: str,
         opened: float,
-        count_alive: Callable[[], int],
+        describe: Callable[[], dict[str, Any]],
         wake: Callable[[], None],
     ) -> None:
         super().__init__(name="watch", daemon=True)
         self.stop: dict[str, Any] | None = None
         self._plan, self._node, self._attempt = plan, node, attempt
         self._host, self._opened = host, opened
-        self._count_alive, self._wake = count_alive, wake
+        self._describe, self._wake = describe, wake
         self._peers = list_peers(plan, node)
         self._count = 0
         self._ended = threading.Event()
@@ -118,7 +118,7 @@ class Watch(threading.Thread):
             "host": self._host,
             "time": round(time.time(), 3),
             "count": self._count,
-            "ranks_alive": self._count_alive(),
+            **self._describe(),
             "state": state,
         }
         with contextlib.suppress(OSError):  # on a full disk the next beat may land

@@ -1,0 +1,91 @@
+"""The `vjob` command as a user runs it, in a folder and with a state of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records.runfolder import RunFolder
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class Vjob:
+    """One user on one cluster."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.env = {
+            **os.environ,
+            **(env or {}),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PYTHONPATH": str(ROOT),
+            "LEAK_OF_THE_SHELL": "leaked",
+        }
+
+    def __call__(self, *args: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs", *args],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def start(self, *args: str) -> subprocess.Popen[bytes]:
+        """In the background, as a user's terminal would hold it."""
+        command = [sys.executable, "-m", "jobs", *args]
+        return subprocess.Popen(command, cwd=self.folder, env=self.env)
+
+    def write(self, text: str, name: str = "conf.yaml") -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def submit(self, text: str, *options: str) -> RunFolder:
+        said = self("submit", self.write(text), "--json", *options).stdout
+        return RunFolder(Path(json.loads(said)["folder"]))
+
+    def status(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("status", job, "--json", code=None).stdout)
+        return found
+
+    def wait_over(self, run: RunFolder, timeout_s: float = 90) -> dict[str, Any]:
+        """The record of the run once it has ended."""
+        wait_for(lambda: self._is_over(run), timeout_s, lambda: self.explain(run))
+        record: dict[str, Any] = json.loads(run.record.read_text())
+        return record
+
+    def _is_over(self, run: RunFolder) -> bool:
+        self.status(str(run.path))
+        return bool(json.loads(run.record.read_text())["state"] in ("ended", "refused"))
+
+    def explain(self, run: RunFolder) -> str:
+        logs = "\n".join(p.read_text(errors="replace") for p in run.path.glob("scheduler*.out"))
+        return self("status", str(run.path), "-n", "5", code=None).stdout + logs
+
+
+def wait_for(
+    is_so: Callable[[], object], timeout_s: float, explain: Callable[[], str] = lambda: ""
+) -> None:
+    """Poll a condition up to a deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s\n{explain()}"
+        time.sleep(0.2)
+
+
+def read_out(run: RunFolder, attempt: int = 0) -> str:
+    """What all ranks wrote to standard output."""
+    files = sorted(run.attempt(attempt).path.glob("ranks/*.out"))
+    return "".join(path.read_text() for path in files)

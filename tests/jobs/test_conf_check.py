@@ -1,0 +1,322 @@
+"""One key of a conf against another, and the files that must be there."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+
+import pytest
+
+from jobs.conf import JobConf, NodeGroup, Program
+from jobs.conf_bounds import BOUNDS
+from jobs.conf_check import check_conf, find_line
+from jobs.conf_check_cluster import OWN_SBATCH
+from jobs.conf_doc import list_sections
+from jobs.conf_read import parse_conf_lines
+from jobs.conf_reader import get_hints
+from jobs.conf_types import get_members
+
+BASE = Path("/conf")
+HEAD = "name: run\nprogram: {script: /none/train.py}\n"
+MODEL = "model: {layers: 8, hidden: 64, heads: 8}\n"
+
+
+def find_problems(text: str, *, head: str = HEAD) -> list[str]:
+    conf, lines = parse_conf_lines(head + text, "c", BASE, environ={})
+    return [str(problem) for problem in check_conf(conf, lines, base=BASE, require_paths=False)]
+
+
+def find_in_groups(*groups: str, text: str = "") -> list[str]:
+    nodes = "".join(f"    - {{{group}}}\n" for group in groups)
+    return find_problems(text + "cluster:\n  nodes:\n" + nodes)
+
+
+def test_a_conf_that_fits_together_has_no_problems() -> None:
+    groups = ["group: master, gpus: a100:4", "group: slave, count: 7, gpus: a10:4, cpus: 14"]
+    layout = (
+        "model: gpt2-xl\ntrain: {global_batch_size: 64}\n"
+        "parallel: {pipeline: 8, data: 4, partition: 0-11-8-8-8-8-5-0}\n"
+    )
+    assert find_in_groups(*groups, text=layout) == []
+    assert find_in_groups(*groups, text=layout.replace("data: 4", "data: auto")) == []
+
+
+@pytest.mark.parametrize("name", ["..", ".x", "a/b", "-a", "a b", "é", "a\nb", "x" * 65, "''"])
+def test_a_name_must_be_safe_as_a_folder(name: str) -> None:
+    text = "a\\nb" if name == "a\nb" else name.strip("'")
+    head = f'name: "{text}"\nprogram: {{script: t}}\n'
+    [problem] = find_problems("", head=head)
+    assert problem.startswith("c:1: name = ") and "names a folder" in problem
+
+
+@pytest.mark.parametrize("name", ["a", "gpt2-xl", "A_1.b", "9", "x" * 64])
+def test_a_plain_name_is_fine(name: str) -> None:
+    assert find_problems("", head=f"name: {name}\nprogram: {{script: t}}\n") == []
+
+
+def test_group_names_are_safe_and_differ() -> None:
+    assert find_in_groups("group: a.b", "group: x", "group: x") == [
+        "c:5: cluster.nodes[0].group = a.b: must be letters, digits, - and _, from a letter or "
+        "digit on, 64 at most",
+        "c:7: cluster.nodes[2].group = x: must be unique; cluster.nodes[1] has this name too",
+    ]
+
+
+@pytest.mark.parametrize("gpus", ["a100", "a100:", ":4", "a100:0", "a 100:4", "4:a100", "-1", "''"])
+def test_gpus_are_a_type_and_a_number(gpus: str) -> None:
+    [problem] = find_in_groups(f"group: a, gpus: '{gpus.strip(chr(39))}'")
+    assert "must be a type and a number such as a100:4" in problem
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "message"),
+    [
+        ("count: 0", "count", "must be at least 1"),
+        ("ranks: 0", "ranks", "must be at least 1"),
+        ("cpus: 0", "cpus", "must be at least 1"),
+        ("memory_gb: -1", "memory_gb", "must be at least 0"),
+        ("gpus: -1", "gpus", "must be at least 0"),
+        ("devices: []", "devices", "must list at least one GPU"),
+        ("devices: [1, 1]", "devices", "must not list a GPU twice"),
+        ("devices: [-1]", "devices[0]", "is not there"),
+        ("gpus: 4, devices: [3, 4]", "devices[1]", "must be 0 to 3, as gpus is 4"),
+        ("devices: [4, 5], ranks: 4", "ranks", "must be 2, one for each of devices"),
+        ("interface: 'a b'", "interface", "must be auto or an interface"),
+        ("queue: 'a b'", "queue", "no spaces"),
+        ("sbatch: {time: 3}", "sbatch.time", "use cluster.walltime_min"),
+        ("env: {1x: 3}", "env.1x", "a variable's name"),
+    ],
+)
+def test_a_group_is_checked_by_itself(group: str, key: str, message: str) -> None:
+    [problem] = find_in_groups(f"group: a, {group}")
+    assert problem.startswith(f"c:5: cluster.nodes[0].{key} = ") and message in problem
+
+
+def test_a_world_that_does_not_come_out_names_what_is_left() -> None:
+    groups = ("group: a, ranks: 4", "group: b, count: 6, ranks: 4")
+    assert find_in_groups(*groups, text="parallel:\n  pipeline: 8\n") == [
+        "c:4: parallel.pipeline = 8: 28 ranks (1x4 + 6x4) make 3 replicas of 8 (pipeline 8 x "
+        "tensor 1) and leave 4 over; change them, or the nodes' count or ranks"
+    ]
+    assert find_in_groups(*groups, text="parallel: {pipeline: 7, data: 2}\n") == [
+        "c:3: parallel.data = 2: pipeline 7 x data 2 x tensor 1 = 14 ranks, but the nodes have 28 "
+        "(1x4 + 6x4); data: 4 or auto would fit"
+    ]
+    assert find_in_groups("group: a, ranks: 4", text="parallel: {pipeline: 8}\n") == [
+        "c:3: parallel.pipeline = 8: pipeline 8 x tensor 1 = 8 ranks, but the nodes have only 4 "
+        "(1x4)"
+    ]
+
+
+def test_a_run_that_may_morph_may_leave_ranks_over() -> None:
+    text = "parallel: {pipeline: 8}\nmorph: {enabled: true}\n"
+    assert find_in_groups("group: a, count: 7, ranks: 4", text=text) == []
+
+
+def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
+    assert find_in_groups("group: a, count: 3, ranks: 4", text="parallel: {tensor: 3}\n") == [
+        "c:3: parallel.tensor = 3: tensor groups lie within a node, and 3 does not divide the 4 "
+        "ranks of a node in group a"
+    ]
+    assert find_in_groups("group: a, ranks: 3", text=MODEL + "parallel: {tensor: 3}\n") == [
+        "c:4: parallel.tensor = 3: must divide the model's 8 heads"
+    ]
+    assert find_problems("model: {layers: 1, hidden: 10, heads: 3}\n") == [
+        "c:3: model.hidden = 10: must be a multiple of heads, 3"
+    ]
+
+
+def test_the_global_batch_is_a_multiple_of_what_the_replicas_take() -> None:
+    text = "train: {micro_batch_size: 4, global_batch_size: 20}\n"
+    assert find_in_groups("group: a, ranks: 2", text=text) == [
+        "c:3: train.global_batch_size = 20: must be a multiple of data 2 x micro_batch_size 4 = 8"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("partition", "schedule", "message"),
+    [
+        ("4-4", "auto", ""),
+        ("0-8", "1f1b", ""),
+        ("5-5", "1f1b", ""),
+        ("1-9", "1f1b", ""),
+        ("2-2-2-2", "zbv", ""),
+        ("2-2-2-2-0-0", "interleaved", ""),
+        ("0-10", "1f1b", "the first and the last number must be at least 1"),
+        ("4-5", "1f1b", "sums to 9, but the model has 8 layers (10 with both ends)"),
+        ("8", "1f1b", "has 1 numbers, but parallel.pipeline is 2"),
+        ("4-4", "interleaved", "the same number of chunks on each of 2 stages: 4, 6, ..."),
+        ("3-3-2", "interleaved", "the same number of chunks"),
+        ("4-4", "zbv", "zbv has two chunks a stage: 4"),
+        ("4,4", "auto", "must be auto, or layers per stage such as"),
+        ("4--4", "auto", "must be auto, or layers per stage such as"),
+    ],
+)
+def test_a_partition_fits_the_stages_and_the_model(
+    partition: str, schedule: str, message: str
+) -> None:
+    layout = f'parallel: {{pipeline: 2, partition: "{partition}", schedule: {schedule}}}\n'
+    problems = find_problems(MODEL + layout)
+    assert bool(problems) == bool(message)
+    assert all(problem.startswith("c:4: parallel.partition") for problem in problems)
+    assert not message or message in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("port", "message"),
+    [
+        (6787, ""),
+        (1024, ""),
+        (29500, ""),
+        (61000, ""),
+        (65535, ""),
+        (80, "must be 1024 to 65535, or auto"),
+        (65536, "must be 1024 to 65535, or auto"),
+        (32768, "Linux hands out to outgoing connections"),
+        (60999, "Linux hands out to outgoing connections"),
+    ],
+)
+def test_a_port_lies_outside_the_ephemeral_range(port: int, message: str) -> None:
+    problems = find_problems(f"cluster: {{port: {port}}}\n")
+    assert bool(problems) == bool(message) and message in "".join(problems)
+
+
+def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
+    required = """job-name output error nodes ntasks ntasks-per-node partition gres cpus-per-task
+        mem time comment requeue no-requeue signal export exclude account qos array wrap chdir
+        open-mode parsable hetjob"""
+    assert set(required.split()) <= set(OWN_SBATCH)
+    options = "{partition: a, --nice: 3, reservation: 'a\\nb', exclusive: , x: [], constraint: ib}"
+    text = "cluster:\n  sbatch: " + options.replace("[]", "true").replace("'", '"') + "\n"
+    assert find_problems(text) == [
+        "c:4: cluster.sbatch.partition = a: cannot be given here: use queue of the group in "
+        "cluster.nodes",
+        "c:4: cluster.sbatch.--nice = 3: must be an option's long name without dashes before it, "
+        'such as "nice"',
+        "c:4: cluster.sbatch.reservation = 'a\\nb': must be a single value on one line",
+        "c:4: cluster.sbatch.exclusive = null: must have a value; true for an option that takes "
+        "none",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("cluster: {hetero: split}", "cluster.hetero = split: is for several groups"),
+        ("cluster: {account: 'a b'}", "cluster.account = a b: must be a name without spaces"),
+        ("cluster: {exclude: ['a b']}", "cluster.exclude[0] = a b: must be a node name"),
+        ("cluster: {walltime_min: 0}", "cluster.walltime_min = 0: must be at least 1"),
+        ("container: {runtime: enroot}", "container.runtime = enroot: needs container.image"),
+        ("container: {mounts: ['a:/b']}", "container.mounts = [/conf/a:/b]: needs container.image"),
+        ("container: {image: x, mounts: [a]}", "container.mounts[0] = a: must be source:target"),
+        ("container: {image: x, mounts: ['a:b']}", "mounts[0] = /conf/a:b: the target b must be"),
+        ("container: {image: x, mounts: ['a:/b:ro']}", "must be source:target"),
+        ("container: {workdir: x}", "container.workdir = x: is a folder inside the container"),
+        (
+            "train: {checkpoint: {folder: a, local: b}}",
+            "train.checkpoint.local = b: is a folder on",
+        ),
+        ("train: {checkpoint: {local: /b}}", "needs train.checkpoint.folder"),
+        ("train: {optimizer: {betas: [0.9, 1]}}", "betas[1] = 1.0: must be at least 0 and less"),
+        ("train: {clip_grad_norm: 0}", "train.clip_grad_norm = 0.0: must be more than 0"),
+        ("train: {schedule: {min_lr: 1}}", "must be at most train.optimizer.lr, 0.00015"),
+        (
+            "model: {layers: 1, hidden: 1, heads: 1, dropout: 1}",
+            "model.dropout = 1.0: must be less",
+        ),
+        ("data: {}", "data = a mapping: must have prefix, or synthetic: true"),
+        ("data: {prefix: a, synthetic: true}", "cannot be together with data.prefix"),
+        ("data: {synthetic: true, split: '1,2'}", "data.split = 1,2: must be three shares"),
+        ("data: {synthetic: true, split: '0,0,0'}", "data.split = 0,0,0: must be three shares"),
+        ("data: {synthetic: true, split: '1..2,0,0'}", "must be three shares"),
+        ("morph: {min_nodes: 3, max_nodes: 2}", "must be at most morph.max_nodes, 2"),
+        ("morph: {enabled: true, min_nodes: 3}", "must be at most the 1 nodes of cluster.nodes"),
+        ("profile: {ranks: [0, 1]}", "profile.ranks[1] = 1: must be a rank, 0 to 0"),
+        ("prices: {a10: -1}", "prices.a10 = -1.0: must be at least 0"),
+        ("notify: {mail: me}", "notify.mail = me: must be a mail address"),
+        ("notify: {webhook: hooks}", "notify.webhook = <redacted>: must be a URL"),
+        ("env: {RANK: 1}", "env.RANK = 1: RANK is set by vjob: it follows from cluster.nodes"),
+        ("env: {MASTER_PORT: 1}", "MASTER_PORT is set by vjob: it is cluster.port"),
+        ("env: {VJOB_X: 1}", "names that begin with VJOB_ are vjob's own"),
+        ("env: {a-b: 1}", "env.a-b = 1: a variable's name"),
+        ("pass_env: [HOME, 'a b']", "pass_env[1] = a b: a variable's name"),
+        ('log_folder: "a\\nb"', "a path must not contain line breaks"),
+    ],
+)
+def test_each_section_is_checked(text: str, problem: str) -> None:
+    problems = find_problems(text + "\n")
+    assert len(problems) == 1 and problem in problems[0], problems
+    assert problems[0].startswith("c:3: ")
+
+
+def test_a_built_in_program_needs_a_model_and_data() -> None:
+    head = "name: run\nprogram: pretrain_gpt\n"
+    assert [problem.split(":")[2].strip() for problem in find_problems("", head=head)] == [
+        "model = null",
+        "data = null",
+    ]
+
+
+def test_a_list_without_groups_is_refused_where_it_was_made_by_hand() -> None:
+    conf = JobConf(name="a", program=Program(kind="script", path="/t"))
+    [problem] = check_conf(conf, {}, require_paths=False)
+    assert problem.key == "cluster.nodes" and problem.where == "conf"
+
+
+def test_files_that_the_job_would_miss_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").touch()
+    text = """\
+name: run
+program: {deepspeed: train.py, config: $HOME/ds.json}
+data: {prefix: a}
+container: {image: x.sqsh, mounts: ["b:/b", "/no/where:/c", ".:/d"]}
+"""
+    conf, lines = parse_conf_lines(text, "c", tmp_path, environ={})
+    problems = check_conf(conf, lines, base=tmp_path)
+    assert [(p.where, p.key, p.message.replace(str(tmp_path), "")) for p in problems] == [
+        ("c:2", "program.deepspeed", "is not a file"),
+        ("c:2", "program.config", "is not a file; variables are not expanded in paths"),
+        ("c:3", "data.prefix", "/a.idx not found"),
+        (
+            "c:4",
+            "container.image",
+            "not found; an image of a registry is written docker://name:tag",
+        ),
+        ("c:4", "container.mounts[0]", "/b not found"),
+    ]
+    assert check_conf(conf, lines, base=tmp_path, require_paths=False) == []
+
+
+def test_a_path_outside_the_confs_folder_may_be_inside_the_image(tmp_path: Path) -> None:
+    text = "name: run\nprogram: {script: /opt/train.py}\n"
+    conf, lines = parse_conf_lines(text, "c", tmp_path, environ={})
+    assert [problem.key for problem in check_conf(conf, lines, base=tmp_path)] == ["program.script"]
+    conf, lines = parse_conf_lines(text + "container: {image: 'docker://x'}\n", "c", tmp_path)
+    assert check_conf(conf, lines, base=tmp_path) == []
+
+
+def test_a_megatron_checkout_is_a_folder(tmp_path: Path) -> None:
+    conf, lines = parse_conf_lines("name: r\nprogram: {megatron: .}\n", "c", tmp_path, environ={})
+    assert check_conf(conf, lines, base=tmp_path) == []
+    conf, lines = parse_conf_lines("name: r\nprogram: {megatron: m}\n", "c", tmp_path, environ={})
+    [problem] = check_conf(conf, lines, base=tmp_path)
+    assert problem.key == "program.megatron" and "is not a folder" in problem.message
+
+
+def test_a_key_that_was_not_written_has_the_place_of_what_is_around_it() -> None:
+    lines = {"": "c:1", "cluster.nodes": "c:5", "cluster.nodes[0]": "c:6"}
+    assert find_line(lines, "cluster.nodes[0].env.A") == "c:6"
+    assert find_line(lines, "cluster.nodes[1].env") == "c:5"
+    assert find_line(lines, "train.steps") == "c:1"
+
+
+def test_every_number_of_a_conf_has_a_range() -> None:
+    elsewhere = {"cluster.port"}
+    for section in list_sections():
+        for name, hint in get_hints(section.cls).items():
+            is_number = {int, float} & set(get_members(hint))
+            if is_number and section.cls is not NodeGroup:  # check_groups has those
+                assert f"{section.key}.{name}" in BOUNDS.keys() | elsewhere
+    names = [name for name, hint in get_hints(NodeGroup).items() if int in get_members(hint)]
+    assert names == ["count", "gpus", "cpus", "memory_gb", "ranks"]
+    assert typing.get_args(get_hints(NodeGroup)["devices"])

@@ -1,0 +1,233 @@
+"""Runs on this machine: the rendered scripts, real processes, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from varuna_core.records.runfolder import RunFolder
+
+WHO = """
+name: who
+program: {{script: {who}, args: {args}}}
+cluster:
+  scheduler: local
+  hetero: {hetero}
+  walltime_min: 2
+  nodes:
+    - {{group: m, count: 1, ranks: 2}}
+    - {{group: s, count: 2, ranks: 1}}
+env: {{NOTE: {note}, MY_TOKEN: s3cret}}
+"""
+
+FATE = """
+name: fate
+program: {{script: {fate}, args: {args}}}
+cluster:
+  scheduler: local
+  walltime_min: 2
+  grace_s: 2
+  nodes: [{{group: m, count: 2, ranks: 2}}]
+"""
+
+TRICKY = ["a b", "$(touch owned)", "it's \"quoted\"", "new\nline", "ünïcode", "", ":", "`id`", "\\"]
+
+
+@pytest.fixture
+def vjob(tmp_path: Path) -> Vjob:
+    return Vjob(tmp_path)
+
+
+def who(hetero: str = "auto", args: list[str] | None = None, note: str = "x") -> str:
+    return WHO.format(
+        who=PROGRAMS / "who.py", hetero=hetero, args=json.dumps(args or []), note=json.dumps(note)
+    )
+
+
+def fate(*args: str) -> str:
+    return FATE.format(fate=PROGRAMS / "fate.py", args=json.dumps(list(args)))
+
+
+@pytest.mark.parametrize("hetero", ["hetjob", "split"])
+def test_all_ranks_run_and_meet(vjob: Vjob, hetero: str) -> None:
+    run = vjob.submit(who(hetero))
+    record = vjob.wait_over(run)
+    assert record["verdict"] == "COMPLETED", vjob.explain(run)
+    rows = {row["rank"]: row for row in map(json.loads, read_out(run).splitlines())}
+    assert sorted(rows) == [0, 1, 2, 3]
+    assert [rows[r]["local_rank"] for r in range(4)] == [0, 1, 0, 0]
+    assert [rows[r]["local_world"] for r in range(4)] == [2, 2, 1, 1]
+    assert {row["world"] for row in rows.values()} == {4}
+    assert len(record["jobs"]) == (2 if hetero == "split" else 1)
+
+
+def test_arguments_and_values_reach_the_program_unchanged(vjob: Vjob) -> None:
+    note = "two\nlines $HOME 'q' \"d\" ünï"
+    run = vjob.submit(who(args=TRICKY, note=note))
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+    rows = [json.loads(line) for line in read_out(run).splitlines()]
+    assert all(row["args"] == TRICKY and row["note"] == note for row in rows)
+    assert all(row["leak"] is None for row in rows)
+    assert not list(vjob.folder.rglob("owned"))
+
+
+def test_secrets_stay_in_the_plan_and_files_are_private(vjob: Vjob) -> None:
+    run = vjob.submit(who())
+    vjob.wait_over(run)
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    for path in run.path.iterdir():
+        if path.is_file() and b"s3cret" in path.read_bytes():
+            assert path == run.plan
+    assert stat.S_IMODE(run.plan.stat().st_mode) == 0o600
+    assert "s3cret" not in vjob("submit", "conf.yaml", "--dry-run").stdout
+
+
+def test_the_rank_that_exits_9_is_the_culprit_and_the_exit_code(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    record = vjob.wait_over(run)
+    assert record["verdict"] == "FAILED"
+    outcome = record["outcome"]
+    assert (outcome["code"], outcome["culprit_rank"]) == (9, 2)
+    assert "ValueError: this is the end" in outcome["reason"]
+    assert json.loads((run.path / "local.json").read_text())["exit_code"] == "9:0"
+    assert vjob("status", "last", code=10).stdout.splitlines()[1].strip() == record["message"]
+
+
+def test_a_killed_rank_is_named_with_its_signal(vjob: Vjob) -> None:
+    run = vjob.submit(fate("1", "kill"))
+    outcome = vjob.wait_over(run)["outcome"]
+    assert (outcome["culprit_rank"], outcome["culprit_signal"]) == (1, "SIGKILL")
+
+
+def test_deaf_ranks_are_killed_after_the_grace(vjob: Vjob) -> None:
+    run = vjob.submit(fate("0", "exit:3", "deaf"))
+    assert vjob.wait_over(run, timeout_s=30)["outcome"]["code"] == 3
+
+
+def test_cancel_asks_ranks_that_catch_usr1_to_checkpoint_first(vjob: Vjob) -> None:
+    run = vjob.submit(fate("-1", "hang", "catch"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    said = vjob("cancel", "last").stdout
+    assert "checkpointed and left" in said
+    assert read_out(run).count("got SIGUSR1") == 4
+
+
+def test_cancel_of_ranks_without_a_handler_ends_them(vjob: Vjob) -> None:
+    run = vjob.submit(fate("-1", "hang"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    assert "is cancelled" in vjob("cancel", run.name).stdout
+    assert vjob.status("last")["state"] == "CANCELLED"
+    assert "over already" in vjob("cancel", "last", code=2).stderr
+
+
+def test_a_requeue_starts_a_new_attempt(vjob: Vjob) -> None:
+    run = vjob.submit(fate("-1", "hang", "signals"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    (run.path / "local-requeue.L1").touch()
+    pids = find_ranks(run.path)
+    assert len(pids) == 4
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for(lambda: read_out(run, 1).count("attempt 1") == 4, 60, lambda: vjob.explain(run))
+    vjob("cancel", "last", "--now")
+
+
+def find_ranks(run: Path) -> list[int]:
+    """Pids of the ranks of a run, by their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                env = (entry / "environ").read_bytes()
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if f"VJOB_RUN={run}\0".encode() in env and b"fate.py" in words and b"RANK=" in env:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def test_the_supervisor_gone_is_a_lost_machine_and_not_a_run_for_ever(vjob: Vjob) -> None:
+    run = vjob.submit(fate("-1", "hang"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    state = json.loads((run.path / "local.json").read_text())
+    os.kill(state["pid"], signal.SIGKILL)
+    record = vjob.wait_over(run)
+    assert record["verdict"] == "NODE_FAIL"
+    for pid in find_ranks(run.path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_logs_can_be_narrowed_to_a_rank_and_a_pattern(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    said = vjob("logs", "last", "--rank", "2", "--grep", "Value").stdout
+    assert said == "rank 2 | ValueError: this is the end\n"
+    assert "2: ValueError" in vjob("logs", "fate", "--err").stdout
+    assert vjob("logs", "last", "--node", "nowhere").stdout == ""
+
+
+def test_list_shows_each_run_and_two_submits_at_once_get_two_folders(vjob: Vjob) -> None:
+    text = who()
+    runs = [vjob.submit(text), vjob.submit(text)]
+    for run in runs:
+        vjob.wait_over(run)
+    rows = json.loads(vjob("list", "--json").stdout)
+    assert [row["run"] for row in rows] == [run.name for run in runs]
+    assert len({run.name for run in runs}) == 2
+    assert {row["state"] for row in rows} == {"COMPLETED"}
+    assert (runs[0].path.parent / "who").resolve() == runs[1].path
+
+
+def test_job_may_be_a_path_a_name_an_id_or_last(vjob: Vjob) -> None:
+    run = vjob.submit(who())
+    vjob.wait_over(run)
+    for job in ("last", "who", "L1", run.name, str(run.path), str(run.path.parent / "L1")):
+        assert vjob.status(job)["run"] == run.name
+    assert "no run '../../etc'" in vjob("status", "../../etc", code=2).stderr
+
+
+def test_a_node_that_misses_a_path_is_named_before_any_rank_starts(vjob: Vjob) -> None:
+    """The plan is what nodes go by: one that names a missing path stands for a node without it."""
+    from varuna_core.records.plan import read_plan, write_plan
+
+    done = vjob.submit(who())
+    vjob.wait_over(done)
+    plan = read_plan(done.plan)
+    assert plan is not None
+    write_plan(done.plan, replace(plan, must_exist=(*plan.must_exist, "/no/such/place")))
+    again = subprocess.run(
+        ["bash", str(done.batch_script())],
+        env={**vjob.env, "PATH": fake_tools(vjob, done), "SLURM_JOB_ID": "L9"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert again.returncode == 112
+    assert "/no/such/place" in again.stdout + again.stderr
+
+
+def fake_tools(vjob: Vjob, run: RunFolder) -> str:
+    """PATH with the stand-in srun first, as the supervisor makes it."""
+    folder = vjob.folder / "bin"
+    folder.mkdir()
+    tool = folder / "srun"
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m jobs.local_step srun "$@"\n')
+    tool.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_a_log_folder_that_cannot_be_written_is_refused_with_what_to_do(vjob: Vjob) -> None:
+    blocker = vjob.folder / "file"
+    blocker.write_text("")
+    said = vjob("submit", vjob.write(who() + f"log_folder: {blocker}/log\n"), code=1)
+    assert "nothing was submitted" in said.stderr and "log_folder" in said.stderr

@@ -1,0 +1,60 @@
+"""Every rank tells rank 0 over TCP who it is; rank 0 prints all, each with its address as seen.
+
+Prints one JSON line a rank: {rank, local_rank, world, host, peer, gpus, args, note}.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+
+TIMEOUT_S = 60
+
+
+def facts():
+    return {
+        "rank": int(os.environ["RANK"]),
+        "local_rank": int(os.environ["LOCAL_RANK"]),
+        "local_world": int(os.environ["LOCAL_WORLD_SIZE"]),
+        "world": int(os.environ["WORLD_SIZE"]),
+        "host": socket.gethostname(),
+        "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "args": sys.argv[1:],
+        "note": os.environ.get("NOTE"),
+        "leak": os.environ.get("LEAK_OF_THE_SHELL"),
+        "stage": int(os.environ["VJOB_STAGE"]),
+        "attempt": int(os.environ["VJOB_ATTEMPT"]),
+    }
+
+
+def serve(address, world):
+    with socket.create_server(address) as server:
+        server.settimeout(TIMEOUT_S)
+        for _ in range(world - 1):
+            guest, peer = server.accept()
+            with guest, guest.makefile("r") as lines:
+                print(json.dumps(dict(json.loads(lines.readline()), peer=peer[0])), flush=True)
+
+
+def visit(address, mine):
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            with socket.create_connection(address, timeout=TIMEOUT_S) as line:
+                line.sendall(json.dumps(mine).encode() + b"\n")
+                return
+        except ConnectionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+mine = facts()
+address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if mine["rank"] == 0:
+    print(json.dumps(dict(mine, peer=address[0])), flush=True)
+    serve(address, mine["world"])
+else:
+    visit(address, mine)

@@ -1,0 +1,134 @@
+"""Signals and stops: who gets them, and what the ranks are granted before they are killed."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.varuna_core.stage import TIMING, Stage, is_running, make_group, make_plan, shell
+from varuna_core.records.files import read_json
+from varuna_core.records.stop import write_stop
+
+MakeStage = Callable[..., Stage]
+
+OBEDIENT = """
+import os, signal, sys, time
+caught = []
+for name in ("SIGUSR1", "SIGUSR2", "SIGTERM"):
+    signal.signal(getattr(signal, name), lambda number, frame: caught.append(number))
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+    while caught:
+        number = caught.pop(0)
+        print("caught", signal.Signals(number).name, flush=True)
+        if number == signal.SIGTERM:
+            sys.exit(int(os.environ.get("CODE", "0")))
+"""
+STUBBORN = 'trap "" TERM; echo $$; while :; do sleep 0.05; done'
+
+
+def play_obedient(make_stage: MakeStage, nodes: int, ranks: int) -> Stage:
+    command = (sys.executable, "-c", OBEDIENT)
+    stage = make_stage(make_plan(make_group("a", nodes, ranks), command=command))
+    stage.open()
+    stage.start_all()
+    for index, node in enumerate(range(nodes)):
+        for rank in range(index * ranks, (index + 1) * ranks):
+            stage.wait_for_log(f"n{node}", "out", f"{rank}: ready")
+    return stage
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_user_signals_reach_every_rank(make_stage: MakeStage, name: str) -> None:
+    stage = play_obedient(make_stage, 1, 3)
+    stage.nodes[0].send_signal(signal.Signals[name])
+    for rank in range(3):
+        stage.wait_for_log("n0", "out", f"{rank}: caught {name}")
+    assert stage.nodes[0].poll() is None
+    stage.nodes[0].terminate()
+    stage.wait()
+
+
+def test_term_ends_the_ranks_in_their_own_time(make_stage: MakeStage) -> None:
+    stage = play_obedient(make_stage, 2, 1)
+    stage.nodes[1].terminate()
+    assert stage.wait() == [143, 143], "the other node learns it from stop.json"
+    assert all(item.stopped and item.code == 0 for item in stage.exits().values())
+    outcome = stage.close(143)
+    assert outcome.code == 143
+    assert outcome.reason.startswith("SIGTERM from the scheduler (cancel, time limit")
+
+
+def test_stubborn_ranks_are_killed_after_the_grace(make_stage: MakeStage) -> None:
+    timing = replace(TIMING, grace_s=0.5)
+    stage = make_stage(make_plan(make_group("a", 1, 2), command=shell(STUBBORN), timing=timing))
+    stage.open()
+    stage.start_all()
+    for rank in range(2):
+        log = stage.wait_for_log("n0", "out", f"{rank}: ")
+    pids = [int(line.split()[1]) for line in log.splitlines()]
+    stage.nodes[0].terminate()
+    stage.nodes[0].terminate()
+    assert stage.wait() == [143]
+    assert not any(map(is_running, pids))
+    assert {item.signal for item in stage.exits().values()} == {"SIGKILL"}
+    assert stage.close(143).code == 143
+
+
+def test_a_rank_that_the_scheduler_signals_first_is_no_culprit(make_stage: MakeStage) -> None:
+    """proctrack/linuxproc: Slurm signals every process of a step, ranks before the agent even."""
+    stage = make_stage(make_plan(make_group("a", 1, 2), command=shell("echo $$; exec sleep 60")))
+    stage.open()
+    stage.start_all()
+    for rank in range(2):
+        log = stage.wait_for_log("n0", "out", f"{rank}: ")
+    for line in log.splitlines():
+        os.kill(int(line.split()[1]), signal.SIGTERM)
+    stage.nodes[0].terminate()
+    assert stage.wait() == [143]
+    outcome = stage.close(143)
+    assert (outcome.code, outcome.culprit_rank) == (143, None)
+    assert all(item.stopped for item in stage.exits().values())
+
+
+def test_stop_ends_all_nodes_with_its_reason(make_stage: MakeStage) -> None:
+    stage = make_stage(make_plan(make_group("a", 2, 1), command=shell("echo on; exec sleep 60")))
+    stage.open()
+    stage.start_all()
+    for node in ("n0", "n1"):
+        stage.wait_for_log(node, "out", "on")
+    assert stage.call("stop", "--reason", "cancelled by ann").returncode == 0
+    assert stage.wait() == [143, 143]
+    second = stage.call("stop", "--reason", "too late", "--kind", "lost", "--code", "7")
+    assert "told to stop before" in second.stderr
+    outcome = stage.close(143)
+    assert (outcome.code, outcome.reason) == (143, "cancelled by ann")
+
+
+def test_a_stop_ends_nodes_that_still_wait_for_the_others(make_stage: MakeStage) -> None:
+    stage = make_stage(make_plan(make_group("a", 2, 1)))
+    stage.open()
+    agent = stage.start(0)
+    stage.call("stop", "--reason", "cancelled by ann")
+    assert agent.wait(timeout=20) == 143
+    assert stage.close(143).reason == "cancelled by ann"
+
+
+def test_leftovers_of_a_rank_end_with_it(make_stage: MakeStage) -> None:
+    """A data worker that outlives its rank would hold the GPU's memory."""
+    stage = make_stage(make_plan(command=shell("sleep 60 & echo $!; exit 3")))
+    codes, outcome = stage.play()
+    assert (codes, outcome.code) == ([3], 3)
+    assert not is_running(int(stage.log("n0", "out").split()[1]))
+
+
+def test_the_first_stop_wins(make_stage: MakeStage) -> None:
+    stage = make_stage(make_plan())
+    stage.open()
+    assert write_stop(stage.attempt, "cancel", 143, "first")
+    assert not write_stop(stage.attempt, "lost", 113, "second")
+    assert read_json(stage.attempt.stop)["reason"] == "first"
