@@ -111,6 +111,8 @@ def submit(
         click.echo(f"  files   {run.path}")
         click.echo(f"  status  vjob status {ids[0]}")
         click.echo(f"  logs    vjob logs -f {ids[0]}")
+    if warning := submitting.look_for_trouble(run):
+        click.echo(f"vjob: {warning}", err=True)
     if follow:
         from jobs.logs import follow_run
 
@@ -126,7 +128,8 @@ def submit(
 def status(job: str, lines: int, as_json: bool) -> None:
     """Show how JOB goes: its state, and the last lines of every node.
 
-    Exits 0 while all is well and when it is done, 10 when it failed, 11 when nothing is known.
+    Exits 0 while all is well and when it is done, 10 when it failed, 11 when nothing is known,
+    12 when it pends for a reason that does not pass by itself.
     """
     from jobs import status as statuses
     from jobs.runs import find_run, view_run

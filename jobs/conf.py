@@ -17,7 +17,7 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: a built-in name, or {script: ...}, {megatron: ...}, {deepspeed: ...}."""
+    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}."""
 
     kind: ProgramKind
     """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed."""

@@ -20,7 +20,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_yaml(value: Any, *, one_line: bool = False) -> str:
-    """The value as YAML; as a block whose innermost lists and mappings are on one line, or all so."""
+    """The value as a block whose innermost lists and mappings are on one line, or all on one."""
     text: str = yaml.dump(
         value,
         Dumper=_Dumper,

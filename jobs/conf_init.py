@@ -16,10 +16,7 @@ from jobs.conf_types import describe
 # Runs anywhere, without data, as it is.
 STARTER: Mapping[str, object] = {
     "name": "my-run",
-    "program": "pretrain_gpt",
-    "model": "gpt2-small",
-    "data.synthetic": True,
-    "train.steps": 50,
+    "program": {"script": "train.py", "args": ["--lr", "1.5e-4"]},
     "parallel.pipeline": 1,
     "cluster.walltime_min": 60,
     "cluster.nodes[].group": "master",
@@ -28,7 +25,6 @@ STARTER: Mapping[str, object] = {
 }
 FORMS: Mapping[type, tuple[str, ...]] = {
     Program: (
-        "or a program of your own: {script: train.py, args: [--epochs, 3]}",
         "or {megatron: Megatron-LM, args: [...]}",
         "or {deepspeed: train.py, config: ds.json, args: [...]}",
     ),
@@ -55,7 +51,8 @@ def _render_section(cls: type, key: str, indent: str) -> Iterator[str]:
         if not indent and (inner is not None or not key):
             yield ""
         if inner in FORMS:
-            yield from _render_key(indent, field.name, STARTER[path], doc, active=True)
+            value = STARTER.get(path, "gpt2-small")
+            yield from _render_key(indent, field.name, value, doc, active=path in STARTER)
             yield from (f"{indent}# {form}" for form in FORMS[inner or Model])
         elif inner is NodeGroup:
             yield f"{indent}{field.name}:  # {doc}"

@@ -41,6 +41,11 @@ def translate_shell_conf(text: str) -> tuple[str, list[str]]:
 def _build_conf(translator: Translator) -> dict[str, Any]:
     take, number, flag = translator.take, translator.take_number, translator.take_flag
     model = take("MODEL", "model", lambda text: MODELS.get(text.lower()))
+    if model == MODELS["small"]:
+        translator.note(
+            "MODEL=small is taken for gpt2-small, 12 layers of 768; compare it with NUM_LAYERS and "
+            "HIDDEN_SIZE in an old job's output"
+        )
     sbatch: dict[str, Any] = {}
     nodes, top = build_nodes(translator, sbatch)
     conf: dict[str, Any] = {"name": top.pop("name", model or "my-run")}
@@ -88,8 +93,8 @@ def _take_port(translator: Translator) -> int | None:
     if port is None or (1024 <= port <= 65535 and not low <= port <= high):
         return port
     translator.note(
-        f"MASTER_PORT={port} is not used: outgoing connections may take a port of {low} to {high}, "
-        "and others than 1024 to 65535 are not free to use; port: auto picks one"
+        f"MASTER_PORT={port} is not used: a port is 1024 to 65535, and outgoing connections may "
+        f"take one of {low} to {high}; port: auto picks a free one"
     )
     translator.comments.pop("cluster.port")
     return None

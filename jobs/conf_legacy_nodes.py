@@ -54,15 +54,14 @@ def build_nodes(
     top: dict[str, Any] = {}
     for name, count, script in zip(names, counts, chosen, strict=True):
         group = _build_group(translator, script, top, sbatch)
+        if "gpus" not in group and ranks is not None:
+            group["gpus"] = ranks
+            message = f"no --gres was found for group {name}: it asks for {ranks} GPUs of any type"
+            translator.note(message)
         groups.append({"group": name, "count": count, **group, "ranks": ranks})
         asked = _get_count(script)
         if asked is not None and asked != count:
-            translator.note(
-                f"--nodes={asked} of group {name} is not the {count} that NNODES leaves"
-            )
-        if "gpus" not in group and ranks is not None:
-            groups[-1]["gpus"] = ranks
-            message = f"no --gres was found for group {name}: it asks for {ranks} GPUs of any type"
+            message = f"--nodes={asked} of group {name} is not the {count} that NNODES leaves"
             translator.note(message)
     have = sum(counts) * (ranks or 1)
     if world is not None and ranks is not None and world != have:

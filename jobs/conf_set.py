@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from jobs.conf_redact import show
-from jobs.conf_tree import Entry, Items, Node, Scalar, Table, join_key, parse_tree
+from jobs.conf_tree import MAX_DEPTH, Entry, Items, Node, Scalar, Table, join_key, parse_tree
 from jobs.errors import ConfError, Problem
 
 WHERE = "--set"
@@ -30,7 +30,10 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
         try:
             value, noted = parse_tree(text, WHERE)
             problems.extend(noted)
-            tree = _replace(tree, _STEP.findall(key), value, "")
+            steps = _STEP.findall(key)
+            if len(steps) > MAX_DEPTH:
+                raise _UnusableError(f"nested more than {MAX_DEPTH} deep")
+            tree = _replace(tree, steps, value, "")
         except ConfError as error:
             message = error.problems[-1].message
             problems.append(Problem(where=WHERE, key=key, value=show(key, text), message=message))

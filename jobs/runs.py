@@ -37,14 +37,14 @@ class RunView:
     def state(self) -> str:
         """One word for the run."""
         if self.record.state == records.ENDED:
-            return str(self.record.verdict)
+            return self.record.verdict
         if self.record.state in (records.REFUSED, records.INTENT):
             return self.record.state.upper()
         words = [info.state for info in self.infos]
         for state in (JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING):
             if state in words:
-                return state.value
-        return words[0].value if words else JobState.UNKNOWN.value
+                return str(state.value)
+        return str((words[0] if words else JobState.UNKNOWN).value)
 
 
 def find_run(job: str, here: Path) -> RunFolder:

@@ -88,6 +88,11 @@ class JobInfo:
     def leader(self) -> str:
         return self.id.partition("+")[0]
 
+    @property
+    def component(self) -> int:
+        number = self.id.partition("+")[2]
+        return int(number) if number.isdigit() else 0
+
 
 def parse_state(word: str) -> JobState:
     """`CANCELLED by 0`, `CANCELLED+` and `RUNNING` alike."""

@@ -55,7 +55,8 @@ class SlurmExecutor(Executor):
         if forgotten:
             text = _ask(slurm.build_sacct_command(forgotten))
             _fill(found, slurm.parse_sacct_output(text))
-        return found
+        # squeue lists components in no order of ours.
+        return {job: sorted(infos, key=lambda info: info.component) for job, infos in found.items()}
 
     def cancel(self, job: str) -> None:
         _tell(slurm.build_scancel_command(job))

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jobs.pending import explain_reason
 from jobs.runs import RunView, read_node_names
 from jobs.slurm import JobInfo
 from jobs.tail import last_lines
@@ -14,7 +15,7 @@ from varuna_core.records.exits import Outcome, RankExit, read_exits, read_outcom
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder
 
-OK, FAILED, NOT_KNOWN = 0, 10, 11
+OK, FAILED, NOT_KNOWN, NEVER_STARTS = 0, 10, 11, 12
 """Exit codes of `vjob status`."""
 KINDS = ("out", "err", "gpu")
 
@@ -69,7 +70,7 @@ def take_snapshot(view: RunView, *, num_lines: int) -> Snapshot:
         run=run.name,
         folder=str(run.path),
         state=view.state,
-        message=record.message,
+        message=record.message or explain_reason(view.infos),
         scheduler=record.scheduler,
         layout=record.layout,
         jobs=[_job_row(info) for info in view.infos]
@@ -94,6 +95,8 @@ def _exit_code(view: RunView) -> int:
         return FAILED
     if view.record.state == records.ENDED:
         return OK if view.record.verdict == "COMPLETED" else FAILED
+    if explain_reason(view.infos):
+        return NEVER_STARTS
     return NOT_KNOWN if view.state == "UNKNOWN" else OK
 
 

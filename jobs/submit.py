@@ -27,8 +27,11 @@ from jobs.conf import JobConf
 from jobs.conf_read import read_conf
 from jobs.errors import InputError, VjobError
 from jobs.executor import choose_executor
+from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
+from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
+from jobs.slurm import JobState
 from varuna_core import __version__
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
@@ -38,6 +41,10 @@ from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
 
 log = logging.getLogger(__name__)
+
+FIRST_LOOK_S = 3.0
+"""Slurm gives a reason once its scheduler has looked at the job."""
+FIRST_POLL_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +174,19 @@ def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None])
     return record
 
 
+def look_for_trouble(run: RunFolder) -> str:
+    """What Slurm says in the first moments against a job's ever starting; empty if nothing."""
+    deadline = time.monotonic() + FIRST_LOOK_S
+    while True:
+        view = view_run(run)
+        reasons = [info.reason for info in view.infos if info.state is JobState.PENDING]
+        trouble = explain_reason(view.infos)
+        waits = view.record.scheduler == "slurm" and "" in reasons
+        if trouble or not waits or time.monotonic() > deadline:
+            return trouble
+        time.sleep(FIRST_POLL_S)
+
+
 def make_run_folder(run: RunFolder) -> RunFolder:
     """A folder that is ours alone: a second submit in the same second gets -1, -2, ..."""
     try:
@@ -185,10 +205,9 @@ def make_run_folder(run: RunFolder) -> RunFolder:
 
 def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     """Everything that the scheduler and the nodes will read."""
-    from varuna_core.agent.bundle import write_bundle
-
+    from jobs.conf_redact import redact_text
     from jobs.conf_write import render_resolved
-    from jobs.redact import redact_text
+    from varuna_core.agent.bundle import write_bundle
 
     write_atomic(run.conf, redact_text(ready.conf_text))
     write_atomic(run.resolved, render_resolved(ready.conf, redact=True))

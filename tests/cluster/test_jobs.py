@@ -133,7 +133,9 @@ def test_a_rank_killed_by_kill_9_is_named_with_its_signal(vjob: Vjob) -> None:
     assert outcome["culprit_node"] == "b2"
 
 
-@pytest.mark.parametrize(("layout", "victim"), [("single", "b2"), ("hetjob", "a2"), ("split", "a1")])
+@pytest.mark.parametrize(
+    ("layout", "victim"), [("single", "b2"), ("hetjob", "a2"), ("split", "a1")]
+)
 def test_a_node_without_power_ends_the_job_and_is_named(
     vjob: Vjob, clean_lab: Lab, layout: str, victim: str
 ) -> None:
@@ -175,9 +177,7 @@ def test_cancel_now_ends_a_het_job_whole(vjob: Vjob, clean_lab: Lab) -> None:
     assert record["outcome"]["culprit_rank"] is None
 
 
-def test_a_requeued_job_starts_a_new_attempt_with_its_own_files(
-    vjob: Vjob, clean_lab: Lab
-) -> None:
+def test_a_requeued_job_starts_a_new_attempt_with_its_own_files(vjob: Vjob, clean_lab: Lab) -> None:
     run = vjob.submit(conf("fate.py", ["-1", "hang"], requeue=True, nodes=TWO_NODES))
     wait_ready(vjob, run, 4)
     job = read_job(run)
@@ -197,11 +197,14 @@ def read_job(run: RunFolder) -> str:
     return record.jobs[0].id
 
 
-def test_a_job_that_cannot_ever_run_is_refused_with_the_remedy(vjob: Vjob) -> None:
+def test_a_job_that_can_never_run_is_told_at_once_with_the_remedy(vjob: Vjob) -> None:
+    """sbatch accepts it (EnforcePartLimits is off), and it would pend for ever."""
     nodes = "    - {group: many, count: 60, queue: gpu1}"
-    said = vjob("submit", vjob.write(conf(nodes=nodes)), code=1).stderr
-    assert "sbatch refused" in said and "count" in said
-    assert vjob.status("last")["state"] == "REFUSED"
+    said = vjob("submit", vjob.write(conf(nodes=nodes)))
+    assert "will not start: PartitionConfig" in said.stderr and "lower count" in said.stderr
+    assert "lower count" in vjob("status", "last", code=12).stdout
+    vjob("cancel", "last")
+    assert vjob.status("last")["state"] == "CANCELLED"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_without_accounting_a_run_is_followed_to_its_end(vjob: Vjob, clean_lab: 
 
 
 def test_a_run_folder_that_vanished_is_said_and_not_a_silent_death(vjob: Vjob) -> None:
-    """Up to 22.05 a job whose folder is missing dies without a trace: 0:53, the script never runs."""
+    """Up to 22.05 a job without its folder dies without a trace: 0:53, its script never runs."""
     run = vjob.submit(conf(nodes=TWO_NODES), "--set", "cluster.sbatch.begin=now+3600")
     assert vjob.status("last")["state"] == "PENDING"
     shutil.rmtree(run.path)
@@ -290,7 +293,7 @@ def test_with_the_controller_down_nothing_is_lost_and_the_message_helps(
     try:
         said = vjob("submit", vjob.write(conf(nodes=TWO_NODES)), code=1).stderr
         assert "scontrol ping" in said
-        assert vjob("status", run.name, code=11).returncode == 11
+        assert vjob.status(run.name)["state"] in ("RUNNING", "UNKNOWN"), "nobody says it ended"
     finally:
         clean_lab.start_controller()
     wait_for(lambda: vjob.status(run.name)["state"] == "RUNNING", 60)

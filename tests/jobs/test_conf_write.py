@@ -1,4 +1,4 @@
-"""JobConf back to text: the resolved conf, the starter conf, the page of all keys, without secrets."""
+"""JobConf back to text: the resolved conf, the starter conf, the page of all keys."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def build_section(cls: type) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{name: build_strategy(hints[name], name, cls) for name in hints})
 
 
+BUILT_IN = [Program(kind="pretrain_gpt"), Program(kind="pretrain_bert")]
 PROGRAMS = (
-    st.sampled_from(["pretrain_gpt", "pretrain_bert"]).map(lambda kind: Program(kind=kind))
+    st.sampled_from(BUILT_IN)
     | st.builds(
         Program,
         kind=st.sampled_from(["script", "megatron"]),
@@ -195,15 +196,16 @@ def test_a_text_without_secrets_has_the_same_keys(tree: dict[str, Any]) -> None:
 def test_the_starter_conf_has_no_problems(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
     path.write_text(render_init(), encoding="utf-8")
+    (tmp_path / "train.py").touch()
     conf = read_conf(path, environ={})
-    assert (conf.name, conf.program.kind) == ("my-run", "pretrain_gpt")
+    assert (conf.name, conf.program.kind) == ("my-run", "script")
     assert render_init() == (Path(__file__).parent / "golden" / "init.yaml").read_text("utf-8")
 
 
 def test_the_starter_conf_with_every_key_active_is_the_same_conf() -> None:
     active = re.sub(r"(?m)^( *)#(?=[a-z_]+:)", r"\1", render_init())
     conf, lines = parse_conf_lines(active, "c", BASE, environ={})
-    assert conf == parse_conf(render_init(), "c", BASE, environ={})
+    assert replace(conf, model=None, data=None) == parse_conf(render_init(), "c", BASE, environ={})
     assert check_conf(conf, lines, require_paths=False) == []
     keys = {
         f"{section.key}.{name}".strip(".").replace("[]", "[0]")

@@ -39,7 +39,7 @@ cluster:
   nodes: [{{group: m, count: 2, ranks: 2}}]
 """
 
-TRICKY = ["a b", "$(touch owned)", "it's \"quoted\"", "new\nline", "ünïcode", "", ":", "`id`", "\\"]
+TRICKY = ["a b", "$(touch owned)", 'it\'s "quoted"', "new\nline", "ünïcode", "", ":", "`id`", "\\"]
 
 
 @pytest.fixture

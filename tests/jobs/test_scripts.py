@@ -46,7 +46,7 @@ def test_golden_folders_hold_nothing_else(layout: str) -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("folder", ["/home/u/log", "/tmp/it's $(id) \"a\""])
+@pytest.mark.parametrize("folder", ["/home/u/log", '/tmp/it\'s $(id) "a"'])
 def test_scripts_pass_shellcheck(layout: str, folder: str, tmp_path: Path) -> None:
     for name, text in render_all(LAYOUTS[layout], RunFolder(Path(folder) / "r")).items():
         script = tmp_path / name

@@ -19,10 +19,14 @@ from jobs.slurm import (
     parse_state,
 )
 
-SQUEUE_22_05_HET = """\
-26                  |26                  |0                   |RUNNING             |b1                  |None                |0                   |2026-01-02T03:04:05 |vjob:mix-20260102-030405|
-27                  |26                  |1                   |RUNNING             |a[1-2]              |None                |0                   |2026-01-02T03:04:05 |vjob:mix-20260102-030405|
-"""
+SQUEUE_22_05_HET = "".join(
+    # squeue pads each field to 20 characters; the mark behind it is ours.
+    "".join(f"{cell:<20}|" for cell in row.split()) + "vjob:mix-20260102-030405|\n"
+    for row in (
+        "26 26 0 RUNNING b1 None 0 2026-01-02T03:04:05",
+        "27 26 1 RUNNING a[1-2] None 0 2026-01-02T03:04:05",
+    )
+)
 
 SACCT_22_05_HET = """\
 26+0|COMPLETED|b1|None|0:0|2026-01-02T03:04:05|

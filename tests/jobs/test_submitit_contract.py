@@ -1,4 +1,4 @@
-"""The underscored hooks of submitit that `jobs/slurm_executor.py` builds on, held to the release."""
+"""The underscored hooks of submitit that `jobs/slurm_executor.py` builds on."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ def fake_sbatch(folder: Path, body: str) -> None:
 def test_our_text_is_submitted_in_a_cleaned_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_sbatch(tmp_path, f'env > "{tmp_path}/env"; for f; do :; done; cat "$f" > "{tmp_path}/got"; '
-                f'echo "$@" > "{tmp_path}/args"; echo "12;c"')  # fmt: skip
+    fake_sbatch(
+        tmp_path,
+        f'env > "{tmp_path}/env"; echo "$@" > "{tmp_path}/args"; '
+        f'for f; do :; done; cat "$f" > "{tmp_path}/got"; echo "12;c"',
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SECRET_OF_THE_SHELL", "x")
     monkeypatch.setenv("SBATCH_PARTITION", "wrong")

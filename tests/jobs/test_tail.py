@@ -46,7 +46,10 @@ def test_a_file_that_shrank_is_read_anew(tmp_path: Path) -> None:
     assert follower.read() == ["new"]
 
 
-@given(data=st.binary(max_size=300) | st.text("a\n\r", max_size=20).map(str.encode), count=st.integers(0, 6))  # fmt: skip
+logs = st.binary(max_size=300) | st.text("a\n\r", max_size=20).map(str.encode)
+
+
+@given(data=logs, count=st.integers(0, 6))
 def test_starting_at_the_last_lines_gives_exactly_those(data: bytes, count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"

@@ -12,6 +12,7 @@ import pytest
 
 from tests.varuna_core.stage import Stage, make_group, make_plan, wait_until
 from varuna_core.records.events import read_events
+from varuna_core.records.nodes import read_report
 
 MakeStage = Callable[..., Stage]
 
@@ -46,6 +47,14 @@ for _ in range(2000):
 sys.stdout.flush()
 print("done", file=sys.stderr, flush=True)
 sys.exit(5)
+"""
+
+NVIDIA_SMI = """\
+#!/bin/sh
+case "$1" in
+  -L) echo "GPU 0: NVIDIA A10 (UUID: GPU-1)"; echo "GPU 1: NVIDIA A10 (UUID: GPU-2)" ;;
+  *) echo "0, NVIDIA A10, 49, 3, 512, 22731, 15.61"; echo "1, NVIDIA A10, 50, 0, 0, 22731, 9" ;;
+esac
 """
 
 
@@ -104,6 +113,25 @@ def test_the_sampler_says_that_there_is_no_gpu(make_stage: MakeStage) -> None:
     assert sample["memory_total_mb"] > 0 and sample["cpu_percent"] is not None
 
 
+def test_gpus_are_counted_and_sampled_through_nvidia_smi(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(NVIDIA_SMI)
+    smi.chmod(0o755)
+    stage = make_stage(make_plan(make_group("a", 1, 1, gpus=2), command=("sleep", "60")))
+    stage.open()
+    stage.start(0, PATH=f"{smi.parent}:{os.environ['PATH']}")
+    text = stage.wait_for_log("n0", "gpu", "[1]")
+    assert text.startswith(
+        "[0] NVIDIA A10       | 49'C,   3 % |   512 / 22731 MB |\n"
+        "[1] NVIDIA A10       | 50'C,   0 % |     0 / 22731 MB |\n"
+    )
+    report = read_report(stage.attempt, 0)
+    assert report is not None and report.gpus == 2
+
+
 def test_the_environment_of_a_rank(make_stage: MakeStage, tmp_path: Path) -> None:
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     groups = (make_group("big", 1, 2, cpus=8), make_group("small", 1, 2, env={"WHO": "small"}))
@@ -135,7 +163,7 @@ def test_the_environment_of_a_rank(make_stage: MakeStage, tmp_path: Path) -> Non
         "VJOB_RUN": str(stage.run.path),
         "VJOB_RUN_ID": "demo-1",
         "VJOB_ATTEMPT": "0",
-        "VJOB_NODE": "1",
+        "VJOB_NODE": "n1",
         "VJOB_GROUP": "small",
         "VJOB_STAGE": "1",
         "VJOB_REPLICA": "0",
@@ -178,4 +206,4 @@ def test_a_full_disk_neither_blocks_ranks_nor_hides_their_end(
     first = min(stage.exits().values(), key=lambda item: item.ended)
     assert first.code == 5
     assert "bytes of its logs: No space left on device)" in first.last_error
-    assert [event["kind"] for event in read_events(stage.run)][0] == "started"
+    assert read_events(stage.run)[0]["kind"] == "started"

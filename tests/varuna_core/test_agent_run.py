@@ -201,7 +201,8 @@ def test_a_missing_path_on_one_node_ends_all_with_a_table(make_stage: MakeStage)
     assert "1     n1    a" in table and "FAIL" in table
     assert "fail disk: TMPDIR /no/such/folder: No such file" in table
     outcome = stage.close(NOT_READY)
-    assert outcome.code == NOT_READY
+    assert (outcome.code, outcome.culprit_node) == (NOT_READY, "n1")
+    assert read_json(stage.attempt.beat(1))["state"] == "done"
     assert "n1: disk: TMPDIR /no/such/folder" in outcome.reason
     assert stage.log("n0", "out") == "" and stage.exits() == {}
 

@@ -16,6 +16,7 @@ LOW_BYTES = 10**9
 LOW_SHARE = 0.01
 CLOCK_S = 5.0
 LOW_FILES = 4096
+MOST_FILES = 2**20
 LOW_SHM = GIB
 
 
@@ -80,13 +81,12 @@ def check_clock(site: Site) -> list[Finding]:
 
 
 def check_limits(site: Site) -> list[Finding]:
-    """Raise the soft limits to the hard ones; the ranks inherit them."""
+    """Raise the soft limits towards the hard ones; the ranks inherit them."""
     raised = {
         name: _raise_limit(number)
         for name, number in (
             ("open files", resource.RLIMIT_NOFILE),
             ("locked memory", resource.RLIMIT_MEMLOCK),
-            ("stack", resource.RLIMIT_STACK),
         )
     }
     text = ", ".join(f"{name} {_say_limit(value)}" for name, value in raised.items())
@@ -130,8 +130,12 @@ def _check_disk(name: str, path: str) -> list[Finding]:
 def _raise_limit(number: int) -> int | None:
     try:
         soft, hard = resource.getrlimit(number)
-        if soft != hard:
-            resource.setrlimit(number, (hard, hard))
+        wanted = hard
+        if number == resource.RLIMIT_NOFILE:
+            # Some programs try to close every possible number; a billion takes them minutes.
+            wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if soft != wanted and soft != resource.RLIM_INFINITY:
+            resource.setrlimit(number, (wanted, hard))
         return resource.getrlimit(number)[0]
     except (OSError, ValueError):
         return None

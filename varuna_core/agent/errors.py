@@ -10,7 +10,9 @@ STOPPED = 143
 class Refusal(Exception):
     """The command cannot go on; `code` is what the process exits with."""
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, node: str | None = None) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.node = node
+        """The host at fault, where one is."""

@@ -42,8 +42,8 @@ def parse_smi(text: str) -> list[dict[str, Any]]:
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
         if len(words) == 2 + len(KEYS) and words[0].isdigit():
-            numbers = [_parse_number(word) for word in words[2:]]
-            found.append({"index": int(words[0]), "name": words[1], **dict(zip(KEYS, numbers))})
+            numbers = {key: _parse_number(words[at]) for at, key in enumerate(KEYS, start=2)}
+            found.append({"index": int(words[0]), "name": words[1], **numbers})
     return found
 
 

@@ -51,9 +51,8 @@ def find_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
 def host_name(plan: Plan, index: int, env: Mapping[str, str], nodename: str) -> str:
     """The name of this node in tables and file names; unique in the run."""
     if plan.scheduler == "local":
-        # Stand-in nodes share one host, so its name alone would make them share their logs.
-        alone = nodename if plan.num_nodes == 1 else f"{nodename.split('.')[0]}-{index}"
-        name = env.get("VJOB_NODE_NAME") or alone
+        # Stand-in nodes share one host, so its name would make them share their logs.
+        name = env.get("VJOB_NODE_NAME") or f"local{index}"
     else:
         name = env.get("SLURMD_NODENAME") or nodename
     return re.sub(r"[^A-Za-z0-9_-]", "-", name.split(".")[0]) or f"node{index}"

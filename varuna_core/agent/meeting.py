@@ -170,7 +170,7 @@ def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, h
         reason = explain_signal(signals.ending, host)
         # Before the master is there, the attempt is not ours to end.
         if opened is not None:
-            write_stop(attempt, "signal", STOPPED, reason, node=host)
+            write_stop(attempt, "signal", STOPPED, reason)
         raise Refusal(STOPPED, reason)
     stop = read_stop(attempt, opened)
     if stop is not None and (opened is not None or not is_listed(attempt.outcome)):

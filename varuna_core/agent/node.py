@@ -26,6 +26,7 @@ from varuna_core.agent.signals import Signals
 from varuna_core.agent.site import Site
 from varuna_core.agent.supervise import Supervisor
 from varuna_core.agent.table import render_table
+from varuna_core.agent.watch import write_beat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import write_atomic
@@ -60,7 +61,9 @@ def run_node(run: RunFolder, plan: Plan, number: int, given_index: int | None) -
     except Refusal as refusal:
         if refusal.code == NOT_READY and attempt.path.is_dir():
             with contextlib.suppress(OSError):
-                write_stop(attempt, "not-ready", NOT_READY, refusal.reason, node=host)
+                write_stop(attempt, "not-ready", NOT_READY, refusal.reason, node=refusal.node)
+        if site is not None:
+            write_beat(attempt, node.index, host, 1, "done", {"ranks_alive": 0})
         raise
     finally:
         if site is not None and plan.container is not None:
@@ -78,6 +81,8 @@ def make_ready(site: Site, signals: Signals) -> NodeReport:
         report = report.with_check(*prepare_container(site, container))
         check_stop(site.attempt, signals, site.master.opened, site.host)
     report = report.as_ready()
+    # Before the report, so that a node lost right after go has beaten once, and can be missed.
+    write_beat(site.attempt, site.node.index, site.host, 0, "ready", {"ranks_alive": 0})
     write_report(site.attempt, report)
     return report
 
@@ -93,6 +98,7 @@ def meet(site: Site, signals: Signals, report: NodeReport) -> None:
     print(table, end="", flush=True)
     write_atomic(attempt.preflight, table)
     problem = explain_not_ready(plan, reports)
+    failed = [item.host for item in reports.values() if not item.ok]
     append_event(
         site.run.events(),
         "preflight",
@@ -100,10 +106,10 @@ def meet(site: Site, signals: Signals, report: NodeReport) -> None:
         ok=problem is None,
         nodes=len(reports),
         warnings=sum(bool(item.problems(WARN)) for item in reports.values()),
-        failed=[item.host for item in reports.values() if not item.ok],
+        failed=failed,
     )
     if problem is not None:
-        raise Refusal(NOT_READY, problem)
+        raise Refusal(NOT_READY, problem, failed[0] if failed else None)
     say_go(attempt, opened)
 
 

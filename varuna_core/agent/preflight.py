@@ -123,7 +123,7 @@ def _run_step(
     stopping: Callable[[], bool],
 ) -> str | None:
     """Run one command; why it failed, or None. Its output goes to the node's log."""
-    env = {**site.env, **container.env, "VJOB_NODE": str(site.node.index)}
+    env = {**site.env, **container.env, "VJOB_NODE": site.host}
     result = run(
         argv, timeout_s=max(timeout_s, 0), env=env, cwd=site.plan.workdir, stopping=stopping
     )

@@ -11,6 +11,7 @@ and write files.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -34,6 +35,8 @@ SETTLE_S = 0.5
 ours before it counts as failed."""
 DRAIN_S = 1.0
 """For the last output of a rank that ended."""
+STUCK_S = 30.0
+"""After SIGKILL; who still runs then hangs in the kernel and is not waited for."""
 START_FAILED = {FileNotFoundError: 127, PermissionError: 126}
 
 
@@ -51,6 +54,7 @@ class Supervisor:
         self._told: list[int] = []
         """Ranks that we told to end."""
         self._kill_at: float | None = None
+        self._leave_at: float | None = None
         self._is_stopping = False
         self._code = 0
         self._pump = Pump(site.attempt, site.host)
@@ -125,6 +129,8 @@ class Supervisor:
             ends.append(self._kill_at)
         if self._held:
             ends.append(self._held_since + SETTLE_S)
+        if self._leave_at is not None:
+            ends.append(self._leave_at)
         return max(min(ends) - now, 0.0)
 
     def _heed_signals(self) -> None:
@@ -133,7 +139,7 @@ class Supervisor:
                 process.signal(number)
         name = self._signals.ending
         if name is not None and not self._is_stopping:
-            self._say_stop("signal", STOPPED, explain_signal(name, self._site.host), None)
+            self._say_stop("signal", STOPPED, explain_signal(name, self._site.host))
             self._stop_ranks(STOPPED)
 
     def _heed_stop(self) -> None:
@@ -149,10 +155,16 @@ class Supervisor:
             process.signal_group(signal.SIGTERM)
 
     def _kill_when_due(self) -> None:
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self._kill_at = None
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at, self._leave_at = None, now + STUCK_S
             for process in self._alive.values():
                 process.signal_group(signal.SIGKILL)
+        if self._leave_at is not None and now >= self._leave_at:
+            for rank in self._alive:
+                error = "did not end on SIGKILL: it hangs in the kernel (driver, dead mount)"
+                self._record(rank, -signal.SIGKILL, time.time(), error, stopped=True)
+            self._alive = {}
 
     def _reap(self) -> None:
         for rank, process in list(self._alive.items()):
@@ -185,14 +197,15 @@ class Supervisor:
     def _end_failed(self, rank: int, returncode: int, ended: float) -> None:
         value = self._write(rank, returncode, ended, stopped=False)
         how = f"was ended by {value.signal}" if value.signal else f"exited {value.code}"
-        self._fail(rank, value.code, f"{how}: {value.last_error}")
+        self._fail(rank, value.code, f"{how}: {value.last_error}".rstrip(": "))
 
     def _fail(self, rank: int, code: int, how: str) -> None:
         """After the exit file: whoever reads the stop finds the culprit's record."""
         if self._is_stopping:
             return
         self._code = code
-        self._say_stop("rank", code, f"rank {rank} on {self._site.host} {how}", rank)
+        host = self._site.host
+        self._say_stop("rank", code, f"rank {rank} on {host} {how}", node=host, rank=rank)
         self._stop_ranks(code)
 
     def _write(self, rank: int, returncode: int, ended: float, *, stopped: bool) -> RankExit:
@@ -218,14 +231,18 @@ class Supervisor:
             self._complain(f"rank {rank} ended with {value.code}, not recorded: {problem}")
         return value
 
-    def _say_stop(self, kind: str, code: int, reason: str, rank: int | None) -> None:
+    def _say_stop(
+        self, kind: str, code: int, reason: str, node: str | None = None, rank: int | None = None
+    ) -> None:
         try:
-            write_stop(self._attempt, kind, code, reason, node=self._site.host, rank=rank)
+            if write_stop(self._attempt, kind, code, reason, node=node, rank=rank):
+                self._complain(f"stopping the attempt: {reason}")
         except OSError as problem:
             self._complain(f"{reason}; the others cannot be told: {problem}")
 
     def _complain(self, text: str) -> None:
-        print(f"{self._site.host}: {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # srun may be gone, and with it our stderr
+            print(f"{self._site.host}: {text}", file=sys.stderr, flush=True)
 
 
 def _is_told(returncode: int) -> bool:

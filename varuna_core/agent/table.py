@@ -56,4 +56,4 @@ def _details(report: NodeReport | None) -> list[str]:
 
 
 def _align(row: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip()
+    return "  ".join(row[at].ljust(width) for at, width in enumerate(widths)).rstrip()

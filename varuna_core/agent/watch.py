@@ -113,16 +113,24 @@ class Watch(threading.Thread):
 
     def _beat(self, state: str) -> None:
         self._count += 1
-        value = {
-            "index": self._node.index,
-            "host": self._host,
-            "time": round(time.time(), 3),
-            "count": self._count,
-            **self._describe(),
-            "state": state,
-        }
-        with contextlib.suppress(OSError):  # on a full disk the next beat may land
-            write_json(self._attempt.beat(self._node.index), value)
+        write_beat(
+            self._attempt, self._node.index, self._host, self._count, state, self._describe()
+        )
+
+
+def write_beat(
+    attempt: AttemptFolder, index: int, host: str, count: int, state: str, ranks: dict[str, Any]
+) -> None:
+    value = {
+        "index": index,
+        "host": host,
+        "time": round(time.time(), 3),
+        "count": count,
+        **ranks,
+        "state": state,
+    }
+    with contextlib.suppress(OSError):  # on a full disk the next beat may land
+        write_json(attempt.beat(index), value)
 
 
 def list_peers(plan: Plan, node: NodePlan) -> list[Peer]:

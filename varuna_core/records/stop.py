@@ -24,7 +24,7 @@ def write_stop(
     node: str | None = None,
     rank: int | None = None,
 ) -> bool:
-    """Say stop; False where somebody said it before."""
+    """Say stop; False where somebody said it before. `node` and `rank` are at fault, if any is."""
     master = read_json(attempt.master)
     return write_first(
         attempt.stop,
