@@ -47,7 +47,7 @@ class Enroot(Runtime):
             before_env=tuple(start),
             env_flag=("-e", "{name}"),
             after_env=(name, *_enter(request.workdir)),
-            env=_paths(request.user_id),
+            env=_paths(request),
         )
 
 
@@ -62,8 +62,8 @@ def _enter(workdir: str) -> Argv:
     return ("sh", "-c", 'cd "$1" && shift && exec "$@"', "enter", workdir)
 
 
-def _paths(user_id: int) -> dict[str, str]:
+def _paths(request: Request) -> dict[str, str]:
     # Not /run (tmpfs, absent in batch jobs) and not the home folder (quota, shared file system).
-    base = f"/tmp/vjob-enroot-{user_id}"
+    base = f"{request.scratch}/vjob-enroot-{request.user_id}"
     kinds = ("DATA", "RUNTIME", "TEMP", "CACHE")
     return {f"ENROOT_{kind}_PATH": f"{base}/{kind.lower()}" for kind in kinds}

@@ -28,6 +28,8 @@ class Request:
     gpus: bool
     """Whether ranks use GPUs."""
     user_id: int
+    scratch: str
+    """Node-local folder for what is unpacked."""
     stamp: str
     """What changes when the image changes: its size and time, empty for a reference."""
 

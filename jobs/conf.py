@@ -285,6 +285,8 @@ class Container:
     """Reuse an unpacked image; the old RELOAD_CONTAINER=true is reuse: false."""
     writable: bool = True
     """Whether the root file system can be written."""
+    scratch: str = "/tmp"
+    """Node-local folder for unpacked images, with room for three times the image."""
 
 
 @dataclass(frozen=True, kw_only=True)

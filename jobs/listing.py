@@ -6,19 +6,14 @@ import time
 from typing import Any
 
 from jobs import index
-from jobs.errors import VjobError
-from jobs.runs import view_run
+from jobs.runs import view_runs
 
 
 def list_runs(limit: int | None) -> list[dict[str, Any]]:
     """Runs as plain rows, the newest last."""
     runs = index.list_runs()
     rows = []
-    for run in runs[-limit:] if limit else runs:
-        try:
-            view = view_run(run)
-        except VjobError:
-            continue  # a folder that somebody emptied
+    for view in view_runs(runs[-limit:] if limit else runs):
         record = view.record
         rows.append(
             {
@@ -27,7 +22,7 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
                 "state": view.state,
                 "submitted": record.submitted,
                 "message": record.message,
-                "folder": str(run.path),
+                "folder": str(view.run.path),
             }
         )
     return rows

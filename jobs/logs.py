@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jobs.errors import InputError
 from jobs.runs import RunView, view_run
+from jobs.slurm import JobState
 from jobs.tail import Follower
 from varuna_core.records import record as records
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -87,8 +88,10 @@ def follow_run(run: RunFolder, say: Say, wanted: Wanted | None = None) -> int:
         if time.monotonic() - looked > LOOK_S:
             view = view_run(run)
             looked = time.monotonic()
-            if view.state != state:
-                state = view.state
+            reasons = [info.reason for info in view.infos if info.state is JobState.PENDING]
+            why = f" ({', '.join(filter(None, reasons))})" if any(reasons) else ""
+            if view.state + why != state:
+                state = view.state + why
                 say(f"-- {run.name} is {state}")
         over = view.record.state in (records.ENDED, records.REFUSED)
         for attempt in run.attempts():

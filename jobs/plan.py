@@ -213,6 +213,7 @@ def build_container(conf: JobConf, here: Surroundings, workdir: str) -> Containe
             reuse=conf.container.reuse,
             gpus=any(group.num_gpus for group in conf.cluster.nodes),
             user_id=here.user_id,
+            scratch=conf.container.scratch,
             stamp=here.image_stamp,
         )
     )

@@ -80,17 +80,35 @@ def _find_link(here: Path, name: str) -> RunFolder | None:
 
 def view_run(run: RunFolder) -> RunView:
     """The run as it is now; adopts, ends and records what has changed."""
-    record = read_record(run)
-    if record is None:
+    views = view_runs([run])
+    if not views:
         raise InputError(f"{run.path} holds no readable record.json; is it a run folder of vjob?")
-    if record.state == records.INTENT:
-        record = adopt(run, record)
-    infos: list[JobInfo] = []
-    if record.state == records.SUBMITTED:
-        looked = choose_executor(record.scheduler).look([job.id for job in record.jobs])
-        infos = [info for job in record.jobs for info in looked[job.id]]
-        record = settle(run, record, infos)
-    return RunView(run=run, record=record, infos=tuple(infos))
+    return views[0]
+
+
+def view_runs(runs: Sequence[RunFolder]) -> list[RunView]:
+    """Many runs with one question to each scheduler; runs without a record are left out."""
+    known: list[tuple[RunFolder, RunRecord]] = []
+    for run in runs:
+        record = read_record(run)
+        if record is not None:
+            if record.state == records.INTENT:
+                record = adopt(run, record)
+            known.append((run, record))
+    asked: dict[str, list[str]] = {}
+    for _, record in known:
+        if record.state == records.SUBMITTED:
+            asked.setdefault(record.scheduler, []).extend(job.id for job in record.jobs)
+    found = {name: choose_executor(name).look(jobs) for name, jobs in asked.items()}
+    views = []
+    for run, record in known:
+        infos: list[JobInfo] = []
+        if record.state == records.SUBMITTED:
+            looked = found[record.scheduler]
+            infos = [info for job in record.jobs for info in looked[job.id]]
+            record = settle(run, record, infos)
+        views.append(RunView(run=run, record=record, infos=tuple(infos)))
+    return views
 
 
 def adopt(run: RunFolder, record: RunRecord) -> RunRecord:

@@ -102,10 +102,12 @@ def _exit_code(view: RunView) -> int:
 
 def read_nodes(attempt: AttemptFolder, plan: Plan | None, num_lines: int) -> list[NodeView]:
     """Every node that has left a file."""
-    ranks = {}
+    ranks: dict[str, str] = {}
+    order: dict[str, int] = {}
     if plan is not None:
         for number, name in read_node_names(attempt, plan).items():
             held = plan.node(number).ranks
+            order[name] = number
             ranks[name] = str(held[0]) if len(held) == 1 else f"{held[0]}-{held[-1]}"
     names = {path.stem for kind in KINDS for path in attempt.path.glob(f"*.{kind}")}
     return [
@@ -116,7 +118,7 @@ def read_nodes(attempt: AttemptFolder, plan: Plan | None, num_lines: int) -> lis
             err=last_lines(attempt.node_log(name, "err"), num_lines),
             gpu=last_lines(attempt.node_log(name, "gpu"), num_lines),
         )
-        for name in sorted(names)
+        for name in sorted(names, key=lambda name: (order.get(name, len(order)), name))
     ]
 
 

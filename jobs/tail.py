@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 TAIL_BYTES = 64 * 1024
+READ_BYTES = 4 * 1024 * 1024
 SKIP_BYTES = 16 * 1024 * 1024
 """As far back as `--lines` looks."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -34,6 +36,10 @@ def last_lines(path: Path, count: int) -> list[str]:
     return shown[-count:] if count else []
 
 
+def _decode(line: bytes) -> str:
+    return clean(line.rstrip(b"\r").decode(errors="replace"))
+
+
 class Follower:
     """What was added to a file since the last look, in whole lines."""
 
@@ -44,22 +50,29 @@ class Follower:
         if start_lines is not None:
             self._skip_to_last(start_lines)
 
-    def read(self, *, final: bool = False) -> list[str]:
+    def read(self, *, final: bool = False) -> Iterator[str]:
         """New lines. A file that shrank was written anew and is read from its start."""
+        while (lines := self._read_some()) is not None:
+            yield from lines
+        if final and self._rest:
+            yield _decode(self._rest)
+            self._rest = b""
+
+    def _read_some(self) -> list[str] | None:
+        """The whole lines of the next few megabytes; None at the end of the file."""
         try:
             with self.path.open("rb") as handle:
                 if os.fstat(handle.fileno()).st_size < self._offset:
                     self._offset, self._rest = 0, b""
                 handle.seek(self._offset)
-                data = handle.read()
+                data = handle.read(READ_BYTES)
         except OSError:
-            return []
+            return None
+        if not data:
+            return None
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if final and self._rest:
-            lines.append(self._rest)
-            self._rest = b""
-        return [clean(line.rstrip(b"\r").decode(errors="replace")) for line in lines]
+        return [_decode(line) for line in lines]
 
     def _skip_to_last(self, count: int) -> None:
         try:

@@ -23,27 +23,27 @@ def test_of_a_progress_bar_only_the_last_state_shows(tmp_path: Path) -> None:
 
 def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none", 3) == []
-    assert Follower(tmp_path / "none").read() == []
+    assert list(Follower(tmp_path / "none").read()) == []
 
 
 def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"one\ntw")
     follower = Follower(path)
-    assert follower.read() == ["one"]
+    assert list(follower.read()) == ["one"]
     with path.open("ab") as handle:
         handle.write(b"o\nthree")
-    assert follower.read() == ["two"]
-    assert follower.read(final=True) == ["three"]
+    assert list(follower.read()) == ["two"]
+    assert list(follower.read(final=True)) == ["three"]
 
 
 def test_a_file_that_shrank_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"one\ntwo\n")
     follower = Follower(path)
-    follower.read()
+    list(follower.read())
     path.write_bytes(b"new\n")
-    assert follower.read() == ["new"]
+    assert list(follower.read()) == ["new"]
 
 
 logs = st.binary(max_size=300) | st.text("a\n\r", max_size=20).map(str.encode)
@@ -54,6 +54,6 @@ def test_starting_at_the_last_lines_gives_exactly_those(data: bytes, count: int)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"
         path.write_bytes(data)
-        whole = Follower(path).read(final=True)
-        some = Follower(path, start_lines=count).read(final=True)
+        whole = list(Follower(path).read(final=True))
+        some = list(Follower(path, start_lines=count).read(final=True))
         assert some == whole[max(0, len(whole) - count) :]

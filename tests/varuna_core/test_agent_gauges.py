@@ -3,14 +3,14 @@
 from varuna_core.agent.gauges import Cpu, parse_smi, read_memory_mb
 from varuna_core.agent.sampler import render_line, render_sample
 
-SMI_535 = """\
+SMI = """\
 0, NVIDIA A10, 49, 0, 0, 22731, 15.61
 1, NVIDIA A10, 50, [N/A], 1024, 22731, [Not Supported]
 """
 
 
 def test_nvidia_smi_is_read_with_what_it_does_not_know() -> None:
-    first, second = parse_smi(SMI_535)
+    first, second = parse_smi(SMI)
     assert first == {
         "index": 0,
         "name": "NVIDIA A10",
@@ -25,7 +25,7 @@ def test_nvidia_smi_is_read_with_what_it_does_not_know() -> None:
 
 
 def test_lines_are_gpustats() -> None:
-    first, second = parse_smi(SMI_535)
+    first, second = parse_smi(SMI)
     assert render_line(first) == "[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |\n"
     assert render_line(second) == "[1] NVIDIA A10       | 50'C,  ?? % |  1024 / 22731 MB |\n"
 

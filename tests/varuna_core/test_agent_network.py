@@ -1,4 +1,4 @@
-"""Addresses, interfaces and ports; recorded answers of `ip` from iproute2 6.1."""
+"""Addresses, interfaces and ports; texts in the format of `ip -o` (iproute2 6.1)."""
 
 import socket
 

@@ -30,7 +30,10 @@ done
 agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 
 # Makes attempt-N, picks the master's port on this host, publishes master.json.
-agent open --run "$run" --attempt "$attempt" --group "$group" --job-id "$SLURM_JOB_ID"
+if ! agent open --run "$run" --attempt "$attempt" --group "$group" --job-id "$SLURM_JOB_ID"; then
+  agent close --run "$run" --attempt "$attempt" --group "$group" --status 112 >/dev/null || true
+  exit 112
+fi
 
 step=(
   --export=ALL         # this script's own environment, which sbatch got cleaned
