@@ -148,6 +148,19 @@ def test_a_node_without_power_ends_the_job_and_is_named(
     assert record["outcome"]["culprit_node"] == victim
 
 
+@pytest.mark.parametrize("layout", ["single", "hetjob"])
+def test_the_batch_host_without_power_is_named_though_it_judged_nothing(
+    vjob: Vjob, clean_lab: Lab, layout: str
+) -> None:
+    """The batch script died with its node: `vjob` judges from what the ranks left."""
+    run = vjob.submit(conf("fate.py", ["-1", "hang"], layout))
+    wait_ready(vjob, run, 12 if layout == "single" else 16)
+    victim = "a1" if layout == "single" else "b1"
+    clean_lab.crash_node(victim)
+    record = vjob.wait_over(run, timeout_s=90)
+    assert record["outcome"]["culprit_node"] == victim, vjob.explain(run)
+
+
 def test_the_masters_node_without_power_ends_a_split_run_too(vjob: Vjob, clean_lab: Lab) -> None:
     run = vjob.submit(conf("fate.py", ["-1", "hang"], "split"))
     wait_ready(vjob, run, 16)

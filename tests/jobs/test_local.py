@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -224,6 +225,33 @@ def fake_tools(vjob: Vjob, run: RunFolder) -> str:
     tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m jobs.local_step srun "$@"\n')
     tool.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+def test_a_full_disk_refuses_the_submit_and_leaves_nothing(vjob: Vjob) -> None:
+    """A tiny file system of its own, filled to the last block."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    folder = vjob.folder / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
+    try:
+        with contextlib.suppress(OSError):
+            (folder / "filler").write_bytes(b"x" * 64 * 1024)
+        said = vjob("submit", vjob.write(who() + f"log_folder: {folder}/log\n"), code=1).stderr
+        assert "No space left" in said and "nothing was submitted" in said
+        assert not list(folder.glob("log/who*"))
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_submits_at_the_same_moment_get_folders_and_ids_of_their_own(vjob: Vjob) -> None:
+    name = vjob.write(who())
+    children = [vjob.start("submit", name) for _ in range(4)]
+    assert {child.wait(timeout=60) for child in children} == {0}
+    rows = json.loads(vjob("list", "--json").stdout)
+    assert len({row["run"] for row in rows}) == len({row["jobs"][0] for row in rows}) == 4
+    for row in rows:
+        vjob.wait_over(RunFolder(Path(row["folder"])))
 
 
 def test_a_log_folder_that_cannot_be_written_is_refused_with_what_to_do(vjob: Vjob) -> None:
