@@ -3,6 +3,8 @@
 Every field's doc line is the source of `docs/conf.md` and of `vjob init`'s comments. Reading and
 checking are elsewhere (`conf_read`, `conf_check`); whoever holds a JobConf may trust it. Relative
 paths are relative to the conf's own folder and are absolute here.
+
+Past 350 lines on purpose: data alone, and the one place where every key stands.
 """
 
 from __future__ import annotations

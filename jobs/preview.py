@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
-from jobs.conf import REDACTED, is_secret
+from jobs.conf_redact import redact_string, redact_value
 from jobs.errors import InputError
+from jobs.scripts import render_node
 from jobs.submit import Prepared
-from varuna_core.records.plan import Plan, render_plan
+from varuna_core.records.plan import render_plan
 
 
 def render_preview(ready: Prepared) -> str:
@@ -15,21 +17,12 @@ def render_preview(ready: Prepared) -> str:
     parts = [
         (ready.run.batch_script(group).name, text) for group, text in ready.scripts.batch.items()
     ]
-    parts.append((ready.run.node_script.name, ready.scripts.node))
-    plan = "".join(f"# {line}\n" for line in render_plan(redact_plan(ready.plan)).splitlines())
-    parts.append((ready.run.plan.name, plan))
+    shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
+    parts.append((ready.run.node_script.name, render_node(shown, ready.plan, ready.run)))
+    plan = json.dumps(redact_value(json.loads(render_plan(ready.plan))), indent=1)
+    parts.append((ready.run.plan.name, "".join(f"# {line}\n" for line in plan.splitlines())))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
-
-
-def redact_plan(plan: Plan) -> Plan:
-    """The plan with secret environment values hidden, for the screen."""
-    groups = tuple(replace(group, env=_redact(group.env)) for group in plan.groups)
-    return replace(plan, env=_redact(plan.env), groups=groups)
-
-
-def _redact(env: dict[str, str]) -> dict[str, str]:
-    return {name: REDACTED if is_secret(name) else value for name, value in env.items()}
 
 
 def test_only(ready: Prepared) -> str:

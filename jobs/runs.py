@@ -15,7 +15,7 @@ from jobs.slurm import OVER, JobInfo, JobState
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
-from varuna_core.records.files import read_json
+from varuna_core.records.files import list_names, read_json
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -118,8 +118,8 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
     for info in executor.find_orphans().get(run.name, []):
         jobs.setdefault(info.leader, JobRecord(id=info.leader, group=None))
     for event in read_events(run):
-        if event.get("kind") == "started" and event.get("job"):
-            name = str(event["job"])
+        if event.get("kind") == "started" and event.get("job_id"):
+            name = str(event["job_id"])
             jobs.setdefault(name, JobRecord(id=name, group=None))
     for path in run.path.glob("local*.json"):
         state = read_json(path)
@@ -143,10 +143,11 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
 
 def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRecord:
     """Once every job is over, the record says how the run ended and who was the culprit."""
-    if not infos:
-        return _settle_forgotten(run, record)
     if any(info.state not in OVER for info in infos):
         return record
+    known = {info.leader for info in infos}
+    if not known.issuperset(job.id for job in record.jobs):
+        return _settle_forgotten(run, record)
     outcome = judge_run(run, infos)
     worst = next((i for i in infos if i.state is not JobState.COMPLETED), infos[0])
     message = outcome.reason if outcome else worst.reason or f"Slurm says {worst.word}"
@@ -154,7 +155,7 @@ def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRe
 
 
 def _settle_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
-    """The scheduler knows nothing any more: our own outcome is the last word, if there is one."""
+    """The scheduler has forgotten a job: our own outcome is the last word, if there is one."""
     attempts = run.attempts()
     outcome = read_outcome(attempts[-1]) if attempts else None
     if outcome is None:
@@ -178,10 +179,12 @@ def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
     if not attempts or plan is None:
         return None
     attempt = attempts[-1]
+    list_names(attempt.path)  # makes NFS look anew
     written = read_outcome(attempt)
     if written is not None:
         return written
-    ended_well = all(info.state is JobState.COMPLETED for info in infos)
+    if all(info.state is JobState.COMPLETED for info in infos):
+        return None  # the batch script judged; its file is on its way
     outcome = judge_exits(
         plan,
         read_exits(attempt, plan.world),
@@ -189,7 +192,7 @@ def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
         read_node_names(attempt, plan),
         time.time(),
     )
-    if outcome.code == 0 and not ended_well:
+    if outcome.code == 0:
         words = ", ".join(sorted({info.word for info in infos}))
         return replace(outcome, code=1, reason=f"the scheduler ended the job: {words}")
     return outcome

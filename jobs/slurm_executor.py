@@ -54,7 +54,9 @@ class SlurmExecutor(Executor):
         forgotten = [job for job in jobs if not found[job]]
         if forgotten:
             text = _ask(slurm.build_sacct_command(forgotten))
-            _fill(found, slurm.parse_sacct_output(text))
+            # sacct lags: it said PENDING of jobs that ran (22.05). It is asked for the dead alone.
+            ended = [info for info in slurm.parse_sacct_output(text) if info.state in slurm.OVER]
+            _fill(found, ended)
         # squeue lists components in no order of ours.
         return {job: sorted(infos, key=lambda info: info.component) for job, infos in found.items()}
 

@@ -70,7 +70,7 @@ def take_snapshot(view: RunView, *, num_lines: int) -> Snapshot:
         run=run.name,
         folder=str(run.path),
         state=view.state,
-        message=record.message or explain_reason(view.infos),
+        message=record.message or explain_reason(view.infos) or _explain_silence(view),
         scheduler=record.scheduler,
         layout=record.layout,
         jobs=[_job_row(info) for info in view.infos]
@@ -83,6 +83,12 @@ def take_snapshot(view: RunView, *, num_lines: int) -> Snapshot:
         scheduler_lines=scheduler_lines,
         exit_code=_exit_code(view),
     )
+
+
+def _explain_silence(view: RunView) -> str:
+    if view.record.state != records.SUBMITTED or view.infos:
+        return ""
+    return f"{view.record.scheduler} does not answer, or knows the job no more; last lines below"
 
 
 def _job_row(info: JobInfo) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import signal
 import stat
 import subprocess
@@ -89,6 +90,7 @@ def test_secrets_stay_in_the_plan_and_files_are_private(vjob: Vjob) -> None:
         if path.is_file() and b"s3cret" in path.read_bytes():
             assert path == run.plan
     assert stat.S_IMODE(run.plan.stat().st_mode) == 0o600
+    vjob.write(who(args=["--api-key", "s3cret"]))
     assert "s3cret" not in vjob("submit", "conf.yaml", "--dry-run").stdout
 
 
@@ -225,6 +227,25 @@ def fake_tools(vjob: Vjob, run: RunFolder) -> str:
     tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m jobs.local_step srun "$@"\n')
     tool.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+def test_a_run_outlives_its_terminal(vjob: Vjob) -> None:
+    """`submit --follow` in a terminal that is closed: the follower dies of it, the run does not."""
+    name = vjob.write(fate("-1", "hang"))
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(vjob.folder)
+        command = [sys.executable, "-m", "jobs", "submit", name, "--follow"]
+        os.execve(sys.executable, command, vjob.env)
+    log = vjob.folder / "log" / "fate"
+    wait_for(log.exists, 30)
+    run = RunFolder(log.resolve())
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    os.close(terminal)
+    os.waitpid(child, 0)
+    assert vjob.status("last")["state"] == "RUNNING"
+    assert len(find_ranks(run.path)) == 4
+    vjob("cancel", "last", "--now")
 
 
 def test_a_full_disk_refuses_the_submit_and_leaves_nothing(vjob: Vjob) -> None:
