@@ -26,22 +26,29 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
     if not view.record.jobs:
         raise VjobError(f"{run.name} has no job yet; look again in a moment")
     executor = choose_executor(view.record.scheduler)
-    append_event(run.events(), "cancel-asked", now=now)
+    append_event(run.vjob_events, "cancel-asked", now=now)
     if not now and _can_checkpoint(view):
         say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
-        for job in view.record.jobs:
-            executor.signal(job.id, "USR1")
+        _tell_all(view, lambda job: executor.signal(job, "USR1"))
         if _wait_over(run, wait_s):
             return f"{run.name} checkpointed and left"
-    for job in view.record.jobs:
-        try:
-            executor.cancel(job.id)
-        except VjobError:
-            if view_run(run).record.state != records.ENDED:
-                raise
+    problems = _tell_all(view, executor.cancel)
+    if problems and view_run(run).record.state != records.ENDED:
+        raise problems[0]
     if _wait_over(run, wait_s):
         return f"{run.name} is cancelled"
     return f"{run.name} was told to end and has not yet; `vjob status {run.name}` shows it"
+
+
+def _tell_all(view: RunView, tell: Callable[[str], None]) -> list[VjobError]:
+    """Every job of the run, the last one first: the others wait for the start of the first."""
+    problems = []
+    for job in reversed(view.record.jobs):
+        try:
+            tell(job.id)
+        except VjobError as error:  # gone already; the others are told all the same
+            problems.append(error)
+    return problems
 
 
 def _can_checkpoint(view: RunView) -> bool:
@@ -58,7 +65,8 @@ def _can_checkpoint(view: RunView) -> bool:
         known = [beat for beat in beats if isinstance(beat, dict)]
         settled = len(known) == len(beats) and all(beat["count"] > 1 for beat in known)
         if settled or time.monotonic() > deadline:
-            return bool(known) and all(beat.get("catches_usr1") for beat in known)
+            at_work = [beat for beat in known if beat.get("ranks_alive")]
+            return bool(at_work) and all(beat.get("catches_usr1") for beat in at_work)
         time.sleep(POLL_S)
 
 

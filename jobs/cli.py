@@ -95,7 +95,7 @@ def submit(
     if dry_run:
         from jobs.preview import render_preview
 
-        click.echo(render_preview(submitting.prepare(conf, overrides)), nl=False)
+        click.echo(render_preview(submitting.prepare(conf, overrides, for_preview=True)), nl=False)
         return
     if test_only:
         from jobs.preview import test_only as ask

@@ -369,12 +369,17 @@ class JobConf:
     """Where run folders are made (relative to the conf's folder), on the shared file system."""
 
 
-SECRET_WORDS = ("token", "secret", "password", "passwd", "api_key", "apikey", "credential", "auth")
+SECRET_PARTS = ("token", "secret", "password", "passphrase", "credential", "webhook", "apikey")
+SECRET_WORDS = frozenset(
+    {"auth", "authorization", "cookie", "dsn", "key", "pass", "passwd", "pat", "pwd"}
+)
 REDACTED = "<redacted>"
 
 
 def is_secret(key: str) -> bool:
-    """Whether a key's value must not be shown: HF_TOKEN, WANDB_API_KEY, webhook URLs."""
+    """Whether a key's value must not be shown: HF_TOKEN, WANDB_API_KEY, SLACK_WEBHOOK_URL."""
     word = key.lower().rpartition(".")[2].replace("tokenizer", "")  # TOKENIZERS_PARALLELISM
-    ends_with_key = word.endswith("_key") or word == "key"
-    return ends_with_key or word == "webhook" or any(part in word for part in SECRET_WORDS)
+    word = word.removeprefix("pass_env")  # a key of ours, it holds names
+    return any(part in word for part in SECRET_PARTS) or not SECRET_WORDS.isdisjoint(
+        word.split("_")
+    )

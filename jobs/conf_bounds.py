@@ -33,7 +33,7 @@ BOUNDS: Mapping[str, tuple[float | str | None, float | str | None]] = {
     "cluster.prepare_s": (1, None),
     "cluster.finish_s": (0, None),
     "cluster.signal_before_end_s": (0, None),
-    "cluster.lost_s": (1, None),
+    "cluster.lost_s": (15, None),
     "cluster.sample_s": (1, None),
     "morph.min_nodes": (1, None),
     "morph.max_nodes": (1, None),

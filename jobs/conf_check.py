@@ -70,6 +70,8 @@ def check_names(conf: JobConf) -> Iterator[Finding]:
     if not _NAME.fullmatch(conf.name):
         allowed = "letters, digits, -, _ and ., from a letter or digit on, 64 at most"
         yield "name", conf.name, f"names a folder: {allowed}"
+    elif re.fullmatch(r"last|L?\d+", conf.name):
+        yield "name", conf.name, "would be taken for a job: `last` and job ids are no names"
     environments = [("env", conf.env)]
     for index, group in enumerate(conf.cluster.nodes):
         environments.append((f"cluster.nodes[{index}].env", group.env))

@@ -236,7 +236,7 @@ def judge_interfaces(text: str) -> Finding:
 
 def judge_ports(text: str | None) -> Finding:
     low, _, high = (text or "32768 60999").strip().partition("\t")
-    if int((high or "60999").strip() or 60999) > 61000:
+    if int((high or "60999").strip() or 60999) >= 61000:
         return Finding(
             name="ports",
             status="warn",

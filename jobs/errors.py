@@ -18,6 +18,10 @@ class InputError(VjobError):
     exit_code = 2
 
 
+class UncertainError(VjobError):
+    """A scheduler's answer did not come, or made no sense: what was asked may have happened."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One thing wrong with a conf."""

@@ -16,11 +16,17 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
-        """Submit the batch script of the group; returns the job id. `after` must start first."""
+        """Submit the batch script of the group; returns the job id. `after` must start first.
+
+        Raises UncertainError where the job may have been made all the same.
+        """
 
     @abstractmethod
     def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
-        """What is known of each job, one item a component; an empty list is 'not known'."""
+        """What is known of each job, one item a component; an empty list is 'forgotten'.
+
+        Raises UncertainError where the scheduler does not answer: that says nothing of any job.
+        """
 
     @abstractmethod
     def cancel(self, job: str) -> None:
@@ -32,7 +38,10 @@ class Executor(ABC):
 
     @abstractmethod
     def find_orphans(self) -> dict[str, list[JobInfo]]:
-        """This user's live jobs that carry a run id in their comment, by run id."""
+        """This user's live jobs that carry a run id in their comment, by run id.
+
+        Raises UncertainError where the scheduler does not answer.
+        """
 
 
 def choose_executor(scheduler: str) -> Executor:

@@ -8,7 +8,9 @@ writes its state to local.json (local.<group>.json) in the run folder.
 from __future__ import annotations
 
 import os
+import platform
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -21,25 +23,29 @@ from jobs.slurm import JobInfo, parse_state
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.runfolder import RunFolder
 
+START_S = 30.0
+"""A supervisor that has not written its state after this long never will."""
+POLL_S = 0.1
+
 
 def state_file(run: RunFolder, group: str | None) -> Path:
     """Where the supervisor of a job keeps its state."""
     return run.path / (f"local.{group}.json" if group else "local.json")
 
 
-def start_time(pid: int) -> str | None:
-    """A process' start in clock ticks: with the pid it names one process for ever."""
+def identify_machine() -> str:
+    """This machine since its last start: pids mean nothing elsewhere, or after the next one."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
+        boot = ""
+    return f"{platform.node()} {boot}"
 
 
 def is_alive(state: dict[str, Any]) -> bool:
     """Whether the supervisor that wrote this state still runs."""
-    return bool(state.get("pid")) and start_time(int(state["pid"])) == state.get("pid_start")
+    pid = int(state.get("pid") or 0)
+    return pid > 0 and process.start_time(pid) == state.get("pid_start")
 
 
 class LocalExecutor(Executor):
@@ -49,11 +55,11 @@ class LocalExecutor(Executor):
 
     def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
         job = index.next_local_job()
-        write_json(state_file(run, group), {"job": job, "state": "PENDING"})
+        write_json(state_file(run, group), {"job": job, "state": "PENDING", "time": time.time()})
         command = [sys.executable, "-m", "jobs.local_job", str(run.path), job, group or ""]
         env = {**process.clean_environment(os.environ), **_import_path()}
-        process.start_detached(command, output=run.scheduler_log(group), env=env)
         index.add_job(run, job)
+        process.start_detached(command, output=run.scheduler_log(group), env=env)
         return job
 
     def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
@@ -69,8 +75,17 @@ class LocalExecutor(Executor):
         return {}  # the supervisor's state file lies in the run folder itself
 
     def _kill(self, job: str, number: Signals) -> None:
+        deadline = time.monotonic() + START_S
         state = _read_state(job)
-        if state is None or not is_alive(state):
+        while state and not state.get("pid") and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            state = _read_state(job)
+        if state is None or not state.get("pid"):
+            raise VjobError(f"job {job} has no supervisor; its scheduler.out says why")
+        if state["machine"] != identify_machine():
+            host = str(state["machine"]).partition(" ")[0]
+            raise VjobError(f"job {job} runs on {host}; do this there")
+        if not is_alive(state):
             raise VjobError(f"job {job} does not run any more")
         os.kill(int(state["pid"]), number)
 
@@ -97,8 +112,11 @@ def _look(job: str) -> list[JobInfo]:
         return []
     word = str(state.get("state", ""))
     reason = ""
-    if word == "RUNNING" and not is_alive(state):
-        word, reason = "NODE_FAIL", "the supervisor of this job is gone; the machine was restarted?"
+    is_here = state.get("machine") == identify_machine()
+    if word == "RUNNING" and is_here and not is_alive(state):
+        word, reason = "NODE_FAIL", "the supervisor of this job was killed"
+    if word == "PENDING" and time.time() - float(state["time"]) > START_S:
+        word, reason = "FAILED", "its supervisor did not start; its scheduler.out says why"
     return [
         JobInfo(
             id=job,

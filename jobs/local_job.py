@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from jobs import process
-from jobs.local_executor import start_time, state_file
+from jobs.local_executor import identify_machine, state_file
 from varuna_core.records.files import write_atomic, write_json
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
@@ -56,7 +56,9 @@ class Supervisor:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        while True:
+        self._write_state("RUNNING")
+        code = 128 + signal.SIGTERM
+        while self.asked is None:
             code = self._run_once()
             if self.asked or not self._requeue_marker.exists():
                 break
@@ -74,6 +76,8 @@ class Supervisor:
         self._write_state("RUNNING")
         env = self._environment()
         self.child = process.start(["bash", str(self.run.batch_script(self.group))], env=env)
+        if self.asked:  # between the last look and the start
+            self._send(signal.SIGTERM)
         deadline = time.monotonic() + 60 * self._walltime_min()
         killed_at: float | None = None
         while True:
@@ -89,7 +93,18 @@ class Supervisor:
                     killed_at = now + KILL_WAIT_S
                 if killed_at is not None and now > killed_at:
                     self._kill_group()
+        self._end_rest(self.child.pid)
         return 128 - code if code < 0 else code
+
+    def _end_rest(self, group: int) -> None:
+        """Where the batch script was killed, its srun still runs: no rank may outlive the job."""
+        deadline = time.monotonic() + KILL_WAIT_S
+        number = signal.SIGTERM
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.killpg(group, number)
+                time.sleep(0.2)
+                number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGCONT
 
     def _walltime_min(self) -> int:
         for line in self.run.batch_script(self.group).read_text(encoding="utf-8").splitlines():
@@ -122,7 +137,7 @@ class Supervisor:
 
     def _make_tools(self) -> Path:
         """The folder with the stand-ins."""
-        folder = self.run.path / "local-bin"
+        folder = self.run.path / f"local-bin.{self.job}"
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in ("srun", "scontrol"):
             words = [sys.executable, "-c", START_STEP, str(ROOT), name]
@@ -140,7 +155,9 @@ class Supervisor:
                 "job": self.job,
                 "state": word,
                 "pid": pid,
-                "pid_start": start_time(pid),
+                "pid_start": process.start_time(pid),
+                "machine": identify_machine(),
+                "time": time.time(),
                 "restarts": self.restarts,
                 "exit_code": exit_code,
                 "nodes": f"local[{groups[0].first_node}-{last}]",
@@ -175,7 +192,7 @@ def main(argv: list[str]) -> int:
     try:
         return Supervisor(run, argv[1], group, plan).main()
     finally:
-        shutil.rmtree(run.path / "local-bin", ignore_errors=True)
+        shutil.rmtree(run.path / f"local-bin.{argv[1]}", ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ def finish(view: RunView, say: Say) -> int:
         say(f"-- done: {view.record.message}")
         return 0
     say(f"-- {view.state}: {view.record.message}")
-    if not view.run.attempts():
+    outcome = view.record.outcome
+    if outcome is None or outcome.culprit_rank is None:
         for path in sorted(view.run.path.glob("scheduler*.out")):
             _print(Follower(path), path.name, say, Wanted.make(), final=True)
     say(f"-- all files: {view.run.path}")

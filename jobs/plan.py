@@ -27,6 +27,8 @@ from varuna_core.records.plan import (
 )
 
 BEAT_S = 5.0
+"""Between two signs of life; more on a large run, for each is a file written anew."""
+NODES_PER_BEAT_S = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     data = world // share if parallel.data == "auto" else parallel.data
     order = choose_order(conf, data)
     workdir = conf.workdir or here.base
+    beat_s = max(BEAT_S, sum(group.count for group in groups) / NODES_PER_BEAT_S)
     container = build_container(conf, here, workdir)
     return Plan(
         run=here.run,
@@ -84,8 +87,8 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
             grace_s=conf.cluster.grace_s,
             join_s=conf.cluster.join_s,
             prepare_s=conf.cluster.prepare_s,
-            beat_s=BEAT_S,
-            lost_s=conf.cluster.lost_s,
+            beat_s=beat_s,
+            lost_s=max(conf.cluster.lost_s, 3 * beat_s),
             sample_s=conf.cluster.sample_s,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from jobs.conf import REDACTED
 from jobs.conf_redact import redact_string, redact_value
 from jobs.errors import InputError
 from jobs.scripts import render_node
@@ -19,7 +20,9 @@ def render_preview(ready: Prepared) -> str:
     ]
     shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
     parts.append((ready.run.node_script.name, render_node(shown, ready.plan, ready.run)))
-    plan = json.dumps(redact_value(json.loads(render_plan(ready.plan))), indent=1)
+    value = redact_value(json.loads(render_plan(ready.plan)))
+    value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
+    plan = json.dumps(value, indent=1)
     parts.append((ready.run.plan.name, "".join(f"# {line}\n" for line in plan.splitlines())))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)

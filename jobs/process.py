@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,13 +65,41 @@ def start_detached(command: Sequence[str], *, output: Path, env: Mapping[str, st
     return child.pid
 
 
-def start(
-    command: Sequence[str], *, env: Mapping[str, str], own_group: bool = True
-) -> subprocess.Popen[bytes]:
-    """Start a child that shares our output."""
+def start(command: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own that shares our output, and gets TERM if we die."""
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, env=dict(env), start_new_session=own_group
+        command,
+        stdin=subprocess.DEVNULL,
+        env=dict(env),
+        start_new_session=True,
+        preexec_fn=_ask_for_term,
     )
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _ask_for_term() -> None:
+    """In the child, between fork and exec; our callers have one thread."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def tool_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """For scheduler commands: SQUEUE_PARTITION and its like would filter our jobs away."""
+    filters = ("SQUEUE_", "SACCT_", "SCANCEL_", "SBATCH_", "SLURM_")
+    keep = ("SLURM_CONF", "SLURM_JWT")
+    return {k: v for k, v in environ.items() if k in keep or not k.startswith(filters)}
+
+
+def start_time(pid: int) -> str | None:
+    """A process' start in clock ticks: with the pid it names one process for ever."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields[19]
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -77,7 +107,18 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
     SLURM_* and SBATCH_* of a surrounding job, conda's and Python's own would all leak otherwise.
     """
-    keep = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "SLURM_CONF")
+    keep = (
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LC_ALL",
+        "TZ",
+        "SLURM_CONF",
+        "SLURM_JWT",
+    )
     found = {name: environ[name] for name in keep if name in environ}
     found.setdefault("PATH", os.defpath)
     return found

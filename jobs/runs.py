@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import platform
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs import index
-from jobs.errors import InputError
+from jobs import index, process
+from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
 from jobs.slurm import OVER, JobInfo, JobState
 from varuna_core.records import record as records
@@ -20,6 +23,19 @@ from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
+log = logging.getLogger(__name__)
+
+LIVE = (
+    JobState.RUNNING,
+    JobState.COMPLETING,
+    JobState.CONFIGURING,
+    JobState.SUSPENDED,
+    JobState.PENDING,
+    JobState.REQUEUED,
+)
+"""The first of these that a job of the run has is the run's own state."""
+SUBMIT_S = 120.0
+"""A submit on another host may still be at work for so long."""
 ORPHAN_S = 600.0
 """An intent without a job after this long was never given to the scheduler."""
 
@@ -41,7 +57,7 @@ class RunView:
         if self.record.state in (records.REFUSED, records.INTENT):
             return self.record.state.upper()
         words = [info.state for info in self.infos]
-        for state in (JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING):
+        for state in LIVE:
             if state in words:
                 return str(state.value)
         return str((words[0] if words else JobState.UNKNOWN).value)
@@ -92,76 +108,136 @@ def view_runs(runs: Sequence[RunFolder]) -> list[RunView]:
     for run in runs:
         record = read_record(run)
         if record is not None:
-            if record.state == records.INTENT:
-                record = adopt(run, record)
-            known.append((run, record))
+            known.append((run, bring_up_to_date(run, record)))
     asked: dict[str, list[str]] = {}
     for _, record in known:
         if record.state == records.SUBMITTED:
             asked.setdefault(record.scheduler, []).extend(job.id for job in record.jobs)
-    found = {name: choose_executor(name).look(jobs) for name, jobs in asked.items()}
+    found = {name: _look(name, jobs) for name, jobs in asked.items()}
     views = []
     for run, record in known:
         infos: list[JobInfo] = []
-        if record.state == records.SUBMITTED:
-            looked = found[record.scheduler]
+        looked = found.get(record.scheduler)
+        if record.state == records.SUBMITTED and looked is not None:
             infos = [info for job in record.jobs for info in looked[job.id]]
             record = settle(run, record, infos)
         views.append(RunView(run=run, record=record, infos=tuple(infos)))
     return views
 
 
+def _look(scheduler: str, jobs: Sequence[str]) -> dict[str, list[JobInfo]] | None:
+    """None where the scheduler does not answer: then nothing is concluded about any run."""
+    try:
+        return choose_executor(scheduler).look(jobs)
+    except UncertainError as error:
+        log.warning("%s", error)
+        return None
+
+
+def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
+    """What can have changed without the scheduler: a submit cut off, an outcome that came late."""
+    if record.state == records.INTENT:
+        return adopt(run, record)
+    if record.state == records.ENDED:
+        attempts = run.attempts()
+        late = read_outcome(attempts[-1]) if attempts else None
+        if late is not None and late != record.outcome:
+            record = replace(record, outcome=late, message=late.reason)
+            write_record(run, record)
+    return record
+
+
 def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
     """A submit was cut off: take over the jobs that carry this run's id, wherever they show."""
-    jobs = {job.id: job for job in record.jobs}
-    executor = choose_executor(record.scheduler)
-    for info in executor.find_orphans().get(run.name, []):
-        jobs.setdefault(info.leader, JobRecord(id=info.leader, group=None))
+    if _is_submitting(record):
+        return record
+    try:
+        jobs = find_jobs(run, record)
+    except UncertainError as error:
+        log.warning("%s may have a job that is not known yet: %s", run.name, error)
+        return record
+    if read_record(run) != record:  # somebody else was faster
+        return read_record(run) or record
+    if not jobs:
+        if time.time() - record.submitted < ORPHAN_S:
+            return record
+        changed = _refuse(record, "the submit was cut off before the scheduler had the job")
+    elif len(jobs) < record.num_jobs:
+        for job in jobs:
+            choose_executor(record.scheduler).cancel(job.id)
+        done = f"after {len(jobs)} of {record.num_jobs} jobs"
+        changed = _refuse(record, f"the submit was cut off {done}, now cancelled; submit again")
+    else:
+        changed = replace(record, state=records.SUBMITTED, jobs=jobs)
+        for job in jobs:
+            index.add_job(run, job.id)
+    write_record(run, changed)
+    append_event(run.vjob_events, "adopted", jobs=[job.id for job in jobs], state=changed.state)
+    return changed
+
+
+def _refuse(record: RunRecord, message: str) -> RunRecord:
+    return replace(record, state=records.REFUSED, message=message)
+
+
+def _is_submitting(record: RunRecord) -> bool:
+    """Whether the submit still runs; on another host, whether it is too young to tell."""
+    if record.host == platform.node():
+        return process.start_time(record.pid) == record.pid_start is not None
+    return time.time() - record.submitted < SUBMIT_S
+
+
+def find_jobs(run: RunFolder, record: RunRecord) -> tuple[JobRecord, ...]:
+    """Every job of the run that shows anywhere: in the record, the queue, or the run folder."""
+    groups = {job.id: job.group for job in record.jobs}
+    for info in choose_executor(record.scheduler).find_orphans().get(run.name, []):
+        groups.setdefault(info.leader, None)
     for event in read_events(run):
         if event.get("kind") == "started" and event.get("job_id"):
-            name = str(event["job_id"])
-            jobs.setdefault(name, JobRecord(id=name, group=None))
+            groups.setdefault(str(event["job_id"]), event.get("group") or None)
     for path in run.path.glob("local*.json"):
         state = read_json(path)
         if isinstance(state, dict) and state.get("pid"):
-            jobs.setdefault(str(state["job"]), JobRecord(id=str(state["job"]), group=None))
-    if jobs:
-        adopted = replace(record, state=records.SUBMITTED, jobs=tuple(jobs.values()))
-        write_record(run, adopted)
-        append_event(run.events(), "adopted", jobs=list(jobs))
-        for job in jobs:
-            index.add_job(run, job)
-        return adopted
-    if time.time() - record.submitted > ORPHAN_S:
-        lost = replace(
-            record, state=records.REFUSED, message="the submit was cut off before sbatch"
-        )
-        write_record(run, lost)
-        return lost
-    return record
+            groups.setdefault(str(state["job"]), None)
+    return tuple(JobRecord(id=job, group=group) for job, group in groups.items())
 
 
 def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRecord:
     """Once every job is over, the record says how the run ended and who was the culprit."""
     if any(info.state not in OVER for info in infos):
+        _end_rest(run, record, infos)
         return record
     known = {info.leader for info in infos}
     if not known.issuperset(job.id for job in record.jobs):
         return _settle_forgotten(run, record)
     outcome = judge_run(run, infos)
     worst = next((i for i in infos if i.state is not JobState.COMPLETED), infos[0])
-    message = outcome.reason if outcome else worst.reason or f"Slurm says {worst.word}"
+    message = outcome.reason if outcome else worst.reason or f"the scheduler says {worst.word}"
     return _end(run, record, worst.state.value, message, outcome)
+
+
+def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> None:
+    """A split run whose first job is over needs no other job to start any more."""
+    over = {info.leader for info in infos if info.state in OVER}
+    if record.layout != "split" or record.jobs[0].id not in over:
+        return
+    for info in infos:
+        if info.state is JobState.PENDING:
+            with contextlib.suppress(VjobError):  # gone meanwhile
+                choose_executor(record.scheduler).cancel(info.leader)
 
 
 def _settle_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
     """The scheduler has forgotten a job: our own outcome is the last word, if there is one."""
     attempts = run.attempts()
     outcome = read_outcome(attempts[-1]) if attempts else None
-    if outcome is None:
+    if outcome is not None:
+        verdict = JobState.COMPLETED.value if outcome.code == 0 else JobState.FAILED.value
+        return _end(run, record, verdict, outcome.reason, outcome)
+    if time.time() - record.submitted < ORPHAN_S:
         return record
-    verdict = JobState.COMPLETED.value if outcome.code == 0 else JobState.FAILED.value
-    return _end(run, record, verdict, outcome.reason, outcome)
+    message = f"{record.scheduler} has forgotten the job, and it left no outcome"
+    return _end(run, record, JobState.UNKNOWN.value, message, None)
 
 
 def _end(
@@ -179,7 +255,7 @@ def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
     if not attempts or plan is None:
         return None
     attempt = attempts[-1]
-    list_names(attempt.path)  # makes NFS look anew
+    list_names(attempt.outcome.parent)  # makes NFS look anew
     written = read_outcome(attempt)
     if written is not None:
         return written

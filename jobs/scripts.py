@@ -21,7 +21,28 @@ from varuna_core import __version__
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.runfolder import RunFolder
 
-KILL_WAIT_S = 60
+PER_COMPONENT = frozenset(
+    {
+        "batch",
+        "constraint",
+        "contiguous",
+        "cores-per-socket",
+        "cpu-freq",
+        "exclusive",
+        "extra-node-info",
+        "hint",
+        "mincpus",
+        "nodefile",
+        "nodelist",
+        "oversubscribe",
+        "prefer",
+        "sockets-per-node",
+        "switches",
+        "threads-per-core",
+        "tmp",
+    }
+)
+"""sbatch options that each component of a het job has for itself: said once, they hold for one."""
 
 
 class Raw(str):
@@ -110,7 +131,7 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
     }
     if cluster.signal_before_end_s:
         values["signal"] = f"USR1@{cluster.signal_before_end_s}"
-    return [*_render_options(values), *_render_options(cluster.sbatch)]
+    return [*_render_options(values), *_render_options(_pick(cluster.sbatch, per_component=False))]
 
 
 def build_component_options(group: GroupPlan, conf: NodeGroup, cluster: Cluster) -> list[str]:
@@ -135,8 +156,12 @@ def build_component_options(group: GroupPlan, conf: NodeGroup, cluster: Cluster)
                 "exclude": ",".join(cluster.exclude) or None,
             }
         ),
-        *_render_options(conf.sbatch),
+        *_render_options({**_pick(cluster.sbatch, per_component=True), **conf.sbatch}),
     ]
+
+
+def _pick(options: Mapping[str, Any], *, per_component: bool) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if (k in PER_COMPONENT) is per_component}
 
 
 def build_step_options(group: GroupPlan, index: int, groups: Sequence[GroupPlan]) -> dict[str, Any]:

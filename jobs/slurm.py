@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from jobs.errors import VjobError
+from jobs.errors import UncertainError
 
 COMMENT_PREFIX = "vjob:"
 
@@ -61,7 +61,7 @@ ALIASES = {
     "RESIZING": JobState.RUNNING,
     "STOPPED": JobState.SUSPENDED,
     "REVOKED": JobState.CANCELLED,
-    "LAUNCH_FAILED": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.PENDING,  # requeued and held
 }
 
 
@@ -124,9 +124,9 @@ def parse_sbatch_output(text: str) -> str:
         match = re.fullmatch(r"(\d+)(;\S+)?", line.strip())
         if match:
             return match.group(1)
-    raise VjobError(
-        f"sbatch printed no job id: {text.strip()[:200]!r}. Look with `squeue --me` whether a job "
-        "was made; its comment holds the run id."
+    raise UncertainError(
+        f"sbatch printed no job id: {text.strip()[:200]!r}\n"
+        "  `vjob list` adopts the job if one was made"
     )
 
 

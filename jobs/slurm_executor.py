@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import process, slurm
-from jobs.errors import VjobError
+from jobs.errors import UncertainError, VjobError
 from jobs.executor import Executor
 from jobs.slurm import COMMENT_PREFIX, JobInfo
 from varuna_core.records.runfolder import RunFolder
@@ -47,9 +47,10 @@ class SlurmExecutor(Executor):
         found: dict[str, list[JobInfo]] = {job: [] for job in jobs}
         if not jobs:
             return found
-        _fill(found, slurm.parse_squeue_output(_ask(slurm.build_squeue_command(jobs))))
+        text = _ask_surely(slurm.build_squeue_command(jobs))
+        _fill(found, slurm.parse_squeue_output(text))
         for job in [job for job in jobs if not found[job]]:
-            text = _ask(slurm.build_show_job_command(job))
+            text = _ask_surely(slurm.build_show_job_command(job))
             _fill(found, slurm.parse_show_job_output(text))
         forgotten = [job for job in jobs if not found[job]]
         if forgotten:
@@ -68,7 +69,7 @@ class SlurmExecutor(Executor):
 
     def find_orphans(self) -> dict[str, list[JobInfo]]:
         user = str(os.getuid())
-        text = _ask(slurm.build_squeue_command([], user=user))
+        text = _ask_surely(slurm.build_squeue_command([], user=user))
         found: dict[str, list[JobInfo]] = {}
         for info in slurm.parse_squeue_output(text):
             if info.comment.startswith(COMMENT_PREFIX):
@@ -89,7 +90,7 @@ def _submit_text(text: str, *, folder: Path, after: str | None) -> str:
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             words = [f"{k}={v}" for k, v in process.clean_environment(os.environ).items()]
             sbatch = slurm.build_sbatch_command(str(submission_file_path), str(folder), after=after)
-            return ["env", "-i", *words, *sbatch]
+            return ["sh", "-c", SHIELD, "sh", *words, *sbatch]
 
         @staticmethod
         def _get_job_id_from_submission_command(string: Any) -> str:
@@ -107,7 +108,7 @@ def _submit_text(text: str, *, folder: Path, after: str | None) -> str:
         try:
             job = _Submission(folder=scratch)._submit_command("")
         except utils.FailedJobError as error:
-            raise VjobError(explain_refusal(str(error))) from None
+            raise explain_failure(str(error)) from None
     return str(job.job_id)
 
 
@@ -134,6 +135,23 @@ REFUSALS = (
 """What sbatch says when it refuses, and what to do."""
 
 
+SHIELD = 'trap "" INT; exec env -i "$@"'
+"""Ctrl-C goes to the whole foreground group: sbatch must not die of it after its job was made."""
+
+UNCERTAIN = ("timed out", "zero bytes were transmitted", "unexpected message")
+"""What sbatch says where the controller may have made the job and only its answer was lost."""
+
+
+def explain_failure(text: str) -> VjobError:
+    """The error for what a failed sbatch said."""
+    if any(words in text.lower() for words in UNCERTAIN):
+        return UncertainError(
+            f"sbatch had no answer, and the job may exist all the same: {text.strip()[-300:]}\n"
+            "  `vjob list` adopts it if so, and calls the run refused if not"
+        )
+    return VjobError(explain_refusal(text))
+
+
 def explain_refusal(text: str) -> str:
     """sbatch's own words and the remedy."""
     lines = [line for line in text.splitlines() if "error" in line.lower() or "sbatch" in line]
@@ -145,15 +163,26 @@ def explain_refusal(text: str) -> str:
 
 
 def _ask(command: Sequence[str]) -> str:
-    """A question's answer; empty where the tool does not know, is not there, or is out of order."""
+    """A question's answer; empty where the tool is not there or out of order."""
     try:
-        return process.run(command).out
+        return process.run(command, env=process.tool_environment(os.environ)).out
     except VjobError:
         return ""
 
 
+def _ask_surely(command: Sequence[str]) -> str:
+    """The controller's answer; empty where it knows no such job, UncertainError without one."""
+    try:
+        result = process.run(command, env=process.tool_environment(os.environ))
+    except VjobError as error:
+        raise UncertainError(str(error)) from None
+    if result.code != 0 and "invalid job id" not in result.err.lower():
+        raise UncertainError(f"{command[0]} failed: {result.err.strip()[:300]}")
+    return result.out
+
+
 def _tell(command: Sequence[str]) -> None:
-    result = process.run(command)
+    result = process.run(command, env=process.tool_environment(os.environ))
     if result.code != 0:
         raise VjobError(f"{' '.join(command)}: {(result.err or result.out).strip()}")
 

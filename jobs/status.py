@@ -145,7 +145,8 @@ def render(snapshot: Snapshot) -> str:
         lines.append(f"{node.name}" + (f"  (ranks {node.ranks})" if node.ranks else ""))
         for kind, shown in (("out", node.out), ("err", node.err), ("gpu", node.gpu)):
             lines += [f"  {kind}  {line}" for line in shown]
-    if not snapshot.nodes and snapshot.scheduler_lines:
+    blames_no_rank = snapshot.outcome is not None and snapshot.outcome.culprit_rank is None
+    if snapshot.scheduler_lines and (not snapshot.nodes or (blames_no_rank and snapshot.exit_code)):
         lines.append("batch script")
         lines += [f"  {line}" for line in snapshot.scheduler_lines]
     return "\n".join(lines)

@@ -16,19 +16,21 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from containers.registry import RUNTIMES
 from jobs import index
 from jobs.conf import JobConf
 from jobs.conf_read import read_conf
-from jobs.errors import InputError, VjobError
-from jobs.executor import choose_executor
+from jobs.errors import InputError, UncertainError, VjobError
+from jobs.executor import Executor, choose_executor
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
+from jobs.process import start_time
 from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
 from jobs.slurm import JobState
@@ -59,8 +61,14 @@ class Prepared:
     run: RunFolder
 
 
-def prepare(conf_path: Path, overrides: Sequence[str], run_id: str | None = None) -> Prepared:
-    """Read, check, plan and render; a dry run ends here."""
+def prepare(
+    conf_path: Path,
+    overrides: Sequence[str],
+    *,
+    run_id: str | None = None,
+    for_preview: bool = False,
+) -> Prepared:
+    """Read, check, plan and render; a preview ends here, and needs no Slurm."""
     conf = read_conf(conf_path, overrides)
     base = conf_path.resolve().parent
     run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
@@ -69,7 +77,7 @@ def prepare(conf_path: Path, overrides: Sequence[str], run_id: str | None = None
     image = conf.container.image
     here = Surroundings(
         run=run.name,
-        scheduler=choose_scheduler(conf),
+        scheduler=choose_scheduler(conf, for_preview=for_preview),
         python=sys.executable,
         base=str(base),
         user_id=os.getuid(),
@@ -94,14 +102,14 @@ def make_run_id(name: str, now: time.struct_time) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}"
 
 
-def choose_scheduler(conf: JobConf) -> str:
+def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     """slurm where sbatch is on PATH, else this machine."""
     asked = conf.cluster.scheduler
     if asked == "machines":
         raise InputError(
             "cluster.scheduler: machines is not part of this version; use slurm or local"
         )
-    if asked == "slurm" and shutil.which("sbatch") is None:
+    if asked == "slurm" and not for_preview and shutil.which("sbatch") is None:
         raise InputError(
             "cluster.scheduler is slurm, but sbatch is not on PATH; log in to a cluster node, or "
             "use scheduler: local"
@@ -124,7 +132,7 @@ def submit(conf_path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunRec
     """The whole way. Raises VjobError with the run refused, never with a job lost."""
     first = prepare(conf_path, overrides)
     run = make_run_folder(first.run)
-    ready = first if run.name == first.run.name else prepare(conf_path, overrides, run.name)
+    ready = first if run.name == first.run.name else prepare(conf_path, overrides, run_id=run.name)
     groups: list[str | None] = list(ready.scripts.batch)
     record = RunRecord(
         run=run.name,
@@ -139,15 +147,17 @@ def submit(conf_path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunRec
         host=platform.node(),
         conf=str(ready.conf_path),
         version=__version__,
+        pid=os.getpid(),
+        pid_start=start_time(os.getpid()),
     )
     try:
         write_run_folder(ready, run)
         write_record(run, record)
-        append_event(run.events(), "intent", scheduler=record.scheduler, layout=record.layout)
+        append_event(run.vjob_events, "intent", scheduler=record.scheduler, layout=record.layout)
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)
         raise VjobError(_explain_write(run.path, error)) from None
-    _remember(run, ready.conf.name)
+    _remember(run, partial(index.add_run, run, ready.conf.name))
     return run, submit_jobs(run, record, groups)
 
 
@@ -159,19 +169,45 @@ def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None])
             after = record.jobs[0].id if record.jobs else None
             try:
                 job = executor.submit(run, group, after)
+            except UncertainError:
+                raise  # the record says intent, so that the next command looks for the job
             except VjobError as error:
-                for given in record.jobs:
-                    executor.cancel(given.id)
-                write_record(run, replace(record, state=records.REFUSED, message=str(error)))
-                append_event(run.events(), "refused", message=str(error))
-                raise VjobError(f"{error}\n  The scripts are in {run.path}") from None
+                kept = take_back(executor, record)
+                message = f"{error}\n  The scripts are in {run.path}{kept}"
+                if not kept:
+                    write_record(run, replace(record, state=records.REFUSED, message=str(error)))
+                append_event(run.vjob_events, "refused", message=message)
+                raise VjobError(message) from None
             record = replace(record, jobs=(*record.jobs, JobRecord(id=job, group=group)))
-            write_record(run, record)
+            _write_submitted(run, record)
+            _remember(run, partial(index.add_job, run, job))
         record = replace(record, state=records.SUBMITTED)
-        write_record(run, record)
-        append_event(run.events(), "submitted", jobs=[job.id for job in record.jobs])
+        _write_submitted(run, record)
+        append_event(run.vjob_events, "submitted", jobs=[job.id for job in record.jobs])
         link_run(run, record)
     return record
+
+
+def take_back(executor: Executor, record: RunRecord) -> str:
+    """Cancel the jobs already given; what to say of those that could not be, or nothing."""
+    kept = []
+    for given in record.jobs:
+        try:
+            executor.cancel(given.id)
+        except VjobError:
+            kept.append(given.id)
+    return f"\n  Not taken back: job {', '.join(kept)}; cancel it by hand" if kept else ""
+
+
+def _write_submitted(run: RunFolder, record: RunRecord) -> None:
+    try:
+        write_record(run, record)
+    except OSError as error:
+        jobs = ", ".join(job.id for job in record.jobs)
+        raise VjobError(
+            f"job {jobs} was submitted, but {run.record} cannot be written: {error.strerror}; "
+            "make room, and the next vjob command adopts it"
+        ) from None
 
 
 def look_for_trouble(run: RunFolder) -> str:
@@ -224,12 +260,21 @@ def link_run(run: RunFolder, record: RunRecord) -> None:
         link = run.path.with_name(name)
         part = link.with_name(f".{name}.{os.getpid()}.part")
         try:
-            if link.exists() and not link.is_symlink():
-                continue  # a folder of the user's own
+            if os.path.lexists(link) and not _is_own_link(link):
+                continue  # something of the user's own
             os.symlink(run.name, part)
             os.replace(part, link)
         except OSError as error:
             log.warning("no link %s: %s", link, error.strerror)
+
+
+def _is_own_link(link: Path) -> bool:
+    """Whether it leads to a folder beside it that looks like a run."""
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return False
+    return "/" not in target and RunFolder(link.with_name(target)).record.exists()
 
 
 @contextmanager
@@ -249,9 +294,10 @@ def hold_back_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _remember(run: RunFolder, name: str) -> None:
+def _remember(run: RunFolder, add: Callable[[], None]) -> None:
+    """The index is a shortcut: a home that cannot be written is no reason to fail."""
     try:
-        index.add_run(run, name)
+        add()
     except OSError as error:
         log.warning("the index in %s cannot be written: %s", index.folder(), error.strerror)
 

@@ -43,10 +43,12 @@ class Vjob:
         assert code is None or done.returncode == code, done.stdout + done.stderr
         return done
 
-    def start(self, *args: str) -> subprocess.Popen[bytes]:
+    def start(self, *args: str, new_session: bool = False) -> subprocess.Popen[bytes]:
         """In the background, as a user's terminal would hold it."""
         command = [sys.executable, "-m", "jobs", *args]
-        return subprocess.Popen(command, cwd=self.folder, env=self.env)
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.env, start_new_session=new_session
+        )
 
     def write(self, text: str, name: str = "conf.yaml") -> str:
         (self.folder / name).write_text(text)

@@ -49,9 +49,15 @@ def test_a_name_must_be_safe_as_a_folder(name: str) -> None:
     assert problem.startswith("c:1: name = ") and "names a folder" in problem
 
 
-@pytest.mark.parametrize("name", ["a", "gpt2-xl", "A_1.b", "9", "x" * 64])
+@pytest.mark.parametrize("name", ["a", "gpt2-xl", "A_1.b", "9b", "x" * 64])
 def test_a_plain_name_is_fine(name: str) -> None:
     assert find_problems("", head=f"name: {name}\nprogram: {{script: t}}\n") == []
+
+
+@pytest.mark.parametrize("name", ["last", "12", "L3"])
+def test_a_name_that_reads_as_a_job_is_refused(name: str) -> None:
+    (problem,) = find_problems("", head=f"name: {name}\nprogram: {{script: t}}\n")
+    assert "would be taken for a job" in problem
 
 
 def test_group_names_are_safe_and_differ() -> None:

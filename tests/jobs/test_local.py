@@ -165,8 +165,23 @@ def test_the_supervisor_gone_is_a_lost_machine_and_not_a_run_for_ever(vjob: Vjob
     os.kill(state["pid"], signal.SIGKILL)
     record = vjob.wait_over(run)
     assert record["verdict"] == "NODE_FAIL"
-    for pid in find_ranks(run.path):
-        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not find_ranks(run.path), 30)
+
+
+def test_no_rank_outlives_a_batch_script_that_was_killed(vjob: Vjob) -> None:
+    run = vjob.submit(fate("-1", "hang"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    supervisor = json.loads((run.path / "local.json").read_text())["pid"]
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert vjob.wait_over(run)["verdict"] == "FAILED"
+    assert not find_ranks(run.path)
+
+
+def test_a_cancel_right_after_the_submit_counts(vjob: Vjob) -> None:
+    vjob.submit(fate("-1", "hang"))
+    assert "is cancelled" in vjob("cancel", "last", "--now").stdout
+    assert vjob.status("last")["state"] == "CANCELLED"
 
 
 def test_logs_can_be_narrowed_to_a_rank_and_a_pattern(vjob: Vjob) -> None:
@@ -273,6 +288,15 @@ def test_submits_at_the_same_moment_get_folders_and_ids_of_their_own(vjob: Vjob)
     assert len({row["run"] for row in rows}) == len({row["jobs"][0] for row in rows}) == 4
     for row in rows:
         vjob.wait_over(RunFolder(Path(row["folder"])))
+
+
+def test_the_node_whose_setup_fails_is_named_and_not_those_that_were_told(vjob: Vjob) -> None:
+    line = '[ "$VJOB_NODE_NAME" != local2 ] || { echo "module: not found" >&2; exit 1; }'
+    run = vjob.submit(who() + f"setup: [{json.dumps(line)}]\n")
+    record = vjob.wait_over(run)
+    assert record["message"] == "a setup line failed on local2: see the scheduler's log"
+    assert (record["outcome"]["code"], record["outcome"]["culprit_node"]) == (112, "local2")
+    assert "module: not found" in vjob("status", "last", code=10).stdout
 
 
 def test_a_log_folder_that_cannot_be_written_is_refused_with_what_to_do(vjob: Vjob) -> None:

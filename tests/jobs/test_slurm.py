@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import VjobError
+from jobs.errors import UncertainError
 from jobs.slurm import (
     JobState,
     build_sbatch_command,
@@ -86,7 +86,7 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
 
 def test_parsable_ids_are_read_below_warnings() -> None:
     assert parse_sbatch_output("sbatch: Warning: x\n4711;cluster\n") == "4711"
-    with pytest.raises(VjobError, match="no job id"):
+    with pytest.raises(UncertainError, match="no job id"):
         parse_sbatch_output("sbatch: odd\n")
 
 

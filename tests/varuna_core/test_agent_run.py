@@ -138,13 +138,13 @@ def test_an_older_try_of_an_attempt_is_set_aside(make_stage: MakeStage, tmp_path
     stage.end()
     codes, outcome = stage.play()
     assert (codes, outcome.code) == ([0], 0)
-    assert (stage.attempt.path / "earlier-0" / "stop.json").exists()
+    assert (stage.attempt.path / "earlier-0" / "state" / "stop.json").exists()
 
 
 def test_a_node_waits_for_a_master_that_comes_later(make_stage: MakeStage) -> None:
     stage = make_stage(make_plan())
     agent = stage.start(0)
-    stage.attempt.path.mkdir()
+    stage.attempt.make()
     stale = {"address": "127.0.0.1", "port": 1, "host": "n0", "attempt": 7, "time": 1.0}
     stage.attempt.master.write_text(json.dumps(stale))
     stage.open()

@@ -104,6 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add.add_argument("--reason", required=True, metavar="TEXT", help="shown as the outcome")
     add.add_argument("--kind", default="cancel", choices=STOP_KINDS, help="default: cancel")
+    add.add_argument("--node", metavar="NAME", help="host that is at fault, if one is")
     add.add_argument("--code", type=int, default=STOPPED, help="exit code (default: 143)")
     add.set_defaults(run_command=_run_stop)
     return parser
@@ -131,6 +132,6 @@ def _run_close(args: argparse.Namespace) -> int:
 def _run_stop(args: argparse.Namespace) -> int:
     attempt = open_run(args.run).attempt(args.attempt)
     attempt.make()
-    if not write_stop(attempt, args.kind, args.code, args.reason):
+    if not write_stop(attempt, args.kind, args.code, args.reason, node=args.node):
         print("vjob agent: the attempt was told to stop before", file=sys.stderr)
     return 0

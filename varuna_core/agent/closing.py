@@ -70,10 +70,24 @@ def judge(scene: Scene) -> Outcome:
         when = "before any agent reported" if not reports else "before the ranks started"
         reason = f"srun ended with {scene.status} {when}: see the scheduler's log"
         return _replace(outcome, scene.status or NOT_READY, reason)
+    silent = [index for index in range(plan.num_nodes) if index not in reports]
+    if not is_listed(attempt.go) and silent and (stop or {}).get("kind") == "signal":
+        # srun told the others: the one that never reported is the cause.
+        return _blame_silent(plan, outcome, silent)
     if outcome.code == 0 and scene.status != 0:
         reason = f"srun ended with {scene.status} although all ranks exited 0"
         return _replace(outcome, scene.status, reason)
     return outcome
+
+
+def _blame_silent(plan: Plan, outcome: Outcome, silent: list[int]) -> Outcome:
+    names = ", ".join(f"{index} ({plan.node(index).group.name})" for index in silent[:8])
+    more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
+    reason = (
+        f"no report from node {names}{more} before the end: its setup lines or its agent failed, "
+        f"see the scheduler's log; else: {outcome.reason}"
+    )
+    return _replace(outcome, outcome.code or NOT_READY, reason)
 
 
 def _replace(outcome: Outcome, code: int, reason: str) -> Outcome:

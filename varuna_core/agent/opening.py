@@ -25,7 +25,7 @@ from varuna_core.agent.network import (
 )
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
-from varuna_core.records.files import write_json
+from varuna_core.records.files import is_listed, write_json
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.stop import write_stop
@@ -39,6 +39,8 @@ def open_attempt(
     attempt.make()
     facts = {"attempt": number, "job_id": job_id, "group": group_name}
     if group is not None:
+        if is_listed(attempt.outcome):  # split jobs are not requeued: this try cannot come again
+            raise Refusal(NOT_READY, "the run is over: its first job ended before this one began")
         append_event(run.events(group), "started", **facts)
         return
     if attempt.master.exists() or attempt.outcome.exists():

@@ -133,4 +133,4 @@ def _run_step(
         return None
     last = [line.strip() for line in (result.err or result.out).splitlines() if line.strip()][-3:]
     how = f"exited {result.code}" if result.code is not None else "was ended, it took too long"
-    return f"{' '.join(argv)} {how}: {' | '.join(last) or 'without a word'}"
+    return f"{container.runtime} {how}: {' | '.join(last) or 'without a word'}"

@@ -12,7 +12,7 @@ import signal
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from varuna_core.records.files import read_json, reserve, write_json, write_reserved
+from varuna_core.records.files import list_names, read_json, reserve, write_json, write_reserved
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder
 
@@ -101,7 +101,10 @@ def write_exit(attempt: AttemptFolder, value: RankExit) -> None:
 def read_exits(attempt: AttemptFolder, world: int) -> dict[int, RankExit]:
     """Every rank's exit that landed."""
     found = {}
+    landed = set(list_names(attempt.exit(0).parent))
     for rank in range(world):
+        if attempt.exit(rank).name not in landed:
+            continue
         value = read_json(attempt.exit(rank))
         if isinstance(value, dict):
             try:
@@ -134,7 +137,9 @@ def judge_exits(
         return Outcome(code, reason, rank, node, sig, missing, ended)
 
     if failed:
-        first = min(failed, key=lambda item: (item.ended, item.rank))
+        # The first stop names its rank: clocks of different hosts may not agree on who was first.
+        named = [item for item in failed if item.rank == said.get("rank")]
+        first = min(named or failed, key=lambda item: (item.ended, item.rank))
         how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
         tail = f": {first.last_error}" if first.last_error else ""
         return outcome(

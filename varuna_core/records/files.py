@@ -120,9 +120,14 @@ def read_json(path: Path) -> Any:
 def append_line(path: Path, value: Any) -> None:
     """One JSON line in one write, so that lines of one writer never interleave."""
     line = json.dumps(value, ensure_ascii=True).encode() + b"\n"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
     try:
-        os.write(fd, line)
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":  # torn by a disk that was full
+            line = b"\n" + line
+        written = os.write(fd, line)
+        if written < len(line):
+            raise OSError(errno.ENOSPC, "only a part of the line was written", str(path))
     finally:
         os.close(fd)
 

@@ -49,6 +49,9 @@ class RunRecord:
     conf: str
     """The conf's own path."""
     version: str
+    pid: int
+    """The submitting process on `host`, and its start, while the state is intent."""
+    pid_start: str | None
     message: str = ""
     """Why it was refused, or how it ended."""
     verdict: str = ""

@@ -3,11 +3,12 @@
 <log_folder>/<run>/
   conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
   batch.sh | batch.<group>.sh   node.sh   agent.pyz  what the scheduler runs
-  events.jsonl  events.<group>.jsonl                 one writer a file
+  events.jsonl  events.<group>.jsonl                 one writer a file: the batch scripts' hosts
+  events-vjob.jsonl                                  and `vjob` itself
   scheduler.out  scheduler.<group>.out               what the batch script itself printed
   attempt-0/                                         one start of the ranks
-    master.json  go.json                             address; all nodes are ready
-    stop.json  outcome.json                          who said stop; how it ended
+    state/ master.json  go.json                      address; all nodes are ready
+           stop.json  outcome.json                   who said stop; how it ended
     preflight.txt                                    the table of all nodes
     <node>.out .err .gpu .gpu.jsonl                  ranks merged and tagged; samples
     nodes/<index>.json   beat/<index>.json           preflight of a node; its sign of life
@@ -25,9 +26,13 @@ from varuna_core.records.files import PRIVATE_FOLDER
 
 
 class AttemptFolder:
-    """The files of one start of the ranks."""
+    """The files of one start of the ranks.
 
-    FOLDERS = ("nodes", "beat", "ranks", "exit", "trace")
+    What every node polls lies in `state`, a small folder: listing one with the logs of a thousand
+    nodes in it, from a thousand nodes, would be the load that the file server falls over.
+    """
+
+    FOLDERS = ("state", "nodes", "beat", "ranks", "exit", "trace")
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
@@ -42,24 +47,22 @@ class AttemptFolder:
     def set_aside(self) -> None:
         """Move what an older try of this attempt left behind into `earlier-<n>`.
 
-        master.json goes first and outcome.json last: an agent that looks in between finds either
-        no master or an attempt that is over, and waits on.
+        Its state goes first: an agent that looks in between finds no master, and waits on.
         """
         names = [name for name in os.listdir(self.path) if not name.startswith("earlier-")]
         aside = self.path / f"earlier-{len(os.listdir(self.path)) - len(names)}"
         aside.mkdir(mode=PRIVATE_FOLDER)
-        order = {"master.json": 0, "outcome.json": 2}
-        for name in sorted(names, key=lambda name: order.get(name, 1)):
+        for name in sorted(names, key=lambda name: name != "state"):
             os.rename(self.path / name, aside / name)
         self.make()
 
     @property
     def master(self) -> Path:
-        return self.path / "master.json"
+        return self.path / "state" / "master.json"
 
     @property
     def go(self) -> Path:
-        return self.path / "go.json"
+        return self.path / "state" / "go.json"
 
     @property
     def preflight(self) -> Path:
@@ -67,11 +70,11 @@ class AttemptFolder:
 
     @property
     def stop(self) -> Path:
-        return self.path / "stop.json"
+        return self.path / "state" / "stop.json"
 
     @property
     def outcome(self) -> Path:
-        return self.path / "outcome.json"
+        return self.path / "state" / "outcome.json"
 
     def node_log(self, node: str, kind: str) -> Path:
         """`kind` is out, err, gpu or gpu.jsonl."""
@@ -140,6 +143,11 @@ class RunFolder:
 
     def events(self, group: str | None = None) -> Path:
         return self.path / (f"events.{group}.jsonl" if group else "events.jsonl")
+
+    @property
+    def vjob_events(self) -> Path:
+        """What `vjob` writes, on another host than the batch script."""
+        return self.path / "events-vjob.jsonl"
 
     def all_events(self) -> list[Path]:
         return sorted(self.path.glob("events*.jsonl"))

@@ -61,12 +61,12 @@ for name in USR1 USR2 TERM INT HUP; do
   trap "kill -$name $step_pid 2>/dev/null || true" "$name"
 done
 
-# wait returns early at every trap: srun's own status is the one after which it is gone.
-status=0
+# wait returns early at every trap; once srun is gone, it keeps its status for one more wait.
 while kill -0 "$step_pid" 2>/dev/null; do
-  status=0
-  wait "$step_pid" || status=$?
+  wait "$step_pid" || true
 done
+status=0
+wait "$step_pid" || status=$?
 
 # srun's status hides the culprit (143 for a rank's 9): close reads the ranks' own exit files.
 code=$(agent close --run "$run" --attempt "$attempt" --group "$group" --status "$status" | tail -n 1)

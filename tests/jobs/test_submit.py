@@ -1,0 +1,195 @@
+"""Submitting where Slurm answers late, wrongly or not at all: no job is lost, none is invented.
+
+The tools on PATH are scripts that say what the real ones say; tests/cluster has the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.command import PROGRAMS, Vjob, wait_for
+from varuna_core.records.exits import Outcome, write_outcome
+from varuna_core.records.runfolder import RunFolder
+
+ONE = f"""
+name: one
+program: {{script: {PROGRAMS}/who.py}}
+cluster: {{scheduler: slurm, nodes: [{{group: m}}]}}
+"""
+TWO = f"""
+name: two
+program: {{script: {PROGRAMS}/who.py}}
+cluster: {{scheduler: slurm, hetero: split, nodes: [{{group: m}}, {{group: s}}]}}
+"""
+TIMED_OUT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+OLD = "99|N/A|N/A|{word}|n1|None|0|N/A|vjob:{run}|"
+
+
+class FakeSlurm:
+    """What each tool prints and exits with, and what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.say("sbatch", "echo 77")
+        self.say("squeue", f'echo "{TIMED_OUT}" >&2; exit 1')
+        for name in ("scontrol", "sacct", "scancel"):
+            self.say(name, "true")
+
+    def say(self, name: str, body: str) -> None:
+        tool = self.folder / name
+        part = tool.with_suffix(".part")
+        part.write_text(f'#!/bin/bash\necho "{name} $*" >> "{self.folder}/asked"\n{body}\n')
+        part.chmod(0o755)
+        part.rename(tool)
+
+    def queue(self, *rows: str) -> None:
+        text = "\n".join(rows)
+        self.say("squeue", f"cat <<'E'\n{text}\nE" if rows else "true")
+
+    def asked(self) -> str:
+        path = self.folder / "asked"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "tools")
+
+
+@pytest.fixture
+def vjob(slurm: FakeSlurm, tmp_path: Path) -> Vjob:
+    return Vjob(tmp_path, {"PATH": f"{slurm.folder}:{os.environ['PATH']}"})
+
+
+def only_run(vjob: Vjob) -> RunFolder:
+    (record,) = vjob.folder.glob("log/*-*/record.json")
+    return RunFolder(record.parent)
+
+
+def read(run: RunFolder) -> dict[str, object]:
+    record: dict[str, object] = json.loads(run.record.read_text())
+    return record
+
+
+def age(run: RunFolder, seconds: float) -> None:
+    run.record.write_text(json.dumps({**read(run), "submitted": time.time() - seconds}))
+
+
+def test_a_job_id_is_known_from_any_folder(vjob: Vjob, tmp_path: Path) -> None:
+    run = vjob.submit(ONE)
+    (tmp_path / "else").mkdir()
+    vjob.folder = tmp_path / "else"
+    assert vjob.status("77")["run"] == run.name
+
+
+def test_an_answer_that_was_lost_is_no_refusal_and_the_job_is_adopted(
+    vjob: Vjob, slurm: FakeSlurm
+) -> None:
+    slurm.say("sbatch", 'echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1')
+    assert "may exist all the same" in vjob("submit", vjob.write(ONE), code=1).stderr
+    run = only_run(vjob)
+    assert read(run)["state"] == "intent"
+    age(run, 900)
+    vjob.status("last")
+    assert read(run)["state"] == "intent", "squeue did not answer: nothing is concluded"
+    slurm.queue(OLD.format(word="RUNNING", run=run.name))
+    assert vjob.status("last")["state"] == "RUNNING"
+    assert read(run)["jobs"] == [{"id": "99", "group": None}]
+
+
+def test_a_submit_that_never_reached_slurm_is_called_refused_in_the_end(
+    vjob: Vjob, slurm: FakeSlurm
+) -> None:
+    slurm.say("sbatch", 'echo "Socket timed out" >&2; exit 1')
+    vjob("submit", vjob.write(ONE), code=1)
+    slurm.queue()
+    assert vjob.status("last")["state"] == "INTENT"
+    age(only_run(vjob), 900)
+    assert vjob.status("last")["state"] == "REFUSED"
+
+
+def test_a_controller_that_does_not_answer_ends_no_run(vjob: Vjob) -> None:
+    """A requeued run has an outcome of its first attempt while the job pends anew."""
+    run = vjob.submit(ONE)
+    attempt = run.attempt(0)
+    attempt.make()
+    write_outcome(attempt, Outcome(143, "preempted", None, None, None, [], 1.0))
+    found = vjob.status("last")
+    assert (found["state"], found["exit_code"]) == ("UNKNOWN", 11)
+    assert read(run)["state"] == "submitted"
+
+
+def test_a_forgotten_job_without_an_outcome_is_said_to_be_so(vjob: Vjob, slurm: FakeSlurm) -> None:
+    run = vjob.submit(ONE)
+    slurm.queue()
+    age(run, 900)
+    assert "has forgotten" in vjob("status", "last", code=10).stdout
+
+
+def test_a_second_half_that_is_refused_takes_back_the_first(vjob: Vjob, slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", f'[ -e "{slurm.folder}/once" ] && {{ echo "sbatch: error: invalid partition'
+              f' specified: x" >&2; exit 1; }}; touch "{slurm.folder}/once"; echo 77')  # fmt: skip
+    said = vjob("submit", vjob.write(TWO), code=1).stderr
+    assert "invalid partition" in said and "scancel 77" in slurm.asked()
+    assert read(only_run(vjob))["state"] == "refused"
+
+
+def test_what_cannot_be_taken_back_is_named(vjob: Vjob, slurm: FakeSlurm) -> None:
+    slurm.say("scancel", "exit 1")
+    slurm.say("sbatch", f'[ -e "{slurm.folder}/once" ] && {{ echo "sbatch: error: invalid partition'
+              f' specified: x" >&2; exit 1; }}; touch "{slurm.folder}/once"; echo 77')  # fmt: skip
+    said = vjob("submit", vjob.write(TWO), code=1).stderr
+    assert "invalid partition" in said and "Not taken back: job 77" in said
+    assert read(only_run(vjob))["state"] == "intent"
+
+
+def test_half_a_split_run_is_not_adopted_but_ended(vjob: Vjob, slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", f'[ -e "{slurm.folder}/once" ] && kill -9 $PPID; '
+              f'touch "{slurm.folder}/once"; echo 77')  # fmt: skip
+    vjob("submit", vjob.write(TWO), code=None)
+    run = only_run(vjob)
+    age(run, 1)
+    record = {**read(run), "state": "intent", "pid": 0, "jobs": [{"id": "77", "group": "m"}]}
+    run.record.write_text(json.dumps(record))
+    slurm.queue()
+    assert vjob.status("last")["state"] == "REFUSED"
+    assert "scancel 77" in slurm.asked()
+
+
+def test_ctrl_c_in_a_terminal_reaches_sbatch_and_harms_nothing(
+    vjob: Vjob, slurm: FakeSlurm
+) -> None:
+    """A terminal sends it to the whole group; sbatch must live to print its id."""
+    slurm.say("sbatch", f'touch "{slurm.folder}/called"; sleep 1; echo 77')
+    child = vjob.start("submit", vjob.write(ONE), new_session=True)
+    wait_for((slurm.folder / "called").exists, 30)
+    os.killpg(child.pid, signal.SIGINT)
+    assert child.wait(timeout=60) == 130
+    assert read(only_run(vjob))["jobs"] == [{"id": "77", "group": None}]
+
+
+def test_a_dry_run_needs_no_slurm(vjob: Vjob) -> None:
+    vjob.env["PATH"] = "/nowhere"
+    assert "#SBATCH --job-name=one" in vjob("submit", vjob.write(ONE), "--dry-run").stdout
+    assert "sbatch is not on PATH" in vjob("submit", "conf.yaml", code=2).stderr
+
+
+def test_filters_of_the_users_own_do_not_hide_jobs(vjob: Vjob, slurm: FakeSlurm) -> None:
+    vjob.env["SQUEUE_PARTITION"] = "other"
+    slurm.say("squeue", f'env > "{slurm.folder}/env"')
+    vjob.submit(ONE)
+    assert "SQUEUE_PARTITION" not in (slurm.folder / "env").read_text()
+
+
+def test_a_folder_of_the_users_own_is_not_replaced_by_a_link(vjob: Vjob) -> None:
+    (vjob.folder / "log").mkdir()
+    (vjob.folder / "log/one").symlink_to("/somewhere")
+    vjob.submit(ONE)
+    assert os.readlink(vjob.folder / "log/one") == "/somewhere"
