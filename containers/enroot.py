@@ -15,10 +15,18 @@ PREPARE_SCRIPT = """\
 set -euo pipefail
 image=$1 name=$2 reuse=$3
 command -v enroot >/dev/null || { echo "enroot is not installed on $(hostname)" >&2; exit 3; }
-mkdir -p -m 700 "$ENROOT_DATA_PATH" "$ENROOT_RUNTIME_PATH" "$ENROOT_TEMP_PATH" "$ENROOT_CACHE_PATH"
+base=$(dirname "$ENROOT_DATA_PATH")
+mkdir -m 700 "$base" 2>/dev/null || true
+if [ ! -O "$base" ] || [ -L "$base" ]; then
+  echo "$base is not a folder of $(id -un): somebody else made it; set container.scratch" >&2
+  exit 3
+fi
+chmod 700 "$base"
+mkdir -p "$ENROOT_DATA_PATH" "$ENROOT_RUNTIME_PATH" "$ENROOT_TEMP_PATH" "$ENROOT_CACHE_PATH"
 exec 9>"$ENROOT_DATA_PATH/.$name.lock"
 flock 9
 if [ -d "$ENROOT_DATA_PATH/$name" ] && [ "$reuse" != no ]; then exit 0; fi
+rm -rf "${ENROOT_DATA_PATH:?}/$name".part.* # of a prepare that was killed
 part=$name.part.$$
 trap 'rm -rf "${ENROOT_DATA_PATH:?}/$part"' EXIT
 enroot create -n "$part" "$image"

@@ -124,8 +124,9 @@ def submit(
 @click.option(
     "--lines", "-n", default=2, show_default=True, help="Last lines of each node's files."
 )
+@click.option("--all", "-a", "show_all", is_flag=True, help="Every node, however many.")
 @json_option
-def status(job: str, lines: int, as_json: bool) -> None:
+def status(job: str, lines: int, show_all: bool, as_json: bool) -> None:
     """Show how JOB goes: its state, and the last lines of every node.
 
     Exits 0 while all is well and when it is done, 10 when it failed, 11 when nothing is known,
@@ -135,7 +136,8 @@ def status(job: str, lines: int, as_json: bool) -> None:
     from jobs.runs import find_run, view_run
 
     found = statuses.take_snapshot(view_run(find_run(job, Path.cwd())), num_lines=lines)
-    text = json.dumps(found.as_json(), indent=1) if as_json else statuses.render(found)
+    shown = found if show_all else statuses.shorten(found)
+    text = json.dumps(found.as_json(), indent=1) if as_json else statuses.render(shown)
     click.echo(text)
     sys.exit(found.exit_code)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs import index
 from jobs.runs import view_runs
+from jobs.tail import clean
 
 
 def list_runs(limit: int | None) -> list[dict[str, Any]]:
@@ -35,10 +36,8 @@ def render(rows: list[dict[str, Any]]) -> str:
     cells = [("JOB", "STATE", "SUBMITTED", "RUN", "")]
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
-        message = str(row["message"]).splitlines()
-        cells.append(
-            (",".join(row["jobs"]) or "-", row["state"], when, row["run"], "".join(message[:1]))
-        )
+        message = clean(str(row["message"]).partition("\n")[0])
+        cells.append((",".join(row["jobs"]) or "-", row["state"], when, row["run"], message))
     widths = [max(len(line[i]) for line in cells) for i in range(4)]
     return "\n".join(
         "  ".join(

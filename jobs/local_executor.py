@@ -54,11 +54,17 @@ class LocalExecutor(Executor):
     name = "local"
 
     def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
-        job = index.next_local_job()
+        try:
+            job = index.next_local_job()
+            index.add_job(run, job)
+        except OSError as error:
+            raise VjobError(
+                f"{index.folder()} cannot be written: {error.strerror}; local jobs are counted "
+                "there: set XDG_STATE_HOME to a folder that you may write"
+            ) from None
         write_json(state_file(run, group), {"job": job, "state": "PENDING", "time": time.time()})
         command = [sys.executable, "-m", "jobs.local_job", str(run.path), job, group or ""]
         env = {**process.clean_environment(os.environ), **_import_path()}
-        index.add_job(run, job)
         process.start_detached(command, output=run.scheduler_log(group), env=env)
         return job
 

@@ -25,8 +25,8 @@ from varuna_core.records.files import write_atomic, write_json
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 
-KILL_WAIT_S = 60.0
-"""Between TERM and KILL for the batch script; more than the agents' own grace."""
+MARGIN_S = 10.0
+"""Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""
 
 ROOT = Path(__file__).resolve().parent.parent
 START_STEP = (
@@ -48,6 +48,7 @@ class Supervisor:
         self.asked: str | None = None
         """CANCELLED or TIMEOUT once the job was told to end."""
         self.child: subprocess.Popen[bytes] | None = None
+        self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
 
     def main(self) -> int:
         """Run, and run again while somebody asks for a requeue."""
@@ -78,7 +79,9 @@ class Supervisor:
         self.child = process.start(["bash", str(self.run.batch_script(self.group))], env=env)
         if self.asked:  # between the last look and the start
             self._send(signal.SIGTERM)
-        deadline = time.monotonic() + 60 * self._walltime_min()
+        deadline = time.monotonic() + 60 * int(self._read_option("time", "60"))
+        warn_s = float(self._read_option("signal", "USR1@0").rpartition("@")[2])
+        warn_at = deadline - warn_s if warn_s else float("inf")
         killed_at: float | None = None
         while True:
             try:
@@ -86,11 +89,14 @@ class Supervisor:
                 break
             except subprocess.TimeoutExpired:
                 now = time.monotonic()
+                if now > warn_at:
+                    warn_at = float("inf")
+                    self._send(signal.SIGUSR1)
                 if self.asked is None and now > deadline:
                     self.asked = "TIMEOUT"
                     self._send(signal.SIGTERM)
                 if self.asked and killed_at is None:
-                    killed_at = now + KILL_WAIT_S
+                    killed_at = now + self._kill_wait_s
                 if killed_at is not None and now > killed_at:
                     self._kill_group()
         self._end_rest(self.child.pid)
@@ -98,7 +104,7 @@ class Supervisor:
 
     def _end_rest(self, group: int) -> None:
         """Where the batch script was killed, its srun still runs: no rank may outlive the job."""
-        deadline = time.monotonic() + KILL_WAIT_S
+        deadline = time.monotonic() + self._kill_wait_s
         number = signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):
             while True:
@@ -106,11 +112,12 @@ class Supervisor:
                 time.sleep(0.2)
                 number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGCONT
 
-    def _walltime_min(self) -> int:
+    def _read_option(self, name: str, default: str) -> str:
+        """An #SBATCH option of the batch script that we keep, as Slurm would."""
         for line in self.run.batch_script(self.group).read_text(encoding="utf-8").splitlines():
-            if line.startswith("#SBATCH --time="):
-                return int(line.rpartition("=")[2])
-        return 60
+            if line.startswith(f"#SBATCH --{name}="):
+                return line.partition("=")[2]
+        return default
 
     def _environment(self) -> dict[str, str]:
         """What Slurm sets in a batch script, as far as our scripts look at it."""
@@ -124,6 +131,7 @@ class Supervisor:
             "SLURM_JOB_NODELIST": ",".join(names[0]),
             "SLURM_JOB_NUM_NODES": str(len(names[0])),
             "VJOB_LOCAL_FIRST_NODE": str(groups[0].first_node),
+            "VJOB_LOCAL_KILL_WAIT_S": str(self.plan.timing.grace_s + MARGIN_S),
             "VJOB_LOCAL_REQUEUE": str(self._requeue_marker),
         }
         env["PATH"] = f"{tools}{os.pathsep}{env['PATH']}"

@@ -21,9 +21,6 @@ from types import FrameType
 from jobs import process
 from jobs.slurm import expand_nodes
 
-KILL_WAIT_S = 40.0
-"""srun's: TERM, then KILL this much later."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
@@ -85,6 +82,8 @@ class Tasks:
         self.step = step
         self.children: list[subprocess.Popen[bytes]] = []
         self.kill_at: float | None = None
+        self.kill_wait_s = float(os.environ.get("VJOB_LOCAL_KILL_WAIT_S", "30"))
+        """Slurm's KillWait: TERM, then KILL this much later."""
 
     def start(self) -> None:
         first = int(os.environ.get("VJOB_LOCAL_FIRST_NODE", "0"))
@@ -131,7 +130,7 @@ class Tasks:
 
     def _end(self) -> None:
         if self.kill_at is None:
-            self.kill_at = time.monotonic() + KILL_WAIT_S
+            self.kill_at = time.monotonic() + self.kill_wait_s
 
     def _kill(self) -> None:
         for child in self.children:

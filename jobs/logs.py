@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +12,13 @@ from pathlib import Path
 from jobs.errors import InputError
 from jobs.runs import RunView, view_run
 from jobs.slurm import JobState
-from jobs.tail import Follower
+from jobs.tail import Follower, clean
 from varuna_core.records import record as records
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 POLL_S = 0.5
+FILES_PER_S = 500
+"""How many files a follower looks at in a second, at most."""
 LOOK_S = 3.0
 """Between two questions to the scheduler while following."""
 
@@ -79,11 +82,16 @@ def print_logs(
         _print(Follower(path, start_lines=num_lines), label, say, wanted, final=True)
 
 
-def follow_run(run: RunFolder, say: Say, wanted: Wanted | None = None) -> int:
-    """Lines as they come, to the run's end; returns the exit code for that end."""
+def follow_run(
+    run: RunFolder, say: Say, wanted: Wanted | None = None, *, num_lines: int | None = None
+) -> int:
+    """Lines as they come, to the run's end; returns the exit code for that end.
+
+    `num_lines` bounds what is shown of files that are there at the start.
+    """
     wanted = wanted or Wanted.make()
     followers: dict[Path, tuple[str, Follower]] = {}
-    state, looked = "", 0.0
+    state, looked = "", -math.inf
     while True:
         if time.monotonic() - looked > LOOK_S:
             view = view_run(run)
@@ -96,20 +104,22 @@ def follow_run(run: RunFolder, say: Say, wanted: Wanted | None = None) -> int:
         over = view.record.state in (records.ENDED, records.REFUSED)
         for attempt in run.attempts():
             for label, path in find_files(attempt, wanted):
-                followers.setdefault(path, (label, Follower(path)))
+                if path not in followers:
+                    followers[path] = (label, Follower(path, start_lines=num_lines))
+        num_lines = None
         for label, follower in followers.values():
             _print(follower, label, say, wanted, final=over)
         if over:
             return finish(view, say)
-        time.sleep(POLL_S)
+        time.sleep(max(POLL_S, len(followers) / FILES_PER_S))
 
 
 def finish(view: RunView, say: Say) -> int:
     """The last word on an ended run."""
     if view.record.verdict == "COMPLETED":
-        say(f"-- done: {view.record.message}")
+        say(f"-- done: {clean(view.record.message)}")
         return 0
-    say(f"-- {view.state}: {view.record.message}")
+    say(f"-- {view.state}: {clean(view.record.message)}")
     outcome = view.record.outcome
     if outcome is None or outcome.culprit_rank is None:
         for path in sorted(view.run.path.glob("scheduler*.out")):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobs.pending import explain_reason
 from jobs.runs import RunView, read_node_names
-from jobs.slurm import JobInfo
-from jobs.tail import last_lines
+from jobs.slurm import JobInfo, JobState
+from jobs.tail import clean, last_lines
 from varuna_core.records import record as records
 from varuna_core.records.exits import Outcome, RankExit, read_exits, read_outcome
 from varuna_core.records.plan import Plan, read_plan
@@ -17,6 +17,7 @@ from varuna_core.records.runfolder import AttemptFolder
 
 OK, FAILED, NOT_KNOWN, NEVER_STARTS = 0, 10, 11, 12
 """Exit codes of `vjob status`."""
+MANY_NODES = 16
 KINDS = ("out", "err", "gpu")
 
 
@@ -50,6 +51,8 @@ class Snapshot:
     nodes: list[NodeView]
     outcome: Outcome | None
     scheduler_lines: list[str]
+    num_hidden: int
+    """Nodes left out of `nodes`."""
     exit_code: int
 
     def as_json(self) -> dict[str, Any]:
@@ -81,6 +84,7 @@ def take_snapshot(view: RunView, *, num_lines: int) -> Snapshot:
         nodes=read_nodes(attempt, plan, num_lines) if attempt else [],
         outcome=record.outcome or (read_outcome(attempt) if attempt else None),
         scheduler_lines=scheduler_lines,
+        num_hidden=0,
         exit_code=_exit_code(view),
     )
 
@@ -93,6 +97,8 @@ def _explain_silence(view: RunView) -> str:
 
 def _job_row(info: JobInfo) -> dict[str, str]:
     facts = {"id": info.id, "state": info.word, "nodes": info.nodes, "reason": info.reason}
+    if info.state is JobState.PENDING and info.start[:1].isdigit():
+        facts["start"] = f"expected {info.start}"
     return {key: value for key, value in facts.items() if value}
 
 
@@ -128,11 +134,26 @@ def read_nodes(attempt: AttemptFolder, plan: Plan | None, num_lines: int) -> lis
     ]
 
 
+def shorten(snapshot: Snapshot) -> Snapshot:
+    """On a large run only the nodes that matter most: the culprit's, the first, and the last."""
+    if len(snapshot.nodes) <= MANY_NODES:
+        return snapshot
+    culprit = snapshot.outcome.culprit_node if snapshot.outcome else None
+    ends = {snapshot.nodes[0].name, snapshot.nodes[-1].name}
+    failed = [x.node for x in snapshot.exits.values() if x.code != 0 and not x.stopped]
+    wanted = {culprit, *ends, *failed[:MANY_NODES]}
+    return replace(
+        snapshot,
+        nodes=[node for node in snapshot.nodes if node.name in wanted],
+        num_hidden=sum(node.name not in wanted for node in snapshot.nodes),
+    )
+
+
 def render(snapshot: Snapshot) -> str:
     """As text for a terminal."""
     lines = [f"{snapshot.run}  {snapshot.state}"]
     if snapshot.message:
-        lines.append(f"  {snapshot.message}")
+        lines.append(f"  {clean(snapshot.message)}")
     for job in snapshot.jobs:
         lines.append("  job " + "  ".join(value for value in job.values() if value))
     if snapshot.world:
@@ -145,6 +166,8 @@ def render(snapshot: Snapshot) -> str:
         lines.append(f"{node.name}" + (f"  (ranks {node.ranks})" if node.ranks else ""))
         for kind, shown in (("out", node.out), ("err", node.err), ("gpu", node.gpu)):
             lines += [f"  {kind}  {line}" for line in shown]
+    if snapshot.num_hidden:
+        lines.append(f"and {snapshot.num_hidden} more nodes; --all shows them")
     blames_no_rank = snapshot.outcome is not None and snapshot.outcome.culprit_rank is None
     if snapshot.scheduler_lines and (not snapshot.nodes or (blames_no_rank and snapshot.exit_code)):
         lines.append("batch script")

@@ -143,7 +143,7 @@ def submit(conf_path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunRec
         num_jobs=len(groups),
         jobs=(),
         submitted=time.time(),
-        user=getpass.getuser(),
+        user=_find_user(),
         host=platform.node(),
         conf=str(ready.conf_path),
         version=__version__,
@@ -300,6 +300,13 @@ def _remember(run: RunFolder, add: Callable[[], None]) -> None:
         add()
     except OSError as error:
         log.warning("the index in %s cannot be written: %s", index.folder(), error.strerror)
+
+
+def _find_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without an entry in the user database
+        return str(os.getuid())
 
 
 def _explain_write(path: Path, error: OSError) -> str:

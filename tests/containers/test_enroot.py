@@ -117,6 +117,22 @@ def test_reuse_false_replaces_what_is_there(tmp_path: Path, tools: dict[str, str
     assert (tmp_path / "enroot/data/box/image").read_text() == "2"
 
 
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, tools: dict[str, str]) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "enroot").symlink_to(tmp_path / "elsewhere")
+    assert prepare(tools, tmp_path / "a.sqsh").wait(timeout=30) == 3
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_what_a_killed_prepare_left_is_cleared(tmp_path: Path, tools: dict[str, str]) -> None:
+    image = tmp_path / "a.sqsh"
+    image.write_text("1")
+    torn = tmp_path / "enroot/data/box.part.1"
+    torn.mkdir(parents=True)
+    assert prepare(tools, image).wait(timeout=30) == 0
+    assert not torn.exists()
+
+
 def test_a_failed_unpack_leaves_nothing_behind(tmp_path: Path, tools: dict[str, str]) -> None:
     assert prepare(tools, tmp_path / "missing.sqsh").wait(timeout=30) != 0
     assert not [p for p in (tmp_path / "enroot/data").iterdir() if p.is_dir()]

@@ -59,10 +59,6 @@ class LineSplitter:
         self._cut = self._cut or bool(line)
         return line or None
 
-    @property
-    def is_waiting(self) -> bool:
-        return bool(self._rest)
-
 
 def _last_state(line: bytes) -> bytes:
     """What a terminal would show of a line with carriage returns in it."""
