@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -210,3 +211,15 @@ def test_a_missing_path_on_one_node_ends_all_with_a_table(make_stage: MakeStage)
 def test_paths_of_the_plan_must_exist(make_stage: MakeStage) -> None:
     _, outcome = make_stage(make_plan(must_exist=("/data/not/here",))).play()
     assert "/data/not/here: No such file" in outcome.reason
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced_for_every_rank(make_stage: MakeStage) -> None:
+    """Between `open` and go a container may be prepared for half an hour."""
+    stage = make_stage(make_plan(make_group("a", 2, 1), command=shell("echo $MASTER_PORT")))
+    stage.open()
+    taken = json.loads(stage.attempt.master.read_text())["port"]
+    with socket.create_server(("", taken)):
+        stage.start_all()
+        assert stage.wait() == [0, 0]
+    ports = {stage.log(host, "out").split(": ")[1].strip() for host in ("n0", "n1")}
+    assert len(ports) == 1 and ports != {str(taken)}

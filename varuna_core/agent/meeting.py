@@ -66,16 +66,19 @@ def wait_for_master(attempt: AttemptFolder, signals: Signals, plan: Plan, host: 
 
 def wait_for_go(
     attempt: AttemptFolder, signals: Signals, plan: Plan, host: str, opened: float
-) -> None:
-    """Until node 0 says go; its word comes after the slowest node's deadline at the latest."""
+) -> int:
+    """The port that node 0 says with its go, after the slowest node's deadline at the latest."""
 
-    def is_go() -> bool | None:
+    def read_port() -> int | None:
         value = read_json(attempt.go) if is_listed(attempt.go) else None
-        return True if isinstance(value, dict) and value.get("opened") == opened else None
+        is_ours = isinstance(value, dict) and value.get("opened") == opened
+        return int(value["port"]) if is_ours else None
 
     deadline_s = _report_deadline_s(plan) + 2 * LATECOMERS_S
-    if _poll(is_go, attempt, signals, deadline_s, opened=opened, host=host) is None:
+    port = _poll(read_port, attempt, signals, deadline_s, opened=opened, host=host)
+    if port is None:
         raise Refusal(NOT_READY, f"{host} had no word from node 0 for {deadline_s:g} s")
+    return port
 
 
 def gather_reports(
@@ -102,8 +105,8 @@ def gather_reports(
     return found
 
 
-def say_go(attempt: AttemptFolder, opened: float) -> None:
-    write_json(attempt.go, {"time": round(time.time(), 3), "opened": opened})
+def say_go(attempt: AttemptFolder, opened: float, port: int) -> None:
+    write_json(attempt.go, {"time": round(time.time(), 3), "opened": opened, "port": port})
 
 
 def explain_not_ready(plan: Plan, reports: dict[int, NodeReport]) -> str | None:

@@ -19,6 +19,8 @@ from varuna_core.agent.meeting import (
     wait_for_go,
     wait_for_master,
 )
+from varuna_core.agent.network import is_port_free
+from varuna_core.agent.opening import pick_port
 from varuna_core.agent.preflight import clean_container, inspect_node, prepare_container
 from varuna_core.agent.process import own_environment
 from varuna_core.agent.ranks import Meeting, build_rank
@@ -56,7 +58,8 @@ def run_node(run: RunFolder, plan: Plan, number: int, given_index: int | None) -
             stopping=lambda: signals.ending is not None,
         )
         report = make_ready(site, signals)
-        meet(site, signals, report)
+        port = meet(site, signals, report)
+        site = replace(site, master=replace(master, port=port))
         return Supervisor(site, signals, meeting_of(site)).run()
     except Refusal as refusal:
         if refusal.code == NOT_READY and attempt.path.is_dir():
@@ -87,12 +90,11 @@ def make_ready(site: Site, signals: Signals) -> NodeReport:
     return report
 
 
-def meet(site: Site, signals: Signals, report: NodeReport) -> None:
-    """Return when every node is ready; a Refusal otherwise."""
+def meet(site: Site, signals: Signals, report: NodeReport) -> int:
+    """The port to meet at, once every node is ready; a Refusal otherwise."""
     plan, attempt, opened = site.plan, site.attempt, site.master.opened
     if site.node.index != 0:
-        wait_for_go(attempt, signals, plan, site.host, opened)
-        return
+        return wait_for_go(attempt, signals, plan, site.host, opened)
     reports = {**gather_reports(attempt, signals, plan, site.host, opened), 0: report}
     table = render_table(plan, attempt.number, reports)
     print(table, end="", flush=True)
@@ -110,7 +112,11 @@ def meet(site: Site, signals: Signals, report: NodeReport) -> None:
     )
     if problem is not None:
         raise Refusal(NOT_READY, problem, failed[0] if failed else None)
-    say_go(attempt, opened)
+    # A container may have taken half an hour to prepare, and the port somebody's fancy meanwhile.
+    is_free = is_port_free(site.master.port)
+    port = site.master.port if is_free else pick_port(plan, attempt.number, None)
+    say_go(attempt, opened, port)
+    return port
 
 
 def meeting_of(site: Site) -> Meeting:
