@@ -57,13 +57,9 @@ def check_master(site: Site) -> list[Finding]:
         what = f"{master.address} was published by {master.host}, but rank 0 runs on {site.host}"
         advice = "the batch script must run on the first node of the first group"
         return [Finding(FAIL, f"{what}: {advice}")]
-    if not is_port_free(master.port) and site.plan.port is None:
+    if is_port_free(master.port):
+        return [Finding(OK, f"{master.address}:{master.port} is free here")]
+    if site.plan.port is None:
         return [Finding(OK, f"{master.address}; {master.port} was taken since, another is picked")]
-    if not is_port_free(master.port):
-        return [
-            Finding(
-                FAIL,
-                f"port {master.port} was taken since it was chosen; free it, or set port: auto",
-            )
-        ]
-    return [Finding(OK, f"{master.address}:{master.port} is free here")]
+    what = f"port {master.port} was taken since it was tested"
+    return [Finding(FAIL, f"{what}: free it, or set cluster.port to auto")]

@@ -71,8 +71,9 @@ def wait_for_go(
 
     def read_port() -> int | None:
         value = read_json(attempt.go) if is_listed(attempt.go) else None
-        is_ours = isinstance(value, dict) and value.get("opened") == opened
-        return int(value["port"]) if is_ours else None
+        if not isinstance(value, dict) or value.get("opened") != opened:
+            return None
+        return int(value["port"])
 
     deadline_s = _report_deadline_s(plan) + 2 * LATECOMERS_S
     port = _poll(read_port, attempt, signals, deadline_s, opened=opened, host=host)

@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import struct
+import time
 from typing import Iterator, NamedTuple
 
 from varuna_core.agent.process import run
@@ -19,6 +20,8 @@ from varuna_core.agent.process import run
 FIRST_PORT = 61000
 """Above Linux's default ephemeral range, which ends at 60999."""
 NUM_PORTS = 4500
+NUM_PORT_TESTS = 3
+PORT_TEST_PAUSE_S = 0.1
 ANYWHERE = "198.51.100.1"
 """An address set aside for documentation: the route to it is the default route."""
 
@@ -93,7 +96,19 @@ def list_interfaces() -> list[str]:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether the master could listen there; as torch does, on all addresses."""
+    """Whether the master could listen there; as torch does, on all addresses.
+
+    Asked again before a no: a command that another thread starts holds, from its fork to its exec,
+    a copy of the very socket that tests.
+    """
+    for _ in range(NUM_PORT_TESTS - 1):
+        if _can_listen(port):
+            return True
+        time.sleep(PORT_TEST_PAUSE_S)
+    return _can_listen(port)
+
+
+def _can_listen(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as test:
         # As torch's store sets it: TIME_WAIT of an earlier attempt is no reason to refuse.
         test.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
