@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 
 from jobs.errors import InputError, VjobError
@@ -14,6 +15,7 @@ from varuna_core.records.events import append_event
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.signals import write_signal
 
 POLL_S = 1.0
 
@@ -29,10 +31,10 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
     append_event(run.vjob_events, "cancel-asked", now=now)
     if not now and _can_checkpoint(view):
         say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
-        _tell_all(view, lambda job: executor.signal(job, "USR1"))
+        write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
         if _wait_over(run, wait_s):
             return f"{run.name} checkpointed and left"
-    problems = _tell_all(view, executor.cancel)
+    problems = _cancel_all(view, executor.cancel)
     if problems and view_run(run).record.state != records.ENDED:
         raise problems[0]
     if _wait_over(run, wait_s):
@@ -40,12 +42,12 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
     return f"{run.name} was told to end and has not yet; `vjob status {run.name}` shows it"
 
 
-def _tell_all(view: RunView, tell: Callable[[str], None]) -> list[VjobError]:
+def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]:
     """Every job of the run, the last one first: the others wait for the start of the first."""
     problems = []
     for job in reversed(view.record.jobs):
         try:
-            tell(job.id)
+            cancel(job.id)
         except VjobError as error:  # gone already; the others are told all the same
             problems.append(error)
     return problems

@@ -1,4 +1,4 @@
-"""What a scheduler is to us: submit, look, signal, cancel."""
+"""What a scheduler is to us: submit, look, cancel."""
 
 from __future__ import annotations
 
@@ -31,10 +31,6 @@ class Executor(ABC):
     @abstractmethod
     def cancel(self, job: str) -> None:
         """End the job."""
-
-    @abstractmethod
-    def signal(self, job: str, name: str) -> None:
-        """Send a signal to every rank of the job."""
 
     @abstractmethod
     def find_orphans(self) -> dict[str, list[JobInfo]]:

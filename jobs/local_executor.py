@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGTERM, Signals
+from signal import SIGTERM
 from typing import Any
 
 from jobs import index, process
@@ -72,15 +72,6 @@ class LocalExecutor(Executor):
         return {job: _look(job) for job in jobs}
 
     def cancel(self, job: str) -> None:
-        self._kill(job, SIGTERM)
-
-    def signal(self, job: str, name: str) -> None:
-        self._kill(job, Signals[f"SIG{name}"])
-
-    def find_orphans(self) -> dict[str, list[JobInfo]]:
-        return {}  # the supervisor's state file lies in the run folder itself
-
-    def _kill(self, job: str, number: Signals) -> None:
         deadline = time.monotonic() + START_S
         state = _read_state(job)
         while state and not state.get("pid") and time.monotonic() < deadline:
@@ -93,7 +84,10 @@ class LocalExecutor(Executor):
             raise VjobError(f"job {job} runs on {host}; do this there")
         if not is_alive(state):
             raise VjobError(f"job {job} does not run any more")
-        os.kill(int(state["pid"]), number)
+        os.kill(int(state["pid"]), SIGTERM)
+
+    def find_orphans(self) -> dict[str, list[JobInfo]]:
+        return {}  # the supervisor's state file lies in the run folder itself
 
 
 def _import_path() -> dict[str, str]:

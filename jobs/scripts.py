@@ -130,7 +130,7 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
         "requeue" if cluster.requeue else "no-requeue": True,
     }
     if cluster.signal_before_end_s:
-        values["signal"] = f"USR1@{cluster.signal_before_end_s}"
+        values["signal"] = f"B:USR1@{cluster.signal_before_end_s}"  # the batch script passes it on
     return [*_render_options(values), *_render_options(_pick(cluster.sbatch, per_component=False))]
 
 

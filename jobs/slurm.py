@@ -223,9 +223,8 @@ def parse_sacct_output(text: str) -> list[JobInfo]:
     return found
 
 
-def build_scancel_command(job: str, *, signal: str | None = None) -> list[str]:
-    """Without a signal the job is ended; with one its ranks get it."""
-    return ["scancel", *([f"--signal={signal}"] if signal else []), job]
+def build_scancel_command(job: str) -> list[str]:
+    return ["scancel", job]
 
 
 def expand_nodes(text: str) -> list[str]:

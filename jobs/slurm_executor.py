@@ -64,9 +64,6 @@ class SlurmExecutor(Executor):
     def cancel(self, job: str) -> None:
         _tell(slurm.build_scancel_command(job))
 
-    def signal(self, job: str, name: str) -> None:
-        _tell(slurm.build_scancel_command(job, signal=name))
-
     def find_orphans(self) -> dict[str, list[JobInfo]]:
         user = str(os.getuid())
         text = _ask_surely(slurm.build_squeue_command([], user=user))

@@ -107,7 +107,7 @@ class Lab:
     def crash_node(self, name: str) -> None:
         """A power cut: the link goes first, so that no dying process can say goodbye."""
         self._check_node(name)
-        network.set_link(name, up=False)
+        network.cut_link(name)
         processes.kill_namespace(self.paths.namespace(name))
 
     def restore_node(self, name: str, timeout_s: float = lifecycle.IDLE_TIMEOUT_S) -> None:
@@ -118,7 +118,7 @@ class Lab:
 
     def _power_on(self, name: str) -> float:
         """Returns the time from which on the node's slurmd has started."""
-        network.set_link(name, up=True)
+        network.mend_link(name, self.paths)
         if daemons.is_running(self.paths, name):
             return 0.0
         since = time.time()

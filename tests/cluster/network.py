@@ -121,8 +121,15 @@ def list_mounts(folder: Path) -> list[str]:
     return sorted((p for p in points if p.startswith(f"{folder}{os.sep}")), key=len, reverse=True)
 
 
-def set_link(node: str, *, up: bool) -> None:
-    run(["ip", "link", "set", link_name(node), "up" if up else "down"])
+def cut_link(node: str) -> None:
+    run(["ip", "link", "set", link_name(node), "down"])
+
+
+def mend_link(node: str, paths: LabPaths) -> None:
+    """Up again, as after a boot: what the kernel asked in vain while the link was cut is forgotten,
+    or its answer "no such host" would hit whoever connects in the next second."""
+    run(["ip", "link", "set", link_name(node), "up"])
+    run(enter(paths.namespace(node), "ip", "neigh", "flush", "dev", "eth0"))
 
 
 def slow_link(node: str, paths: LabPaths, *, rate_mbit: float, latency_ms: float) -> None:

@@ -171,11 +171,23 @@ def test_the_masters_node_without_power_ends_a_split_run_too(vjob: Vjob, clean_l
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cancel_asks_for_a_checkpoint_and_every_rank_hears(vjob: Vjob, layout: str) -> None:
-    run = vjob.submit(conf("fate.py", ["-1", "hang", "catch"], layout))
+    run = vjob.submit(conf("fate.py", ["-1", "hang", "catch", "child"], layout))
     count = 12 if layout == "single" else 16
     wait_ready(vjob, run, count)
     assert "checkpointed and left" in vjob("cancel", "last").stdout
-    assert read_out(run).count("got SIGUSR1") == count
+    assert read_out(run).count("got SIGUSR1") == count, "once each"
+    assert read_out(run).count("child lives") == count
+
+
+@pytest.mark.parametrize("layout", ["hetjob", "split"])
+def test_the_warning_before_the_time_limit_reaches_every_rank_once(vjob: Vjob, layout: str) -> None:
+    """Slurm 22.05 looks at warnings once in half a minute or so: the limit is 5 minutes away."""
+    more = "  signal_before_end_s: 280"
+    run = vjob.submit(conf("fate.py", ["-1", "hang", "signals", "child"], layout, more=more))
+    wait_ready(vjob, run, 16)
+    wait_for(lambda: read_out(run).count("child lives") == 16, 100, lambda: vjob.explain(run))
+    assert read_out(run).count("got SIGUSR1") == 16
+    vjob("cancel", "last", "--now")
 
 
 def test_cancel_now_ends_a_het_job_whole(vjob: Vjob, clean_lab: Lab) -> None:

@@ -1,10 +1,12 @@
 """Ranks that wait for a signal, or meet their fate: `fate.py RANK exit:9 | kill | hang`.
 
 Each prints `ready`, and the signals that reach it. SIGUSR1 ends it with 0 where `catch` is given.
+With `child` each has a child, as a data loader is one, and says on SIGUSR1 whether it lives.
 """
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -12,8 +14,14 @@ rank = int(os.environ["RANK"])
 doomed, fate = int(sys.argv[1]), sys.argv[2]
 
 
+child = subprocess.Popen(["sleep", "120"]) if "child" in sys.argv[3:] else None
+
+
 def tell(number, frame):
     print(f"rank {rank} got {signal.Signals(number).name}", flush=True)
+    if child is not None:
+        time.sleep(1)
+        print(f"rank {rank} child {'lives' if child.poll() is None else 'died'}", flush=True)
     if "catch" in sys.argv[3:]:
         sys.exit(0)
 

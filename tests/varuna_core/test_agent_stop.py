@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.varuna_core.stage import TIMING, Stage, is_running, make_group, make_plan, shell
+from tests.varuna_core.stage import (
+    TIMING,
+    Stage,
+    is_running,
+    make_group,
+    make_plan,
+    shell,
+    wait_until,
+)
 from varuna_core.records.files import read_json
 from varuna_core.records.stop import write_stop
 
@@ -49,6 +57,31 @@ def test_user_signals_reach_every_rank(make_stage: MakeStage, name: str) -> None
     for rank in range(3):
         stage.wait_for_log("n0", "out", f"{rank}: caught {name}")
     assert stage.nodes[0].poll() is None
+    stage.nodes[0].terminate()
+    stage.wait()
+
+
+def count_calls(stage: Stage) -> list[int]:
+    return [stage.log(f"n{node}", "out").count("caught SIGUSR1") for node in range(2)]
+
+
+def test_a_call_by_file_reaches_each_rank_once_and_no_child(make_stage: MakeStage) -> None:
+    program = OBEDIENT.replace('print("ready"', 'print("ready", child.pid')
+    program = f"import subprocess; child = subprocess.Popen(['sleep', '60'])\n{program}"
+    stage = make_stage(make_plan(make_group("a", 2, 1), command=(sys.executable, "-c", program)))
+    stage.open()
+    stage.start_all()
+    logs = [stage.wait_for_log(f"n{node}", "out", f"{node}: ready") for node in range(2)]
+    children = [int(log.split("ready")[1].split()[0]) for log in logs]
+    for count, key in enumerate(["one", "two"], 1):
+        stage.call("signal", "--key", key)
+        wait_until(lambda count=count: count_calls(stage) == [count, count], "the call")
+        stage.call("signal", "--key", key)
+    stage.call("signal", "--name", "USR2", "--key", "three")
+    for node in range(2):
+        stage.wait_for_log(f"n{node}", "out", "caught SIGUSR2")
+    assert count_calls(stage) == [2, 2], "once a key"
+    assert all(is_running(child) for child in children)
     stage.nodes[0].terminate()
     stage.wait()
 

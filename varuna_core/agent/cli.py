@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import uuid
 from pathlib import Path
 
 from varuna_core.agent.closing import close_attempt
@@ -12,6 +13,8 @@ from varuna_core.agent.errors import STOPPED, Refusal
 from varuna_core.agent.host import load_plan, open_run
 from varuna_core.agent.node import run_node
 from varuna_core.agent.opening import open_attempt
+from varuna_core.records.signals import NAMES as SIGNAL_NAMES
+from varuna_core.records.signals import write_signal
 from varuna_core.records.stop import STOP_KINDS, write_stop
 
 _DESCRIPTION = """\
@@ -107,6 +110,17 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument("--node", metavar="NAME", help="host that is at fault, if one is")
     add.add_argument("--code", type=int, default=STOPPED, help="exit code (default: 143)")
     add.set_defaults(run_command=_run_stop)
+
+    add = commands.add_parser(
+        "signal",
+        parents=[shared],
+        help="send a signal to every rank on all nodes",
+        description="Write signal.json; every agent sees it within a second or two and signals "
+        "each rank's own process once, and no child of a rank.",
+    )
+    add.add_argument("--name", default="USR1", choices=SIGNAL_NAMES, help="default: USR1")
+    add.add_argument("--key", default="", help="the same key again sends nothing new")
+    add.set_defaults(run_command=_run_signal)
     return parser
 
 
@@ -126,6 +140,12 @@ def _run_close(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     code = close_attempt(run, load_plan(run), args.attempt, args.group, args.status)
     print(code, flush=True)
+    return 0
+
+
+def _run_signal(args: argparse.Namespace) -> int:
+    attempt = open_run(args.run).attempt(args.attempt)
+    write_signal(attempt, args.name, args.key or uuid.uuid4().hex)
     return 0
 
 

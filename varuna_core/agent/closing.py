@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from varuna_core.agent.host import group_of
 from varuna_core.agent.watch import Peer
-from varuna_core.records.events import append_event
+from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import (
     NOT_READY,
     Outcome,
@@ -159,7 +159,7 @@ def _wait_for_exits(scene: Scene, own: GroupPlan | None) -> None:
             return
         is_ending = scene.status != 0 or is_listed(attempt.stop)
         limit = plan.timing.grace_s + plan.timing.lost_s if is_ending else float("inf")
-        if now - begun < limit and _is_any_living(plan, attempt, peers, missing, now):
+        if now - begun < limit and _is_any_living(scene, peers, missing, now):
             hopeful = now
         if now - hopeful > LANDING_S:
             return
@@ -177,11 +177,21 @@ def _list_other_nodes(plan: Plan, own: GroupPlan | None) -> list[NodePlan]:
     return [plan.node(index) for index in range(own.count, plan.num_nodes)]
 
 
-def _is_any_living(
-    plan: Plan, attempt: AttemptFolder, peers: dict[int, Peer], missing: list[int], now: float
-) -> bool:
+def read_ended_groups(run: RunFolder, attempt: int) -> set[str]:
+    """Groups of a split run whose own job has closed: what their agents owe never comes."""
+    return {
+        str(event.get("group"))
+        for event in read_events(run)
+        if event.get("kind") == "ended" and event.get("attempt") == attempt
+    }
+
+
+def _is_any_living(scene: Scene, peers: dict[int, Peer], missing: list[int], now: float) -> bool:
     """Whether a node that owes exit files, not of our own job, still gives signs of life."""
+    plan, attempt = scene.plan, scene.attempt
     owing = {plan.node_of_rank(rank).index for rank in missing} & set(peers)
+    ended = read_ended_groups(scene.run, attempt.number)
+    owing = {index for index in owing if plan.node(index).group.name not in ended}
     return any(
         peers[index].is_living(read_json(attempt.beat(index)), now, plan.timing.lost_s)
         for index in sorted(owing)

@@ -42,6 +42,11 @@ class Signals:
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b"\0")
 
+    def forward(self, number: int) -> None:
+        """A signal for the ranks that came another way; from any thread."""
+        self._forward.append(number)
+        self.wake()
+
     def take_forwarded(self) -> list[int]:
         """Signals for the ranks since the last call."""
         taken, self._forward = self._forward, []

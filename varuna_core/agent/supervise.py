@@ -3,7 +3,7 @@
     a rank fails      exit file ─► stop.json ─► TERM to the other ranks ─► grace ─► KILL
     somebody's stop   TERM to all ─► grace ─► KILL; the ranks count as stopped, not as failed
     SIGTERM to us     stop.json ─► the same
-    SIGUSR1, SIGUSR2  to each rank's own process
+    SIGUSR1, SIGUSR2  to each rank's own process, also when signal.json asks for one
 
 Everything that decides runs in the main thread; the pump, the watch and the sampler only read
 and write files.
@@ -66,6 +66,7 @@ class Supervisor:
             site.master.opened,
             self._describe,
             signals.wake,
+            signals.forward,
         )
         self._sampler = Sampler(site)
 

@@ -1,4 +1,4 @@
-"""A thread that keeps an eye on the others: it beats, looks for a stop, and misses lost nodes.
+"""A thread that keeps an eye on the others: beats, stops, signals, and nodes that fell silent.
 
 Each node writes beat/<index>.json. In a split run no srun watches over all groups, so each agent
 watches the beats of the other groups' first nodes by its own monotonic clock; a beat's own time is
@@ -16,6 +16,7 @@ from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.plan import NodePlan, Plan
 from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.signals import read_signal
 from varuna_core.records.stop import read_stop, write_stop
 
 POLL_S = 1.0
@@ -60,12 +61,15 @@ class Watch(threading.Thread):
         opened: float,
         describe: Callable[[], dict[str, Any]],
         wake: Callable[[], None],
+        forward: Callable[[int], None],
     ) -> None:
         super().__init__(name="watch", daemon=True)
         self.stop: dict[str, Any] | None = None
         self._plan, self._node, self._attempt = plan, node, attempt
         self._host, self._opened = host, opened
-        self._describe, self._wake = describe, wake
+        self._describe, self._wake, self._forward = describe, wake, forward
+        self._heard: set[str] = set()
+        """Keys of the signals that the ranks got."""
         self._peers = list_peers(plan, node)
         self._count = 0
         self._ended = threading.Event()
@@ -90,6 +94,10 @@ class Watch(threading.Thread):
     def _look(self, now: float) -> None:
         if self.stop is not None:
             return
+        asked = read_signal(self._attempt)
+        if asked is not None and asked[1] not in self._heard:
+            self._heard.add(asked[1])
+            self._forward(asked[0])
         self.stop = read_stop(self._attempt, self._opened)
         if self.stop is None:
             for peer in self._peers:

@@ -9,6 +9,7 @@
   attempt-0/                                         one start of the ranks
     state/ master.json  go.json                      address; all nodes are ready
            stop.json  outcome.json                   who said stop; how it ended
+           signal.json                               a signal for every rank
     preflight.txt                                    the table of all nodes
     <node>.out .err .gpu .gpu.jsonl                  ranks merged and tagged; samples
     nodes/<index>.json   beat/<index>.json           preflight of a node; its sign of life
@@ -71,6 +72,10 @@ class AttemptFolder:
     @property
     def stop(self) -> Path:
         return self.path / "state" / "stop.json"
+
+    @property
+    def signal(self) -> Path:
+        return self.path / "state" / "signal.json"
 
     @property
     def outcome(self) -> Path:

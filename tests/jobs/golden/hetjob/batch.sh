@@ -7,7 +7,7 @@
 #SBATCH --time=120
 #SBATCH --qos=high
 #SBATCH --no-requeue
-#SBATCH --signal=USR1@120
+#SBATCH --signal=B:USR1@120
 #SBATCH --reservation="week 7"
 #SBATCH --partition=gpu1
 #SBATCH --nodes=1
@@ -68,11 +68,21 @@ node_1=(
 
 srun "${step[@]}" "${node_0[@]}" : "${step[@]}" "${node_1[@]}" &
 step_pid=$!
-# srun passes signals on to every agent, and agents to every rank.
-for name in USR1 USR2 TERM INT HUP; do
+# srun passes the end on to every agent, and agents to every rank.
+for name in TERM INT HUP; do
   # shellcheck disable=SC2064 # the name is meant to expand now
   trap "kill -$name $step_pid 2>/dev/null || true" "$name"
 done
+# A call to checkpoint goes through a file to each rank's own process: srun would reach the ranks'
+# children too, and data loaders die of it. Both jobs of a split run may make the same call: its
+# key is the same in both, so that the ranks hear it once.
+calls=0
+call_ranks() { # shellcheck disable=SC2317 # the traps below call it
+  calls=$((calls + 1))
+  agent signal --run "$run" --attempt "$attempt" --name "$1" --key "batch-$1-$calls" || true
+}
+trap 'call_ranks USR1' USR1
+trap 'call_ranks USR2' USR2
 
 # wait returns early at every trap; once srun is gone, it keeps its status for one more wait.
 while kill -0 "$step_pid" 2>/dev/null; do
