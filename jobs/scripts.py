@@ -109,6 +109,7 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
             run_id=Raw(plan.run),
             run=str(run.path),
             agent=str(run.agent),
+            workdir=plan.workdir,
             setup=[Raw(line) for line in conf.setup],
             python=plan.python,
         )

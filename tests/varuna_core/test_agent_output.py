@@ -185,7 +185,7 @@ def test_the_environment_of_a_rank(make_stage: MakeStage, tmp_path: Path) -> Non
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "tiny"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("needs root that may mount a tmpfs")
     yield folder

@@ -1,6 +1,7 @@
 """Signals and stops: who gets them, and what the ranks are granted before they are killed."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -157,6 +158,25 @@ def test_leftovers_of_a_rank_end_with_it(make_stage: MakeStage) -> None:
     codes, outcome = stage.play()
     assert (codes, outcome.code) == ([3], 3)
     assert not is_running(int(stage.log("n0", "out").split()[1]))
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM;"], ids=["obedient", "stubborn"])
+def test_what_ran_off_into_a_session_of_its_own_ends_too(make_stage: MakeStage, trap: str) -> None:
+    """A grandchild whose parent has ended, with a child of its own."""
+    run_off = f"setsid sh -c '{trap} sleep 60 & echo $$ $!; wait' &"
+    stage = make_stage(make_plan(command=shell(f"{run_off} sleep 0.5")))
+    codes, outcome = stage.play()
+    assert (codes, outcome.code) == ([0], 0), "and it is no failure"
+    pids = [int(word) for word in stage.log("n0", "out").replace("0: ", "").split()]
+    assert len(pids) == 2 and not any(is_running(pid) for pid in pids)
+    assert f"{pids[0]} (sh)" in stage.nodes[0].communicate()[1]
+
+
+def test_ranks_end_when_somebody_removes_the_run_folder(make_stage: MakeStage) -> None:
+    stage = play_obedient(make_stage, 2, 1)
+    shutil.rmtree(stage.run.path)
+    assert stage.wait() == [143, 143]
+    assert "the run folder was removed" in stage.nodes[1].communicate()[1]
 
 
 def test_the_first_stop_wins(make_stage: MakeStage) -> None:

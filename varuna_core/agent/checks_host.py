@@ -12,6 +12,9 @@ from varuna_core.agent.site import Finding, Site
 from varuna_core.records.nodes import FAIL, OK, WARN
 
 GIB = 2**30
+MIB = 2**20
+FULL_BYTES = 4 * MIB
+"""Less than a run's own small files may need."""
 LOW_BYTES = 10**9
 LOW_SHARE = 0.01
 CLOCK_S = 5.0
@@ -115,8 +118,8 @@ def _check_disk(name: str, path: str) -> list[Finding]:
         return [Finding(FAIL, f"{name} {path}: {error.strerror}")]
     free, size = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
     text = f"{name} {path} has {free / GIB:.1f} GiB free"
-    if free == 0:
-        return [Finding(FAIL, f"{name} {path} is full")]
+    if free < FULL_BYTES:
+        return [Finding(FAIL, f"{name} {path} is full: {free / MIB:.1f} MiB are free")]
     # File systems without fixed inodes say 0 of 0.
     if stat.f_files and stat.f_favail == 0:
         return [Finding(FAIL, f"{name} {path} has no inodes left")]

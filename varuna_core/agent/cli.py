@@ -13,6 +13,7 @@ from varuna_core.agent.errors import STOPPED, Refusal
 from varuna_core.agent.host import load_plan, open_run
 from varuna_core.agent.node import run_node
 from varuna_core.agent.opening import open_attempt
+from varuna_core.records.exits import NOT_READY
 from varuna_core.records.signals import NAMES as SIGNAL_NAMES
 from varuna_core.records.signals import write_signal
 from varuna_core.records.stop import STOP_KINDS, write_stop
@@ -27,6 +28,8 @@ A batch script uses it in this order:
   agent.pyz close --run DIR --attempt N --status $?  once; its last line is the exit code
 and, whenever the attempt has to end:
   agent.pyz stop  --run DIR --attempt N --reason TEXT
+or the ranks are to hear a signal:
+  agent.pyz signal --run DIR --attempt N --name USR1
 """
 
 _EPILOG = """\
@@ -42,6 +45,10 @@ def main(words: list[str] | None = None) -> int:
     except Refusal as refusal:
         print(f"vjob agent: {refusal.reason}", file=sys.stderr)
         return refusal.code
+    except OSError as error:  # a full or vanished disk
+        name = f" {error.filename}" if error.filename else ""
+        print(f"vjob agent: cannot go on:{name}: {error.strerror}", file=sys.stderr)
+        return NOT_READY
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -6,14 +6,18 @@ rank's 9, and 0 for a step that never launched.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
+from varuna_core.agent.checks_host import FULL_BYTES
 from varuna_core.agent.host import group_of
 from varuna_core.agent.watch import Peer
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import (
+    NODE_LOST,
     NOT_READY,
     Outcome,
     RankExit,
@@ -66,6 +70,8 @@ def judge(scene: Scene) -> Outcome:
     reports = read_reports(attempt)
     names = {index: report.host for index, report in reports.items()}
     outcome = judge_exits(plan, exits, stop, names, round(time.time(), 3))
+    if outcome.missing_ranks and (full := explain_full(scene.run.path)):
+        return _replace(outcome, outcome.code or NODE_LOST, f"{full}; else: {outcome.reason}")
     if not exits and stop is None and not is_listed(attempt.go):
         when = "before any agent reported" if not reports else "before the ranks started"
         reason = f"srun ended with {scene.status} {when}: see the scheduler's log"
@@ -78,6 +84,16 @@ def judge(scene: Scene) -> Outcome:
         reason = f"srun ended with {scene.status} although all ranks exited 0"
         return _replace(outcome, scene.status, reason)
     return outcome
+
+
+def explain_full(folder: Path) -> str:
+    """Why files are missing, if the disk below is full; else nothing."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError as error:
+        return f"the run folder cannot be read: {error.strerror}"
+    is_full = stat.f_bavail * stat.f_frsize < FULL_BYTES
+    return f"the disk of the run folder {folder} is full" if is_full else ""
 
 
 def _blame_silent(plan: Plan, outcome: Outcome, silent: list[int]) -> Outcome:

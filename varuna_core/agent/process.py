@@ -114,6 +114,12 @@ class RankProcess:
             _signal_group(self.pid, number)
 
 
+def set_process_option(option: int, value: int) -> None:
+    """Linux's prctl; nothing where there is none."""
+    if _PRCTL is not None:
+        _PRCTL(option, value)
+
+
 def start_rank(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> RankProcess:
     """Start a rank; call it from the main thread, as the rank dies with the thread that did.
 

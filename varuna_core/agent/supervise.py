@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from varuna_core.agent.errors import STOPPED
+from varuna_core.agent.leftovers import adopt_orphans, end_leftovers
 from varuna_core.agent.meeting import explain_signal
 from varuna_core.agent.process import RankProcess, start_rank
 from varuna_core.agent.pump import Pump
@@ -72,6 +73,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Start the ranks, see them end, and return the node's exit code."""
+        adopt_orphans()
         self._start_ranks()
         # Threads only now: a fork beside running threads may copy a lock that is held.
         self._pump.start()
@@ -85,6 +87,8 @@ class Supervisor:
             self._settle()
             self._kill_when_due()
         self._sampler.end()
+        if left := end_leftovers(self._grace_s):
+            self._complain(f"ended what the ranks had left behind: {', '.join(left)}")
         self._pump.close(timeout_s=2)
         self._watch.end()
         return self._code

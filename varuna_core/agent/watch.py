@@ -8,10 +8,13 @@ never compared, for clocks differ.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from typing import Any, Callable
 
+from varuna_core.agent.errors import STOPPED
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.plan import NodePlan, Plan
@@ -72,6 +75,7 @@ class Watch(threading.Thread):
         """Keys of the signals that the ranks got."""
         self._peers = list_peers(plan, node)
         self._count = 0
+        self._gone_since: float | None = None
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -94,11 +98,12 @@ class Watch(threading.Thread):
     def _look(self, now: float) -> None:
         if self.stop is not None:
             return
+        self._miss_folder(now)
         asked = read_signal(self._attempt)
         if asked is not None and asked[1] not in self._heard:
             self._heard.add(asked[1])
             self._forward(asked[0])
-        self.stop = read_stop(self._attempt, self._opened)
+        self.stop = self.stop or read_stop(self._attempt, self._opened)
         if self.stop is None:
             for peer in self._peers:
                 path = self._attempt.beat(peer.node.index)
@@ -106,6 +111,19 @@ class Watch(threading.Thread):
                     self._say_lost(peer.node)
         if self.stop is not None:
             self._wake()
+
+    def _miss_folder(self, now: float) -> None:
+        """Who removes a run's folder wants no more of the run, and nobody could tell it to end."""
+        try:
+            os.stat(self._attempt.path)
+        except FileNotFoundError:
+            self._gone_since = now if self._gone_since is None else self._gone_since
+            if now - self._gone_since > self._plan.timing.lost_s:
+                reason = f"the run folder was removed: {self._attempt.path} is gone"
+                self.stop = {"kind": "cancel", "code": STOPPED, "reason": reason}
+                print(f"{self._host}: {reason}", file=sys.stderr, flush=True)
+        else:
+            self._gone_since = None
 
     def _say_lost(self, node: NodePlan) -> None:
         # Its last beat may be on its way while its exits are there.

@@ -22,6 +22,7 @@ setup_failed() {
   exit 112
 }
 trap setup_failed EXIT
+cd /home/u/exp 2>/dev/null || true # preflight tells of a missing one
 set +u # module scripts read unset variables
 module load cuda
 set -u

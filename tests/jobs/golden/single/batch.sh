@@ -61,7 +61,8 @@ done
 # children too, and data loaders die of it. Both jobs of a split run may make the same call: its
 # key is the same in both, so that the ranks hear it once.
 calls=0
-call_ranks() { # shellcheck disable=SC2317 # the traps below call it
+# shellcheck disable=SC2317 # the traps below call it
+call_ranks() {
   calls=$((calls + 1))
   agent signal --run "$run" --attempt "$attempt" --name "$1" --key "batch-$1-$calls" || true
 }

@@ -1,0 +1,80 @@
+"""Processes that outlive their rank: they ran off in a session of their own.
+
+The agent adopts them (it is their subreaper) and ends them once all its ranks have ended, so that
+no forgotten server holds a GPU, a port or memory of the next job on this node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from varuna_core.agent.process import set_process_option
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE_S = 5.0
+_POLL_S = 0.05
+
+
+def adopt_orphans() -> None:
+    """From now on, processes whose parents ended are children of this process."""
+    set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_leftovers(patience_s: float) -> list[str]:
+    """End every process below this one: TERM, patience, KILL. Returns who they were.
+
+    Nothing that this process still needs may run then.
+    """
+    found = _find_living()
+    if not found:
+        return []
+    _signal_all(found, signal.SIGTERM)
+    deadline = time.monotonic() + min(patience_s, _PATIENCE_S)
+    while _find_living() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    deadline = time.monotonic() + _PATIENCE_S
+    while (rest := _find_living()) and time.monotonic() < deadline:
+        _signal_all(rest, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return [f"{pid} ({name})" for pid, name in sorted(found.items())]
+
+
+def _find_living() -> dict[int, str]:
+    """Everything below this process, by process id, with names. Reaps what has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    parents: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "stat").read_text(errors="replace")
+        except OSError:
+            continue
+        head, _, tail = text.rpartition(")")
+        state, parent = tail.split()[:2]
+        if state not in "ZX":
+            pid = int(folder.name)
+            parents[pid], names[pid] = int(parent), head.partition("(")[2]
+    own = os.getpid()
+    return {pid: names[pid] for pid in parents if _is_below(pid, own, parents)}
+
+
+def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    seen = set()
+    while pid in parents and pid not in seen:
+        seen.add(pid)
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _signal_all(found: dict[int, str], number: int) -> None:
+    for pid in found:
+        with contextlib.suppress(OSError):  # gone already, or another user's
+            os.kill(pid, number)
