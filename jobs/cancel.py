@@ -33,13 +33,22 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
         say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
         write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
         if _wait_over(run, wait_s):
-            return f"{run.name} checkpointed and left"
+            return _tell_how_it_left(view_run(run))
     problems = _cancel_all(view, executor.cancel)
     if problems and view_run(run).record.state != records.ENDED:
         raise problems[0]
     if _wait_over(run, wait_s):
         return f"{run.name} is cancelled"
     return f"{run.name} was told to end and has not yet; `vjob status {run.name}` shows it"
+
+
+def _tell_how_it_left(view: RunView) -> str:
+    record = view.record
+    if record.verdict == JobState.COMPLETED.value:
+        return f"{record.run} checkpointed and left"
+    raise VjobError(
+        f"{record.run} has ended, but not as after a checkpoint: {view.state}: {record.message}"
+    )
 
 
 def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]:

@@ -15,13 +15,13 @@ from jobs import index, process
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
 from jobs.slurm import OVER, JobInfo, JobState
+from jobs.verdict import explain_end, judge_run
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event, read_events
-from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
-from varuna_core.records.files import list_names, read_json
-from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.exits import Outcome, read_outcome
+from varuna_core.records.files import read_json
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
-from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.runfolder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +79,22 @@ def find_run(job: str, here: Path) -> RunFolder:
             found = _find_link(here, job.partition("+")[0])
     if found is None:
         raise InputError(
-            f"no run {job!r} is known: give a job id, a run's name, `last`, or the path of a run "
-            "folder; `vjob list` shows them"
+            _explain_removed(job)
+            or f"no run {job!r} is known: give a job id, a run's name, `last`, or the path of a "
+            "run folder; `vjob list` shows them"
         )
     return found
+
+
+def _explain_removed(job: str) -> str:
+    """For a run whose folder is gone: whether its jobs go on."""
+    with contextlib.suppress(VjobError):
+        for run, infos in choose_executor("slurm").find_orphans().items():
+            ids = sorted({info.leader for info in infos})
+            if job == run or job.partition("+")[0] in ids:
+                words = " ".join(ids)
+                return f"the folder of run {run} was removed, its job goes on: scancel {words}"
+    return ""
 
 
 def _find_link(here: Path, name: str) -> RunFolder | None:
@@ -142,8 +154,9 @@ def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
         attempts = run.attempts()
         late = read_outcome(attempts[-1]) if attempts else None
         if late is not None and late != record.outcome:
-            record = replace(record, outcome=late, message=late.reason)
-            write_record(run, record)
+            message = explain_end(run, record.verdict, late)
+            record = replace(record, outcome=late, message=message)
+            _save(run, record)
     return record
 
 
@@ -169,10 +182,11 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
         changed = _refuse(record, f"the submit was cut off {done}, now cancelled; submit again")
     else:
         changed = replace(record, state=records.SUBMITTED, jobs=jobs)
+    _save(run, changed)
+    with contextlib.suppress(OSError):  # said by _save; and the index is a shortcut only
+        append_event(run.vjob_events, "adopted", jobs=[job.id for job in jobs], state=changed.state)
         for job in jobs:
             index.add_job(run, job.id)
-    write_record(run, changed)
-    append_event(run.vjob_events, "adopted", jobs=[job.id for job in jobs], state=changed.state)
     return changed
 
 
@@ -212,8 +226,8 @@ def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRe
         return _settle_forgotten(run, record)
     outcome = judge_run(run, infos)
     worst = next((i for i in infos if i.state is not JobState.COMPLETED), infos[0])
-    message = outcome.reason if outcome else worst.reason or f"the scheduler says {worst.word}"
-    return _end(run, record, worst.state.value, message, outcome)
+    fallback = worst.reason or f"the scheduler says {worst.word}"
+    return _end(run, record, worst.state.value, fallback, outcome)
 
 
 def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> None:
@@ -233,7 +247,7 @@ def _settle_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
     outcome = read_outcome(attempts[-1]) if attempts else None
     if outcome is not None:
         verdict = JobState.COMPLETED.value if outcome.code == 0 else JobState.FAILED.value
-        return _end(run, record, verdict, outcome.reason, outcome)
+        return _end(run, record, verdict, "", outcome)
     if time.time() - record.submitted < ORPHAN_S:
         return record
     message = f"{record.scheduler} has forgotten the job, and it left no outcome"
@@ -241,44 +255,17 @@ def _settle_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def _end(
-    run: RunFolder, record: RunRecord, verdict: str, message: str, outcome: Outcome | None
+    run: RunFolder, record: RunRecord, verdict: str, fallback: str, outcome: Outcome | None
 ) -> RunRecord:
+    message = explain_end(run, verdict, outcome) or fallback
     ended = replace(record, state=records.ENDED, verdict=verdict, message=message, outcome=outcome)
-    write_record(run, ended)
+    _save(run, ended)
     return ended
 
 
-def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
-    """The last attempt's outcome, judged here if its own batch script could not."""
-    attempts = run.attempts()
-    plan = read_plan(run.plan)
-    if not attempts or plan is None:
-        return None
-    attempt = attempts[-1]
-    list_names(attempt.outcome.parent)  # makes NFS look anew
-    written = read_outcome(attempt)
-    if written is not None:
-        return written
-    if all(info.state is JobState.COMPLETED for info in infos):
-        return None  # the batch script judged; its file is on its way
-    outcome = judge_exits(
-        plan,
-        read_exits(attempt, plan.world),
-        read_json(attempt.stop),
-        read_node_names(attempt, plan),
-        time.time(),
-    )
-    if outcome.code == 0:
-        words = ", ".join(sorted({info.word for info in infos}))
-        return replace(outcome, code=1, reason=f"the scheduler ended the job: {words}")
-    return outcome
-
-
-def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:
-    """Host names by node index, as far as nodes reported."""
-    names = {}
-    for number in range(plan.num_nodes):
-        report = read_json(attempt.node_report(number))
-        if isinstance(report, dict) and report.get("host"):
-            names[number] = str(report["host"])
-    return names
+def _save(run: RunFolder, record: RunRecord) -> None:
+    """A full disk, or a colleague's run, is no reason not to show what is known."""
+    try:
+        write_record(run, record)
+    except OSError as error:
+        log.warning("%s: what is shown could not be recorded: %s", run.name, error.strerror)

@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobs.pending import explain_reason
-from jobs.runs import RunView, read_node_names
+from jobs.runs import RunView
 from jobs.slurm import JobInfo, JobState
 from jobs.tail import clean, last_lines
+from jobs.verdict import read_node_names
 from varuna_core.records import record as records
 from varuna_core.records.exits import Outcome, RankExit, read_exits, read_outcome
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.stop import read_stop
 
 OK, FAILED, NOT_KNOWN, NEVER_STARTS = 0, 10, 11, 12
 """Exit codes of `vjob status`."""
@@ -46,6 +48,8 @@ class Snapshot:
     layout: str
     jobs: list[dict[str, str]]
     attempt: int | None
+    earlier: dict[int, str]
+    """Why the attempts before this one ended."""
     world: int | None
     exits: dict[int, RankExit]
     nodes: list[NodeView]
@@ -73,12 +77,16 @@ def take_snapshot(view: RunView, *, num_lines: int) -> Snapshot:
         run=run.name,
         folder=str(run.path),
         state=view.state,
-        message=record.message or explain_reason(view.infos) or _explain_silence(view),
+        message=record.message
+        or explain_reason(view.infos)
+        or _explain_silence(view)
+        or _explain_ending(attempt),
         scheduler=record.scheduler,
         layout=record.layout,
         jobs=[_job_row(info) for info in view.infos]
         or [{"id": job.id, "group": job.group or ""} for job in record.jobs],
         attempt=attempt.number if attempt else None,
+        earlier={item.number: _explain_attempt(item) for item in attempts[:-1]},
         world=plan.world if plan else None,
         exits=read_exits(attempt, plan.world) if attempt and plan else {},
         nodes=read_nodes(attempt, plan, num_lines) if attempt else [],
@@ -95,8 +103,23 @@ def _explain_silence(view: RunView) -> str:
     return f"{view.record.scheduler} does not answer, or knows the job no more; last lines below"
 
 
+def _explain_ending(attempt: AttemptFolder | None) -> str:
+    """Of a run that is about to end, or to start again."""
+    stop = read_stop(attempt) if attempt else None
+    return f"ending: {stop['reason']}" if stop else ""
+
+
+def _explain_attempt(attempt: AttemptFolder) -> str:
+    outcome, stop = read_outcome(attempt), read_stop(attempt)
+    if outcome is not None:
+        return outcome.reason
+    return str(stop["reason"]) if stop else "ended without a word: requeued, or its host was lost"
+
+
 def _job_row(info: JobInfo) -> dict[str, str]:
-    facts = {"id": info.id, "state": info.word, "nodes": info.nodes, "reason": info.reason}
+    facts = {"id": info.id, "state": info.word, "nodes": info.nodes}
+    if info.state is not JobState.RUNNING:  # Slurm keeps why it waited before
+        facts["reason"] = info.reason
     if info.state is JobState.PENDING and info.start[:1].isdigit():
         facts["start"] = f"expected {info.start}"
     return {key: value for key, value in facts.items() if value}
@@ -149,6 +172,20 @@ def shorten(snapshot: Snapshot) -> Snapshot:
     )
 
 
+def _count_ends(snapshot: Snapshot) -> str:
+    """`: 1 failed, 5 stopped, 2 left no exit`."""
+    exits = snapshot.exits.values()
+    counts = {
+        "ended well": sum(item.code == 0 for item in exits),
+        "failed": sum(item.code != 0 and not item.stopped for item in exits),
+        "stopped": sum(item.code != 0 and item.stopped for item in exits),
+    }
+    if snapshot.outcome is not None and snapshot.world:
+        counts["left no exit"] = snapshot.world - len(exits)
+    words = [f"{count} {word}" for word, count in counts.items() if count]
+    return f": {', '.join(words)}" if words else ""
+
+
 def render(snapshot: Snapshot) -> str:
     """As text for a terminal."""
     lines = [f"{snapshot.run}  {snapshot.state}"]
@@ -157,10 +194,10 @@ def render(snapshot: Snapshot) -> str:
     for job in snapshot.jobs:
         lines.append("  job " + "  ".join(value for value in job.values() if value))
     if snapshot.world:
-        done = sum(item.code == 0 for item in snapshot.exits.values())
-        bad = sum(item.code != 0 for item in snapshot.exits.values())
         start = f"attempt {snapshot.attempt}, " if snapshot.attempt is not None else ""
-        lines.append(f"  {start}{snapshot.world} ranks: {done} ended well, {bad} did not")
+        lines.append(f"  {start}{snapshot.world} ranks{_count_ends(snapshot)}")
+    for number, why in snapshot.earlier.items():
+        lines.append(f"  attempt {number} ended: {clean(why)}")
     lines.append(f"  files {snapshot.folder}")
     for node in snapshot.nodes:
         lines.append(f"{node.name}" + (f"  (ranks {node.ranks})" if node.ranks else ""))

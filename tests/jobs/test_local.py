@@ -102,7 +102,9 @@ def test_the_rank_that_exits_9_is_the_culprit_and_the_exit_code(vjob: Vjob) -> N
     assert (outcome["code"], outcome["culprit_rank"]) == (9, 2)
     assert "ValueError: this is the end" in outcome["reason"]
     assert json.loads((run.path / "local.json").read_text())["exit_code"] == "9:0"
-    assert vjob("status", "last", code=10).stdout.splitlines()[1].strip() == record["message"]
+    said = vjob("status", "last", code=10).stdout
+    assert said.splitlines()[1].strip() == record["message"]
+    assert "attempt 0, 4 ranks: 1 failed, 3 stopped\n" in said
 
 
 def test_a_killed_rank_is_named_with_its_signal(vjob: Vjob) -> None:
@@ -122,13 +124,22 @@ def test_cancel_asks_ranks_that_catch_usr1_to_checkpoint_first(vjob: Vjob) -> No
     said = vjob("cancel", "last").stdout
     assert "checkpointed and left" in said
     assert read_out(run).count("got SIGUSR1") == 4
+    assert "all 4 ranks exited 0, after vjob cancel" in vjob("status", "last").stdout
+
+
+def test_a_checkpoint_that_fails_is_not_called_one(vjob: Vjob) -> None:
+    run = vjob.submit(fate("-1", "hang", "catch:3"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    said = vjob("cancel", "last", code=1).stderr
+    assert "not as after a checkpoint: FAILED: rank" in said and "exited 3" in said
 
 
 def test_cancel_of_ranks_without_a_handler_ends_them(vjob: Vjob) -> None:
     run = vjob.submit(fate("-1", "hang"))
     wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
     assert "is cancelled" in vjob("cancel", run.name).stdout
-    assert vjob.status("last")["state"] == "CANCELLED"
+    found = vjob.status("last")
+    assert (found["state"], found["message"]) == ("CANCELLED", "cancelled with vjob cancel")
     assert "over already" in vjob("cancel", "last", code=2).stderr
 
 
@@ -140,6 +151,8 @@ def test_a_requeue_starts_a_new_attempt(vjob: Vjob) -> None:
     assert len(pids) == 4
     os.kill(pids[0], signal.SIGKILL)
     wait_for(lambda: read_out(run, 1).count("attempt 1") == 4, 60, lambda: vjob.explain(run))
+    said = vjob("status", "last").stdout
+    assert "attempt 1, 4 ranks\n  attempt 0 ended: rank" in said and "SIGKILL" in said
     vjob("cancel", "last", "--now")
 
 
