@@ -36,9 +36,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# docs/conf.md is made from the doc lines of jobs/conf.py.
+# docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf.py.
 docs: $(VENV)/.installed
-	$(BIN)/python -m jobs.conf_write > docs/conf.md
+	$(BIN)/python -c 'from jobs.conf_write import *; print(render_conf_doc(), end="")' > docs/conf.part
+	mv docs/conf.part docs/conf.md
+	$(BIN)/python -m jobs init > docs/conf.part
+	mv docs/conf.part tests/jobs/golden/init.yaml
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,77 +1,85 @@
-"""Bare enroot, no pyxis: unpack once a node under a lock, then start each rank in it.
+"""Bare enroot, no pyxis: unpack once a node, `enroot start` for each rank.
 
-Refuses to share data paths between users: everything lies in a 0700 folder on node-local disk.
+It execs through: the rank keeps the pid that the agent knows, so signals and exit codes pass.
 """
 
 from __future__ import annotations
 
-import hashlib
+from containers.runtime import ENTER, Argv, Commands, ImageKind, Request, Runtime
+from containers.store import Store
 
-from containers.runtime import Argv, Commands, Request, Runtime
-
-# $1 image, $2 container name, $3 reuse. Created under a temporary name and renamed when whole:
-# parallel `enroot create` of one name leaves a half-made tree (seen with enroot 4.1.2).
-PREPARE_SCRIPT = """\
-set -euo pipefail
-image=$1 name=$2 reuse=$3
-command -v enroot >/dev/null || { echo "enroot is not installed on $(hostname)" >&2; exit 3; }
-base=$(dirname "$ENROOT_DATA_PATH")
-mkdir -m 700 "$base" 2>/dev/null || true
-if [ ! -O "$base" ] || [ -L "$base" ]; then
-  echo "$base is not a folder of $(id -un): somebody else made it; set container.scratch" >&2
-  exit 3
-fi
-chmod 700 "$base"
-mkdir -p "$ENROOT_DATA_PATH" "$ENROOT_RUNTIME_PATH" "$ENROOT_TEMP_PATH" "$ENROOT_CACHE_PATH"
-exec 9>"$ENROOT_DATA_PATH/.$name.lock"
-flock 9
-if [ -d "$ENROOT_DATA_PATH/$name" ] && [ "$reuse" != no ]; then exit 0; fi
-rm -rf "${ENROOT_DATA_PATH:?}/$name".part.* # of a prepare that was killed
-part=$name.part.$$
-trap 'rm -rf "${ENROOT_DATA_PATH:?}/$part"' EXIT
-enroot create -n "$part" "$image"
-rm -rf "${ENROOT_DATA_PATH:?}/$name"
-mv "$ENROOT_DATA_PATH/$part" "$ENROOT_DATA_PATH/$name"
-"""
+# rc replaces the image's entrypoint, which may be anything; without one, a program whose name has a
+# space would be run by `sh -c` (enroot 4.1.2).
+RC = 'exec "$@"'
 
 
 class Enroot(Runtime):
     """`enroot create` once a node, `enroot start` for each rank."""
 
     name = "enroot"
-    probe: Argv = ("enroot", "version")
+    probe = ("enroot", "version")
+    kinds = frozenset({ImageKind.SQUASHFS, ImageKind.FOLDER, ImageKind.ARCHIVE})
 
     def plan(self, request: Request) -> Commands:
-        """enroot execs: the container's process keeps the pid, so signals and exit codes pass."""
-        name = container_name(request)
-        reuse = "no" if request.reuse is False else "yes"
-        start = ["enroot", "start", *(["--rw"] if request.writable else [])]
-        for mount in request.mounts:
-            start += ["-m", mount]
+        store = Store(request)
+        defaults = _gpu_variables() if request.gpus else {}
+        start = ["enroot", "start", "--conf", store.conf]
+        start += ["--rw"] if request.writable else []
+        start += ["--root"] if request.remap_root else []
+        for name in (ENTER, *defaults):
+            start += ["--env", name]
         return Commands(
             runtime=self.name,
             image=request.image,
-            prepare=(("bash", "-c", PREPARE_SCRIPT, "prepare", request.image, name, reuse),),
-            before_env=tuple(start),
-            env_flag=("-e", "{name}"),
-            after_env=(name, *_enter(request.workdir)),
-            env=_paths(request),
+            workdir=request.workdir,
+            probe=self.probe,
+            prepare=(store.build_prepare("enroot"), build_write(store, render_conf(request))),
+            start=(*start, store.name),
+            env=build_paths(store),
+            defaults=defaults,
+            lease=store.lease,
+            clean=(*store.build_clean(), ("rm", "-f", store.conf)),
         )
 
 
-def container_name(request: Request) -> str:
-    """Keyed by the image's path, size and time, so that a renewed image is unpacked anew."""
-    digest = hashlib.sha256(f"{request.image}\0{request.stamp}".encode()).hexdigest()
-    return f"vjob-{digest[:12]}"
+def render_conf(request: Request) -> str:
+    """What `enroot start --conf` sources: `-m` knows no spaces and no colons."""
+    lines = []
+    for mount in request.mounts:
+        options = "x-create=auto,rbind" + (",ro" if mount.read_only else "")
+        lines.append(f"{_escape(mount.source)} {_escape(mount.target)} none {options}")
+    text = "\n".join(lines)
+    return (
+        f"# Run {request.run}, written by vjob for `enroot start --conf`.\n"
+        f"mounts() {{\n  cat <<'VJOB_MOUNTS'\n{text}\nVJOB_MOUNTS\n}}\n"
+        f"rc() {{\n{RC}\n}}\n"
+    )
 
 
-def _enter(workdir: str) -> Argv:
-    # enroot has no --workdir; sh execs, so that no shell stands between agent and rank.
-    return ("sh", "-c", 'cd "$1" && shift && exec "$@"', "enter", workdir)
+def build_write(store: Store, text: str) -> Argv:
+    """A command that writes the generated file, whole or not at all."""
+    script = 'printf %s "$2" >"$1.part.$$" && mv "$1.part.$$" "$1"'
+    return ("bash", "-c", script, "write", store.conf, text)
 
 
-def _paths(request: Request) -> dict[str, str]:
-    # Not /run (tmpfs, absent in batch jobs) and not the home folder (quota, shared file system).
-    base = f"{request.scratch}/vjob-enroot-{request.user_id}"
-    kinds = ("DATA", "RUNTIME", "TEMP", "CACHE")
-    return {f"ENROOT_{kind}_PATH": f"{base}/{kind.lower()}" for kind in kinds}
+def build_paths(store: Store) -> dict[str, str]:
+    """enroot's folders, none of them shared between nodes or users."""
+    return {
+        "ENROOT_DATA_PATH": store.roots,
+        "ENROOT_RUNTIME_PATH": f"{store.base}/runtime",
+        "ENROOT_TEMP_PATH": f"{store.base}/temp",
+        "ENROOT_CACHE_PATH": f"{store.base}/cache",
+        # A login shell would lose PATH, and change the umask (enroot 4.1.2).
+        "ENROOT_LOGIN_SHELL": "n",
+        "ENROOT_MOUNT_HOME": "n",
+    }
+
+
+def _gpu_variables() -> dict[str, str]:
+    """Its NVIDIA hook acts on these; images not made for it name no capability but `utility`."""
+    return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+
+
+def _escape(path: str) -> str:
+    """A path as fstab writes it."""
+    return "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from containers.charliecloud import Charliecloud
 from containers.enroot import Enroot
 from containers.runtime import Runtime
 
-RUNTIMES: Mapping[str, type[Runtime]] = {Enroot.name: Enroot}
-"""By the conf's own name. `none` is the absence of a runtime and has no class."""
+RUNTIMES: Mapping[str, type[Runtime]] = {kind.name: kind for kind in (Enroot, Charliecloud)}
+"""By the conf's own name, in the order in which `auto` tries them. `none` is the absence of a
+runtime and has no class."""

@@ -9,21 +9,48 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
 Argv = tuple[str, ...]
+
+ENTER = "VJOB_ENTER"
+"""The one variable that a runtime passes in: the agent's code that sets all others."""
+
+
+class ImageKind(Enum):
+    """What a conf's image is."""
+
+    SQUASHFS = "squashfs"
+    FOLDER = "folder"
+    ARCHIVE = "archive"
+    SIF = "sif"
+    REFERENCE = "reference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A path of the node that shows inside."""
+
+    source: str
+    target: str
+    read_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """The container section of a conf, as a runtime needs it."""
 
+    run: str
+    """Run id."""
     image: str
-    """Absolute path of an image file, or a reference."""
-    mounts: tuple[str, ...]
-    """`source:target` pairs with absolute paths."""
+    """Absolute path, or a reference."""
+    kind: ImageKind
+    mounts: tuple[Mount, ...]
     workdir: str
     writable: bool
+    remap_root: bool
+    """Whether the user is shown as root inside."""
     reuse: bool | Literal["auto"]
     gpus: bool
     """Whether ranks use GPUs."""
@@ -31,27 +58,39 @@ class Request:
     scratch: str
     """Node-local folder for what is unpacked."""
     stamp: str
-    """What changes when the image changes: its size and time, empty for a reference."""
+    """What changes when the image changes: its size and time, empty where not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """What the agent does on a node; the plan's ContainerPlan has the same fields."""
+    """What the agent does on a node; the plan's ContainerPlan has the same fields.
+
+    `%{rank}`, `%{node}` and `%{attempt}` in words are filled in by the agent.
+    """
 
     runtime: str
     image: str
+    workdir: str
+    probe: Argv
+    """Succeeds where the runtime works."""
     prepare: tuple[Argv, ...]
     """Run in order, once a node, before the ranks start."""
-    before_env: Argv
-    """The start of each rank's command."""
-    env_flag: Argv
-    """Repeated for each variable that enters, with {name} filled in: values stay off the argv."""
-    after_env: Argv
-    """Between the environment flags and the program's own command."""
+    start: Argv
+    """What stands before each rank's command; empty where the agent itself runs inside."""
+    enter_as: str = ENTER
+    """Name under which the runtime's process gets the variable that enters."""
+    reads_image: bool = False
+    """Whether the image's own variables lie in files of its root, for the agent's code to read."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment of the runtime itself."""
+    """Environment of the runtime itself, for every command here."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Variables that enter unless the conf sets them."""
+    lease: str | None = None
+    """A file that the agent holds a shared lock on while ranks run."""
     clean: tuple[Argv, ...] = ()
     """Run after the ranks ended."""
+    step: Argv = ()
+    """Options for srun where it starts the container: then the agent runs inside."""
 
 
 class Runtime(ABC):
@@ -60,6 +99,10 @@ class Runtime(ABC):
     name: str
     probe: Argv
     """A command that succeeds where the runtime is installed."""
+    kinds: frozenset[ImageKind]
+    """Images that it takes."""
+    is_automatic: bool = True
+    """Whether `runtime: auto` may choose it on a node."""
 
     @abstractmethod
     def plan(self, request: Request) -> Commands:

@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 failed, 2 your input, 10 and up verdicts, 130 Ctrl-C.
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -111,7 +113,7 @@ def submit(
         click.echo(f"  files   {run.path}")
         click.echo(f"  status  vjob status {ids[0]}")
         click.echo(f"  logs    vjob logs -f {ids[0]}")
-    if warning := submitting.look_for_trouble(run):
+    for warning in submitting.look_for_trouble(run):
         click.echo(f"vjob: {warning}", err=True)
     if follow:
         from jobs.logs import follow_run
@@ -150,7 +152,8 @@ def list_(show_all: bool, as_json: bool) -> None:
     from jobs import listing
 
     rows = listing.list_runs(limit=None if show_all else 20)
-    click.echo(json.dumps(rows, indent=1) if as_json else listing.render(rows))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    click.echo(json.dumps(rows, indent=1) if as_json else listing.render(rows, width))
 
 
 @cli.command()
@@ -193,7 +196,7 @@ def logs(
     attempt: int | None,
     lines: int | None,
 ) -> None:
-    """Print the lines of JOB's nodes, or of some ranks.
+    """Print the lines of JOB's nodes, or of some ranks; those of standard error as `n060 err |`.
 
     \b
     vjob logs last --rank 3 --grep loss
@@ -268,6 +271,9 @@ def completion(shell: str) -> None:
 
 def main() -> None:
     """Entry point of the `vjob` script."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("vjob: %(message)s"))
+    logging.getLogger("jobs").addHandler(handler)  # not the root's: submitit has its own words
     cli.main(prog_name="vjob")
 
 

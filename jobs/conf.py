@@ -19,7 +19,10 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}."""
+    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}.
+
+    This version starts {script: ..} only.
+    """
 
     kind: ProgramKind
     """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed."""
@@ -35,7 +38,10 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The shape of a built-in model; a name such as gpt2-xl stands for one of these."""
+    """The shape of a built-in model; a name such as gpt2-xl stands for one of these.
+
+    It is for programs that a later version starts; a script does not see it.
+    """
 
     layers: int
     """Number of transformer blocks."""
@@ -63,7 +69,7 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The training data."""
+    """The training data, for programs that a later version starts; a script does not see it."""
 
     prefix: str | None = None
     """Megatron .bin/.idx pair without its suffix (relative to the conf's folder)."""
@@ -129,7 +135,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """The training itself."""
+    """The training itself, for programs that a later version starts.
+
+    A script does not see this section, nor those below it: it takes `program.args` and `env`.
+    """
 
     steps: int = 50
     """Optimizer steps."""
@@ -161,7 +170,10 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """How the model and the batch are laid over the ranks: pipeline x data x tensor = world."""
+    """How the model and the batch are laid over the ranks: pipeline x data x tensor = world.
+
+    A script finds pipeline, data, tensor, partition and its own place in VJOB_ variables.
+    """
 
     pipeline: int = 1
     """Pipeline stages."""
@@ -170,9 +182,9 @@ class Parallel:
     tensor: int = 1
     """Ranks that share each layer; all in one node."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage over the replicas."""
+    """ZeRO stage over the replicas; a script does not see it."""
     recompute: Literal["none", "full", "auto"] = "auto"
-    """Recompute activations in the backward."""
+    """Recompute activations in the backward; a script does not see it."""
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"
@@ -180,7 +192,7 @@ class Parallel:
     schedule: Literal["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv", "auto"] = (
         "auto"
     )
-    """Order of forwards and backwards in a step."""
+    """Order of forwards and backwards in a step; a script does not see it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +246,7 @@ class Cluster:
     """Where it runs."""
 
     scheduler: Literal["auto", "slurm", "local", "machines"] = "auto"
-    """slurm where sbatch is on PATH, else this machine; machines: over ssh."""
+    """auto: slurm where sbatch is on PATH, else local; machines (over ssh): not in this version."""
     hetero: Literal["auto", "hetjob", "split"] = "auto"
     """Several groups as one het job, or as jobs that find each other."""
     walltime_min: int = 60
@@ -250,7 +262,7 @@ class Cluster:
     port: int | Auto = "auto"
     """Master's port; auto picks a free one outside the ephemeral range."""
     grace_s: int = 20
-    """Time between TERM and KILL for the ranks."""
+    """Time between TERM and KILL for the ranks; Slurm cuts it at its KillWait (`vjob doctor`)."""
     join_s: int = 600
     """How long nodes wait for each other at the start."""
     prepare_s: int = 1800
@@ -276,24 +288,27 @@ class Container:
     runtime: Literal[
         "auto", "none", "enroot", "pyxis", "apptainer", "podman", "docker", "charliecloud"
     ] = "auto"
-    """Container runtime; auto takes what is installed."""
+    """Container runtime; auto takes what is installed. One that is not in this version of vjob is
+    refused."""
     image: str | None = None
     """Image file (relative to the conf's folder) or reference."""
     mounts: tuple[str, ...] = ()
-    """`source:target` pairs; sources must exist on every node."""
+    """`source:target` or `source:target:ro`; sources must exist on every node."""
     workdir: str | None = None
     """Working directory inside; default: that of the run."""
     reuse: bool | Auto = "auto"
     """Reuse an unpacked image; the old RELOAD_CONTAINER=true is reuse: false."""
     writable: bool = True
     """Whether the root file system can be written."""
+    remap_root: bool = False
+    """Show the ranks as root inside; they stay you outside."""
     scratch: str = "/tmp"
     """Node-local folder for unpacked images, with room for three times the image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What is measured while training."""
+    """What is measured while training; not in this version."""
 
     timeline: bool = True
     """Write the trace that `vjob report` draws."""
@@ -307,7 +322,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Morph:
-    """Whether the run may change its number of nodes."""
+    """Whether the run may change its number of nodes; not in this version."""
 
     enabled: bool = False
     """Go on with fewer or more nodes."""
@@ -319,7 +334,7 @@ class Morph:
 
 @dataclass(frozen=True, kw_only=True)
 class Notify:
-    """Who hears of changes."""
+    """Who hears of changes; nobody yet in this version."""
 
     mail: str | None = None
     """Mail address."""
@@ -336,13 +351,13 @@ class JobConf:
     name: str
     """Name of the run: letters, digits, `-`, `_` and `.`; starts with a letter or digit."""
     program: Program
-    """What every rank runs."""
+    """What every rank runs; this version starts {script: ..} only."""
     model: Model | None = None
-    """Shape of a built-in model, by name or by numbers."""
+    """Shape of a built-in model, by name or by numbers; a script does not see it."""
     data: Data | None = None
-    """The training data."""
+    """The training data; a script does not see it."""
     train: Train = field(default_factory=Train)
-    """The training itself."""
+    """The training itself; a script does not see it."""
     parallel: Parallel = field(default_factory=Parallel)
     """The layout."""
     cluster: Cluster = field(default_factory=Cluster)
@@ -354,17 +369,18 @@ class JobConf:
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every rank."""
     pass_env: tuple[str, ...] = ()
-    """Names of variables that pass from the submitting shell; nothing else does."""
+    """Names of variables that pass from the submitting shell; nothing else does. A submit where one
+    of them is not set is refused; a dry run warns."""
     setup: tuple[str, ...] = ()
     """Shell lines run on each node first, such as `module load cuda`."""
     profile: Profile = field(default_factory=Profile)
-    """What is measured while training."""
+    """What is measured while training; not in this version."""
     morph: Morph = field(default_factory=Morph)
-    """Whether the run may change its number of nodes."""
+    """Whether the run may change its number of nodes; not in this version."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Price of a node-hour by GPU type, for the planner."""
+    """Price of a node-hour by GPU type, for the planner; not in this version."""
     notify: Notify = field(default_factory=Notify)
-    """Who hears of changes."""
+    """Who hears of changes; nobody yet in this version."""
     log_folder: str = "log"
     """Where run folders are made (relative to the conf's folder), on the shared file system."""
 

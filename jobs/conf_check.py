@@ -7,13 +7,14 @@ know, such as whether a mount exists there, is left to the agent's preflight.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from jobs.conf import JobConf
 from jobs.conf_bounds import check_numbers, get_value
 from jobs.conf_check_cluster import check_cluster, check_groups
 from jobs.conf_check_layout import check_layout, check_partition, check_ranks
+from jobs.conf_check_version import check_version
 from jobs.conf_paths import Finding, find_missing_paths
 from jobs.conf_redact import show
 from jobs.errors import Problem
@@ -39,15 +40,27 @@ def check_conf(
     *,
     base: Path | None = None,
     require_paths: bool = True,
+    environ: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """All problems; `lines` maps keys to places, `base` is the conf's folder."""
+    """All problems; `lines` maps keys to places, `base` is the conf's folder.
+
+    `environ` is that of the submitting shell; without one, `pass_env` is not looked for.
+    """
     findings = [*check_numbers(conf), *check_groups(conf)]
     if not findings:  # a layout of impossible numbers would only repeat what is wrong with them
         findings += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
     findings += [*check_names(conf), *check_program(conf), *check_train(conf), *check_cluster(conf)]
     findings += [*check_container(conf), *check_morph(conf), *check_others(conf)]
+    findings += check_version(conf)
+    if environ is not None:
+        findings += find_unset(conf, environ)
     if require_paths:
         findings += find_missing_paths(conf, base)
+    return locate(findings, lines)
+
+
+def locate(findings: Iterable[Finding], lines: Mapping[str, str]) -> list[Problem]:
+    """Findings with their places."""
     return [
         Problem(where=find_line(lines, key), key=key, value=show(key, value), message=message)
         for key, value, message in findings
@@ -89,6 +102,13 @@ def _check_env_name(key: str, name: str, value: str) -> Iterator[Finding]:
         yield key, value, f"{name} is set by vjob: it {_OWN_ENV[name]}"
     elif name.startswith("VJOB_"):
         yield key, value, "names that begin with VJOB_ are vjob's own"
+
+
+def find_unset(conf: JobConf, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables of `pass_env` that the submitting shell does not have."""
+    for index, name in enumerate(conf.pass_env):
+        if name not in environ and _ENV_NAME.fullmatch(name):
+            yield f"pass_env[{index}]", name, "is not set in this shell; set it, or take it out"
 
 
 def check_program(conf: JobConf) -> Iterator[Finding]:
@@ -146,9 +166,10 @@ def check_container(conf: JobConf) -> Iterator[Finding]:
         if container.mounts:
             yield "container.mounts", container.mounts, "needs container.image"
     for index, mount in enumerate(container.mounts):
-        source, colon, target = mount.partition(":")
+        source, colon, target = mount.removesuffix(":ro").partition(":")
         if not (source and colon and target) or ":" in target:
-            yield f"container.mounts[{index}]", mount, "must be source:target, such as data:/data"
+            message = "must be source:target or source:target:ro, such as data:/data"
+            yield f"container.mounts[{index}]", mount, message
         elif not target.startswith("/"):
             yield f"container.mounts[{index}]", mount, f"the target {target} must be absolute"
     if container.workdir is not None and not container.workdir.startswith("/"):

@@ -131,6 +131,12 @@ def check_cluster(conf: JobConf) -> Iterator[Finding]:
     if cluster.hetero != "auto" and len(cluster.nodes) == 1:
         message = "is for several groups in cluster.nodes, and there is one; leave it at auto"
         yield "cluster.hetero", cluster.hetero, message
+    if cluster.requeue and cluster.hetero == "split" and len(cluster.nodes) > 1:
+        message = (
+            "cannot be with cluster.hetero: split, whose jobs would be requeued one by one; use "
+            "hetero: hetjob, or requeue: false"
+        )
+        yield "cluster.requeue", True, message
     for name, word in (("account", cluster.account), ("qos", cluster.qos)):
         if word is not None and not _WORD.fullmatch(word):
             yield f"cluster.{name}", word, "must be a name without spaces; null for the default"

@@ -28,33 +28,35 @@ as a commented file to start from.
   number where a number is wanted, and environment values and arguments are what you wrote.
 - `--set key=value` replaces one key for one run: `--set train.steps=100`,
   `--set "cluster.nodes[0].count=3"`, `--set env.NCCL_DEBUG=INFO`. The value is YAML.
-- All problems are reported at once, each with its line.
+- All problems are reported at once, each with its line: first those of single keys, and once these
+  are mended, those of keys against each other and of files that are missing.
 - Values of keys that look secret (`HF_TOKEN`, `WANDB_API_KEY`, `notify.webhook`) are not shown, nor
   kept in the run's copies of the conf. Better still, leave them out and name them in `pass_env`.
 """
 PROGRAM_FORMS = """\
 ## program
 
-What every rank runs, in one of these forms:
+What every rank runs, in one of these forms. This version starts `script` only, and refuses the
+others.
 
 ```yaml
-program: pretrain_gpt            # built in; so is pretrain_bert
+program: pretrain_gpt            # built in; so is pretrain_bert; not in this version
 ```
 ```yaml
 program: {script: train.py, args: [--epochs, 3]}
 ```
 ```yaml
-program: {megatron: Megatron-LM, args: [--lr, 1.5e-4]}
+program: {megatron: Megatron-LM, args: [--lr, 1.5e-4]}                # not in this version
 ```
 ```yaml
-program: {deepspeed: train.py, config: ds.json, args: [--epochs, 3]}
+program: {deepspeed: train.py, config: ds.json, args: [--epochs, 3]}  # not in this version
 ```
 
 | key | value | default | what |
 |---|---|---|---|
 | `script` | text | | Training script. |
-| `megatron` | text | | Folder of a Megatron-LM checkout. |
-| `deepspeed` | text | | Training script that uses DeepSpeed. |
+| `megatron` | text | | Folder of a Megatron-LM checkout; not in this version. |
+| `deepspeed` | text | | Training script that uses DeepSpeed; not in this version. |
 """
 
 

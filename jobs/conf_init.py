@@ -25,13 +25,14 @@ STARTER: Mapping[str, object] = {
 }
 FORMS: Mapping[type, tuple[str, ...]] = {
     Program: (
-        "or {megatron: Megatron-LM, args: [...]}",
-        "or {deepspeed: train.py, config: ds.json, args: [...]}",
+        "not in this version: {megatron: Megatron-LM, args: [...]}, pretrain_gpt, pretrain_bert",
+        "not in this version: {deepspeed: train.py, config: ds.json, args: [...]}",
     ),
     Model: ("or {layers: 12, hidden: 768, heads: 12, sequence: 1024, vocab: 50257, dropout: 0.1}",),
 }
 HEAD = """\
-# A conf of vjob. Keys that begin with # show their defaults; docs/conf.md explains them all.
+# A conf of vjob. Set program.script first: your training script, which every rank runs.
+# Keys that begin with # show their defaults; docs/conf.md explains them all.
 # Paths are relative to this file's folder. `vjob submit --dry-run` shows what a conf makes.
 """
 _COLUMNS = 100

@@ -77,6 +77,11 @@ def _build_conf(translator: Translator) -> dict[str, Any]:
     }
     conf["cluster"] = {**top, "port": _take_port(translator), "sbatch": sbatch, "nodes": nodes}
     reload = flag("RELOAD_CONTAINER", "container.reuse")
+    if reload:
+        translator.note(
+            "RELOAD_CONTAINER=true is container.reuse: false: each run unpacks the image anew; "
+            "auto does so only for an image that changed"
+        )
     image = take("CONTAINER_IMAGE_PATH", "container.image", lambda text: text or None)
     conf["container"] = {"image": image, "reuse": None if reload is None else not reload}
     conf["profile"] = {

@@ -1,23 +1,27 @@
 """conf.yaml to a JobConf: the one way in. Whoever gets a JobConf from here may trust it.
 
-All problems come at once, each with its file and line. Refused: anything that would have to be
-guessed, such as an unknown key, a key given twice, or a number in quotes.
+All problems come at once, each with its file and line; those of keys against each other once every
+key can be read. Refused: anything that would have to be guessed, such as an unknown key, a key
+given twice, or a number in quotes.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from jobs.conf import JobConf, NodeGroup
-from jobs.conf_check import check_conf
+from jobs.conf_check import check_conf, find_unset, locate
 from jobs.conf_paths import resolve_paths
 from jobs.conf_reader import Reader
 from jobs.conf_set import apply_overrides
 from jobs.conf_tree import parse_tree
 from jobs.errors import ConfError, Problem
+
+log = logging.getLogger(__name__)
 
 
 def read_conf(
@@ -26,14 +30,28 @@ def read_conf(
     *,
     environ: Mapping[str, str] | None = None,
     require_paths: bool = True,
+    require_env: bool = True,
 ) -> JobConf:
-    """Read, parse and check a conf file; ConfError with every problem found."""
+    """Read, parse and check a conf file; ConfError with every problem found.
+
+    `require_env=False` only warns of variables that `pass_env` names and this shell lacks.
+    """
     source = str(path)
     base = Path(os.path.abspath(path)).parent
+    environ = os.environ if environ is None else environ
     conf, lines = parse_conf_lines(_read_text(path, source), source, base, overrides, environ)
-    problems = check_conf(conf, lines, base=base, require_paths=require_paths)
+    problems = check_conf(
+        conf,
+        lines,
+        base=base,
+        require_paths=require_paths,
+        environ=environ if require_env else None,
+    )
     if problems:
         raise ConfError(sort_problems(problems))
+    if not require_env:
+        for problem in locate(find_unset(conf, environ), lines):
+            log.warning("%s; a submit from this shell would be refused", problem)
     return conf
 
 
@@ -63,7 +81,7 @@ def parse_conf_lines(
     conf = reader.read(tree)
     problems = [*problems, *set_problems, *reader.problems]
     if problems:
-        raise ConfError(sort_problems(problems))
+        raise ConfError(sort_problems(problems), is_first_round=True)
     assert isinstance(conf, JobConf), "a conf that could not be read has problems"
     resolved = resolve_paths(conf, base, os.environ if environ is None else environ)
     return add_default_group(resolved), reader.lines

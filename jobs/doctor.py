@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from jobs import process
+from jobs.conf import Cluster
 from jobs.errors import VjobError
 
 Status = Literal["ok", "warn", "fail", "note"]
+EXIT_S = 5
+"""What the agents need after the grace, to end what is left and to write the exits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +64,8 @@ def examine() -> list[Finding]:
 
 
 def examine_slurm() -> list[Finding]:
-    config = _ask("scontrol", "show", "config")
-    if config is None:
+    facts = read_slurm_config()
+    if facts is None:
         return [
             Finding(
                 name="slurm controller",
@@ -71,7 +74,6 @@ def examine_slurm() -> list[Finding]:
                 remedy="try `scontrol ping`; is SLURM_CONF right?",
             )
         ]
-    facts = parse_config(config)
     judges: tuple[Callable[[dict[str, str]], Finding], ...] = (
         judge_version,
         judge_accounting,
@@ -81,6 +83,12 @@ def examine_slurm() -> list[Finding]:
         judge_kill_wait,
     )
     return [judge(facts) for judge in judges]
+
+
+def read_slurm_config() -> dict[str, str] | None:
+    """What `scontrol show config` says; None where it does not answer."""
+    config = _ask("scontrol", "show", "config")
+    return None if config is None else parse_config(config)
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -161,17 +169,21 @@ def judge_requeue(facts: dict[str, str]) -> Finding:
     return Finding(name="requeue", status="ok", text=text)
 
 
-def judge_kill_wait(facts: dict[str, str]) -> Finding:
+def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -> Finding:
+    """Slurm kills all of a job KillWait after its TERM, whatever grace the conf gives."""
     match = re.match(r"(\d+)", facts.get("KillWait", ""))
     kill_wait_s = int(match.group(1)) if match else 30
-    if kill_wait_s < 30:
+    most_s = max(1, kill_wait_s - EXIT_S)
+    if grace_s > most_s:
         return Finding(
             name="kill wait",
             status="warn",
-            text=f"KillWait is {kill_wait_s} s: ranks are killed that soon after TERM",
-            remedy=f"set cluster.grace_s to {max(1, kill_wait_s - 10)} or less, or exits are lost",
+            text=f"Slurm kills {kill_wait_s} s after TERM (KillWait), and cluster.grace_s is "
+            f"{grace_s:.0f}: the last moments of the ranks and their exits would be lost",
+            remedy=f"set cluster.grace_s to {most_s} or less, or have KillWait raised",
         )
-    return Finding(name="kill wait", status="ok", text=f"KillWait is {kill_wait_s} s")
+    text = f"KillWait is {kill_wait_s} s: cluster.grace_s up to {most_s} is kept"
+    return Finding(name="kill wait", status="ok", text=text)
 
 
 def examine_containers() -> list[Finding]:

@@ -42,10 +42,12 @@ class Problem:
 
 
 class ConfError(InputError):
-    """All problems of a conf at once."""
+    """All problems of a conf at once; after the first round, keys are held against each other."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], *, is_first_round: bool = False) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        head = f"{count} problem{'s' if count > 1 else ''} in the conf:\n"
-        super().__init__(head + "\n".join(f"  {problem}" for problem in self.problems))
+        head = f"{count} problem{'s' if count > 1 else ''} in the conf"
+        if is_first_round:
+            head += " (how its keys fit together is looked at once these are mended)"
+        super().__init__(head + ":\n" + "\n".join(f"  {problem}" for problem in self.problems))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jobs.errors import VjobError
 from varuna_core.records.files import append_line, read_lines
 from varuna_core.records.runfolder import RunFolder
 
@@ -36,6 +37,19 @@ def _lock() -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def check_readable() -> None:
+    """VjobError where the index is there and cannot be read; without one there are no runs."""
+    try:
+        _file().open("rb").close()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise VjobError(
+            f"the index of your runs, {_file()}, cannot be read: {error.strerror}; set "
+            "XDG_STATE_HOME to a folder of your own, or name a run by its folder"
+        ) from None
 
 
 def _entries() -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from jobs.tail import clean
 
 def list_runs(limit: int | None) -> list[dict[str, Any]]:
     """Runs as plain rows, the newest last."""
+    index.check_readable()
     runs = index.list_runs()
     rows = []
     for view in view_runs(runs[-limit:] if limit else runs):
@@ -29,22 +30,29 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
     return rows
 
 
-def render(rows: list[dict[str, Any]]) -> str:
-    """A table, or what to do where there is nothing."""
+def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
+    """A table, or what to do where there is nothing; lines end at `width`, where one is given."""
     if not rows:
         return "no runs yet; `vjob submit conf.yaml` makes one"
     cells = [("JOB", "STATE", "SUBMITTED", "RUN", "")]
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
-        message = clean(str(row["message"]).partition("\n")[0])
+        message = clean(" ".join(str(row["message"]).split()))
         cells.append((",".join(row["jobs"]) or "-", row["state"], when, row["run"], message))
     widths = [max(len(line[i]) for line in cells) for i in range(4)]
+    room = None if width is None else width - sum(widths) - 2 * len(widths)
     return "\n".join(
         "  ".join(
-            [*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), line[4]]
+            [*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), _cut(line[4], room)]
         ).rstrip()
         for line in cells
     )
+
+
+def _cut(text: str, room: int | None) -> str:
+    if room is None or len(text) <= room:
+        return text
+    return text[: room - 3] + "..." if room > 3 else ""
 
 
 def known_jobs() -> list[str]:

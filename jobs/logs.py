@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,16 @@ from jobs.errors import InputError
 from jobs.runs import RunView, view_run
 from jobs.slurm import JobState
 from jobs.tail import Follower, clean
+from jobs.verdict import read_node_names
 from varuna_core.records import record as records
+from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 POLL_S = 0.5
 FILES_PER_S = 500
 """How many files a follower looks at in a second, at most."""
+MANY = 16
+"""How many names a message lists."""
 LOOK_S = 3.0
 """Between two questions to the scheduler while following."""
 
@@ -52,22 +56,56 @@ class Wanted:
 
 
 def find_files(attempt: AttemptFolder, wanted: Wanted) -> Iterator[tuple[str, Path]]:
-    """(label, file) of every log that is asked for."""
-    if wanted.ranks:
-        for rank in wanted.ranks:
-            for kind in wanted.kinds:
-                yield f"rank {rank}", attempt.rank_log(rank, kind)
-        return
+    """(label, file) of every log that is asked for; standard error says so: `n060 err`."""
     for kind in wanted.kinds:
+        mark = " err" if kind == "err" else ""
+        for rank in wanted.ranks:
+            yield f"rank {rank}{mark}", attempt.rank_log(rank, kind)
+        if wanted.ranks:
+            continue
         for path in sorted(attempt.path.glob(f"*.{kind}")):
             if not wanted.nodes or path.stem in wanted.nodes:
-                yield path.stem, path
+                yield path.stem + mark, path
+
+
+def check_ranks(run: RunFolder, wanted: Wanted) -> None:
+    """InputError for a rank that the run does not have."""
+    plan = read_plan(run.plan)
+    unknown = [rank for rank in wanted.ranks if plan and not 0 <= rank < plan.world]
+    if plan and unknown:
+        raise InputError(f"{run.name} has no rank {_list(unknown)}; it has 0 to {plan.world - 1}")
+
+
+def check_nodes(
+    run: RunFolder, attempts: Sequence[AttemptFolder], wanted: Wanted, *, wait: bool
+) -> bool:
+    """Whether every wanted node is known; InputError where one is not.
+
+    With `wait` only once all nodes have reported: until then a name may still come.
+    """
+    plan = read_plan(run.plan)
+    if not wanted.nodes or plan is None:
+        return True
+    found = [read_node_names(attempt, plan) for attempt in attempts]
+    names = {name for names in found for name in names.values()}
+    unknown = [name for name in wanted.nodes if name not in names]
+    is_complete = bool(found) and len(found[-1]) == plan.num_nodes
+    if not unknown or not names or (wait and not is_complete):
+        return not unknown
+    has = "it has" if is_complete else "so far it has"
+    raise InputError(f"{run.name} has no node {_list(unknown)}; {has} {_list(sorted(names))}")
+
+
+def _list(items: Sequence[object]) -> str:
+    more = f" and {len(items) - MANY} more" if len(items) > MANY else ""
+    return ", ".join(map(str, items[:MANY])) + more
 
 
 def print_logs(
     run: RunFolder, say: Say, wanted: Wanted, *, attempt: int | None, num_lines: int | None
 ) -> None:
     """Every line there is now."""
+    check_ranks(run, wanted)
     attempts = run.attempts()
     if attempt is not None:
         attempts = [found for found in attempts if found.number == attempt]
@@ -78,6 +116,7 @@ def print_logs(
         for path in sorted(run.path.glob("scheduler*.out")):
             _print(Follower(path, start_lines=num_lines), "", say, wanted, final=True)
         return
+    check_nodes(run, attempts[-1:], wanted, wait=False)
     for label, path in find_files(attempts[-1], wanted):
         _print(Follower(path, start_lines=num_lines), label, say, wanted, final=True)
 
@@ -90,18 +129,21 @@ def follow_run(
     `num_lines` bounds what is shown of files that are there at the start.
     """
     wanted = wanted or Wanted.make()
+    check_ranks(run, wanted)
+    is_known = not wanted.nodes
     followers: dict[Path, tuple[str, Follower]] = {}
     state, looked = "", -math.inf
     while True:
         if time.monotonic() - looked > LOOK_S:
             view = view_run(run)
             looked = time.monotonic()
-            reasons = [info.reason for info in view.infos if info.state is JobState.PENDING]
-            why = f" ({', '.join(filter(None, reasons))})" if any(reasons) else ""
+            reasons = {info.reason for info in view.infos if info.state is JobState.PENDING} - {""}
+            why = f" ({', '.join(sorted(reasons))})" if reasons else ""
             if view.state + why != state:
                 state = view.state + why
                 say(f"-- {run.name} is {state}")
-        over = view.record.state in (records.ENDED, records.REFUSED)
+            over = view.record.state in (records.ENDED, records.REFUSED)
+            is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)
         for attempt in run.attempts():
             for label, path in find_files(attempt, wanted):
                 if path not in followers:

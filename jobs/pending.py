@@ -1,4 +1,4 @@
-"""Why a job pends: which of Slurm's reasons never pass by themselves, and what to do.
+"""Why a job pends, or ended before our script began: Slurm's reasons, and what to do.
 
 Up to 22.05, and wherever EnforcePartLimits is off, sbatch accepts what can never start.
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from jobs.slurm import JobInfo, JobState
 
+_UNSEEN = "is log_folder on a file system that the nodes see, and may you write there?"
 NEVER: tuple[tuple[str, str], ...] = (
     (r"PartitionConfig|PartitionNodeLimit", "its queue has too few nodes: lower count"),
     (r"PartitionTimeLimit", "its queue allows less time: lower cluster.walltime_min"),
@@ -19,9 +20,17 @@ NEVER: tuple[tuple[str, str], ...] = (
     (r"DependencyNeverSatisfied", "the job it depends on failed: cancel this one"),
     (r"(Assoc|QOS)\w*Max\w*PerJob\w*", "a limit for single jobs: see `sacctmgr show qos`"),
     (r"JobHeldUser", "it is held: `scontrol release` it"),
-    (r"JobHeldAdmin|launch failed requeued held", "it is held by Slurm: ask an admin"),
+    (r"launch.failed.requeued.held", f"no node could start it: {_UNSEEN} Then release it"),
+    (r"JobHeldAdmin", "it is held by Slurm: ask an admin"),
 )
 """Pattern of the reason, and the remedy."""
+LAUNCH: tuple[tuple[str, str], ...] = (
+    (r"JobLaunchFailure|launch.failed", f"the node could not start the batch script: {_UNSEEN}"),
+    # How slurmd spells that it could not make the output file: its error 4021 & 127.
+    (r"RaisedSignal:53\b", f"the batch script's output could not be made on its node: {_UNSEEN}"),
+)
+"""The same for a job that ended without a word of our script."""
+_NO_OUTPUT = "RaisedSignal:53"
 
 
 def explain_reason(infos: Sequence[JobInfo]) -> str:
@@ -32,4 +41,15 @@ def explain_reason(infos: Sequence[JobInfo]) -> str:
         for pattern, remedy in NEVER:
             if re.match(pattern, info.reason):
                 return f"job {info.id} will not start: {info.reason}; {remedy}"
+    return ""
+
+
+def explain_launch(info: JobInfo) -> str:
+    """One sentence for a job whose batch script never ran; empty for all others."""
+    # sacct keeps the reason of its pending, and says it in the exit code alone.
+    reasons = [info.reason, _NO_OUTPUT if info.exit_code == "0:53" else ""]
+    for reason in reasons:
+        for pattern, remedy in LAUNCH:
+            if re.match(pattern, reason):
+                return f"{reason}: {remedy}"
     return ""

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from containers.registry import RUNTIMES
-from containers.runtime import Request
+from containers.runtime import ImageKind, Mount, Request
 from jobs.conf import JobConf, NodeGroup
+from jobs.conf_check_version import STARTED
 from jobs.errors import InputError
 from varuna_core.records.plan import (
     ContainerPlan,
@@ -46,8 +47,9 @@ class Surroundings:
     user_id: int
     environ: Mapping[str, str]
     """The submitting shell's environment, for `pass_env`."""
-    installed: Sequence[str] = ()
-    """Container runtimes found here, for `runtime: auto`."""
+    folder: str
+    """The run folder."""
+    image_kind: ImageKind = ImageKind.REFERENCE
     image_stamp: str = ""
     """Size and time of the image file."""
 
@@ -62,7 +64,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     order = choose_order(conf, data)
     workdir = conf.workdir or here.base
     beat_s = max(BEAT_S, sum(group.count for group in groups) / NODES_PER_BEAT_S)
-    container = build_container(conf, here, workdir)
+    containers = build_containers(conf, here, workdir)
     return Plan(
         run=here.run,
         name=conf.name,
@@ -76,12 +78,13 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         order=order,
         partition=None if parallel.partition == "auto" else parallel.partition,
         stage_map=encode_stage_map(build_stages(parallel.pipeline, data, order)),
-        command=build_command(conf, here, in_container=container is not None),
+        command=build_command(conf, here, in_container=bool(containers)),
         python=here.python,
         workdir=workdir,
         env={**collect_passed(conf.pass_env, here.environ), **conf.env},
-        container=container,
-        must_exist=tuple(find_needed_paths(conf, workdir)),
+        containers=containers,
+        remedies=(),
+        must_exist=tuple(find_needed_paths(conf, workdir, bare=not containers)),
         port=None if conf.cluster.port == "auto" else conf.cluster.port,
         timing=Timing(
             grace_s=conf.cluster.grace_s,
@@ -139,85 +142,83 @@ def choose_layout(conf: JobConf) -> str:
     """One kind of node is one plain job; several are a het job unless told otherwise."""
     if len(conf.cluster.nodes) == 1:
         return "single"
-    if conf.cluster.hetero == "split" and conf.cluster.requeue:
-        raise InputError(
-            "cluster.requeue cannot be true with cluster.hetero: split, because the jobs would be "
-            "requeued one by one; use hetero: hetjob, or requeue: false"
-        )
     return "split" if conf.cluster.hetero == "split" else "hetjob"
 
 
 def build_command(conf: JobConf, here: Surroundings, *, in_container: bool) -> tuple[str, ...]:
     """What every rank runs."""
     program = conf.program
-    if program.kind != "script" or program.path is None:
-        raise InputError(
-            f"program: {program.kind} cannot be started by this version of vjob; it starts "
-            "program: {script: train.py, args: [...]}"
-        )
+    assert program.kind in STARTED and program.path is not None, "check_version refuses others"
     python = program.python or ("python3" if in_container else here.python)
     return (python, "-u", program.path, *program.args)
 
 
 def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the submitting shell that the conf lets through."""
-    missing = [name for name in names if name not in environ]
-    if missing:
-        raise InputError(
-            f"pass_env names {', '.join(missing)}, not set in this shell; set it, or take it out"
-        )
-    return {name: environ[name] for name in names}
+    """The variables of the submitting shell that the conf lets through.
+
+    One that is missing was refused with the conf; a dry run, which may be on another machine than
+    the submit, goes on without it.
+    """
+    return {name: environ[name] for name in names if name in environ}
 
 
-def find_needed_paths(conf: JobConf, workdir: str) -> list[str]:
+def find_needed_paths(conf: JobConf, workdir: str, *, bare: bool) -> list[str]:
     """Paths that every node must see."""
     container = conf.container
-    found = [mount.partition(":")[0] for mount in container.mounts]
-    if container.image and container.image.startswith("/"):
-        found.append(container.image)
-    if not container.image:
-        found += [path for path in (conf.program.path, conf.program.config) if path]
+    if bare:
+        found = [path for path in (conf.program.path, conf.program.config) if path]
+    else:
+        found = [parse_mount(mount).source for mount in container.mounts]
+        if container.image and container.image.startswith("/"):
+            found.append(container.image)
+    if bare or container.workdir is None:
         found.append(workdir)
     return list(dict.fromkeys(found))
 
 
-def choose_runtime(conf: JobConf, installed: Sequence[str]) -> str | None:
-    """The container runtime by name, or None for bare."""
-    asked = conf.container.runtime
-    if conf.container.image is None or asked == "none":
-        return None
-    if asked == "auto":
-        found = [name for name in RUNTIMES if name in installed]
-        if not found:
-            raise InputError(
-                f"container.image is set but none of {', '.join(RUNTIMES)} is installed here; "
-                "install one, or name the runtime that the nodes have: container.runtime"
-            )
-        return found[0]
-    if asked not in RUNTIMES:
+def build_containers(conf: JobConf, here: Surroundings, workdir: str) -> tuple[ContainerPlan, ...]:
+    """The commands of each runtime that may run the image; a node takes the first that works."""
+    container = conf.container
+    if container.image is None or container.runtime == "none":
+        return ()
+    request = build_request(conf, here, container.image, workdir)
+    kinds = [kind for kind in RUNTIMES.values() if container.runtime in ("auto", kind.name)]
+    able = [kind for kind in kinds if request.kind in kind.kinds]
+    if container.runtime == "auto":  # srun starts it, or a daemon: asked for by name only
+        able = [kind for kind in able if kind.is_automatic]
+    if not able:
+        takers = [kind.name for kind in RUNTIMES.values() if request.kind in kind.kinds]
         raise InputError(
-            f"container.runtime: {asked} cannot be used by this version of vjob; "
-            f"it has {', '.join(RUNTIMES)} and none"
+            f"container.image {container.image} is a {request.kind.value}, which "
+            f"{container.runtime} does not run; these do: {', '.join(takers) or 'none'}"
         )
-    return asked
+    return tuple(ContainerPlan(**asdict(kind().plan(request))) for kind in able)
 
 
-def build_container(conf: JobConf, here: Surroundings, workdir: str) -> ContainerPlan | None:
-    """The container's commands as data."""
-    name = choose_runtime(conf, here.installed)
-    if name is None or conf.container.image is None:
-        return None
-    commands = RUNTIMES[name]().plan(
-        Request(
-            image=conf.container.image,
-            mounts=conf.container.mounts,
-            workdir=conf.container.workdir or workdir,
-            writable=conf.container.writable,
-            reuse=conf.container.reuse,
-            gpus=any(group.num_gpus for group in conf.cluster.nodes),
-            user_id=here.user_id,
-            scratch=conf.container.scratch,
-            stamp=here.image_stamp,
-        )
+def build_request(conf: JobConf, here: Surroundings, image: str, workdir: str) -> Request:
+    """The run folder shows inside at its own path, and so does the run's working directory."""
+    container = conf.container
+    own = [f"{here.folder}:{here.folder}"]
+    if container.workdir is None:
+        own.insert(0, f"{workdir}:{workdir}")
+    return Request(
+        run=here.run,
+        image=image,
+        kind=here.image_kind,
+        mounts=tuple(map(parse_mount, (*own, *container.mounts))),
+        workdir=container.workdir or workdir,
+        writable=container.writable,
+        remap_root=container.remap_root,
+        reuse=container.reuse,
+        gpus=any(group.num_gpus for group in conf.cluster.nodes),
+        user_id=here.user_id,
+        scratch=container.scratch,
+        stamp=here.image_stamp,
     )
-    return ContainerPlan(**asdict(commands))
+
+
+def parse_mount(text: str) -> Mount:
+    """`source:target` or `source:target:ro`; the conf was checked."""
+    read_only = text.endswith(":ro")
+    source, _, target = text.removesuffix(":ro").partition(":")
+    return Mount(source=source, target=target, read_only=read_only)

@@ -8,6 +8,8 @@ them against the installed release.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Sequence
@@ -103,7 +105,9 @@ def _submit_text(text: str, *, folder: Path, after: str | None) -> str:
 
     with tempfile.TemporaryDirectory(prefix="vjob-") as scratch:
         try:
-            job = _Submission(folder=scratch)._submit_command("")
+            # submitit prints what sbatch said, and raises with it: we say it once.
+            with contextlib.redirect_stderr(io.StringIO()):
+                job = _Submission(folder=scratch)._submit_command("")
         except utils.FailedJobError as error:
             raise explain_failure(str(error)) from None
     return str(job.job_id)
@@ -150,13 +154,12 @@ def explain_failure(text: str) -> VjobError:
 
 
 def explain_refusal(text: str) -> str:
-    """sbatch's own words and the remedy."""
-    lines = [line for line in text.splitlines() if "error" in line.lower() or "sbatch" in line]
-    said = "\n".join(lines) or text
-    for words, remedy in REFUSALS:
-        if words in text.lower():
-            return f"sbatch refused the job: {said.strip()}\n  {remedy}"
-    return f"sbatch refused the job: {said.strip()}"
+    """sbatch's own words, indented, and the remedy below."""
+    told = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in told if "error" in line.lower() or "sbatch" in line] or told
+    said = "".join(f"\n    {line}" for line in lines)
+    remedies = [f"\n  {remedy}" for words, remedy in REFUSALS if words in text.lower()]
+    return f"sbatch refused the job:{said}{''.join(remedies[:1])}"
 
 
 def _ask(command: Sequence[str]) -> str:

@@ -16,18 +16,17 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-from containers.registry import RUNTIMES
 from jobs import index
 from jobs.conf import JobConf
 from jobs.conf_read import read_conf
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import Executor, choose_executor
+from jobs.image import classify_image, stamp_image
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
 from jobs.process import start_time
@@ -38,7 +37,7 @@ from varuna_core import __version__
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import PRIVATE_FOLDER, write_atomic
-from varuna_core.records.plan import Plan, write_plan
+from varuna_core.records.plan import Plan, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
 
@@ -69,7 +68,7 @@ def prepare(
     for_preview: bool = False,
 ) -> Prepared:
     """Read, check, plan and render; a preview ends here, and needs no Slurm."""
-    conf = read_conf(conf_path, overrides)
+    conf = read_conf(conf_path, overrides, require_env=not for_preview)
     base = conf_path.resolve().parent
     run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
     if "%" in str(run.path):
@@ -82,8 +81,9 @@ def prepare(
         base=str(base),
         user_id=os.getuid(),
         environ=os.environ,
-        installed=[name for name, kind in RUNTIMES.items() if shutil.which(kind.probe[0])],
-        image_stamp=stamp_image(image) if image else "",
+        folder=str(run.path),
+        image_kind=classify_image(image or ""),
+        image_stamp=stamp_image(image or ""),
     )
     plan = build_plan(conf, here)
     text = conf_path.read_text(encoding="utf-8")
@@ -105,10 +105,6 @@ def make_run_id(name: str, now: time.struct_time) -> str:
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     """slurm where sbatch is on PATH, else this machine."""
     asked = conf.cluster.scheduler
-    if asked == "machines":
-        raise InputError(
-            "cluster.scheduler: machines is not part of this version; use slurm or local"
-        )
     if asked == "slurm" and not for_preview and shutil.which("sbatch") is None:
         raise InputError(
             "cluster.scheduler is slurm, but sbatch is not on PATH; log in to a cluster node, or "
@@ -117,15 +113,6 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     if asked == "auto":
         return "slurm" if shutil.which("sbatch") else "local"
     return asked
-
-
-def stamp_image(image: str) -> str:
-    """Changes whenever the image file does."""
-    try:
-        facts = os.stat(image)
-    except OSError:
-        return ""
-    return f"{facts.st_size}-{facts.st_mtime_ns}"
 
 
 def submit(conf_path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunRecord]:
@@ -157,7 +144,7 @@ def submit(conf_path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunRec
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)
         raise VjobError(_explain_write(run.path, error)) from None
-    _remember(run, partial(index.add_run, run, ready.conf.name))
+    _remember(run, ready.conf.name)
     return run, submit_jobs(run, record, groups)
 
 
@@ -180,7 +167,8 @@ def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None])
                 raise VjobError(message) from None
             record = replace(record, jobs=(*record.jobs, JobRecord(id=job, group=group)))
             _write_submitted(run, record)
-            _remember(run, partial(index.add_job, run, job))
+            with suppress(OSError):  # said when the run was remembered
+                index.add_job(run, job)
         record = replace(record, state=records.SUBMITTED)
         _write_submitted(run, record)
         append_event(run.vjob_events, "submitted", jobs=[job.id for job in record.jobs])
@@ -210,7 +198,26 @@ def _write_submitted(run: RunFolder, record: RunRecord) -> None:
         ) from None
 
 
-def look_for_trouble(run: RunFolder) -> str:
+def look_for_trouble(run: RunFolder) -> list[str]:
+    """What of Slurm's settings, and of its first words on the jobs, the user should know."""
+    return [text for text in (look_at_kill_wait(run), look_at_start(run)) if text]
+
+
+def look_at_kill_wait(run: RunFolder) -> str:
+    """Whether Slurm waits for the conf's grace_s; empty if so, and where it does not say."""
+    from jobs.doctor import judge_kill_wait, read_slurm_config
+
+    plan = read_plan(run.plan)
+    if plan is None or plan.scheduler != "slurm":
+        return ""
+    facts = read_slurm_config() or {}
+    if "KillWait" not in facts:
+        return ""
+    finding = judge_kill_wait(facts, plan.timing.grace_s)
+    return "" if finding.status == "ok" else f"{finding.text}; {finding.remedy}"
+
+
+def look_at_start(run: RunFolder) -> str:
     """What Slurm says in the first moments against a job's ever starting; empty if nothing."""
     deadline = time.monotonic() + FIRST_LOOK_S
     while True:
@@ -294,12 +301,18 @@ def hold_back_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _remember(run: RunFolder, add: Callable[[], None]) -> None:
+def _remember(run: RunFolder, name: str) -> None:
     """The index is a shortcut: a home that cannot be written is no reason to fail."""
     try:
-        add()
+        index.add_run(run, name)
     except OSError as error:
-        log.warning("the index in %s cannot be written: %s", index.folder(), error.strerror)
+        log.warning(
+            "the index in %s cannot be written: %s; `vjob list` and `last` will not show this run: "
+            "name it by its folder, %s",
+            index.folder(),
+            error.strerror,
+            run.path,
+        )
 
 
 def _find_user() -> str:

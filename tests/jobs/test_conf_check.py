@@ -216,7 +216,8 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("container: {mounts: ['a:/b']}", "container.mounts = [/conf/a:/b]: needs container.image"),
         ("container: {image: x, mounts: [a]}", "container.mounts[0] = a: must be source:target"),
         ("container: {image: x, mounts: ['a:b']}", "mounts[0] = /conf/a:b: the target b must be"),
-        ("container: {image: x, mounts: ['a:/b:ro']}", "must be source:target"),
+        ("container: {image: x, mounts: ['a:/b:rw']}", "must be source:target"),
+        ("cluster: {scheduler: machines}", "cluster.scheduler = machines: is not in this version"),
         ("container: {workdir: x}", "container.workdir = x: is a folder inside the container"),
         (
             "train: {checkpoint: {folder: a, local: b}}",
@@ -255,11 +256,19 @@ def test_each_section_is_checked(text: str, problem: str) -> None:
     assert problems[0].startswith("c:3: ")
 
 
+def test_split_jobs_cannot_be_requeued_one_by_one() -> None:
+    nodes = "nodes: [{group: a}, {group: b}]"
+    assert find_problems(f"cluster: {{hetero: hetjob, requeue: true, {nodes}}}\n") == []
+    [problem] = find_problems(f"cluster: {{hetero: split, requeue: true, {nodes}}}\n")
+    assert problem.startswith("c:3: cluster.requeue = True: cannot be with cluster.hetero: split")
+
+
 def test_a_built_in_program_needs_a_model_and_data() -> None:
     head = "name: run\nprogram: pretrain_gpt\n"
     assert [problem.split(":")[2].strip() for problem in find_problems("", head=head)] == [
         "model = null",
         "data = null",
+        "program = pretrain_gpt",
     ]
 
 
@@ -278,7 +287,7 @@ data: {prefix: a}
 container: {image: x.sqsh, mounts: ["b:/b", "/no/where:/c", ".:/d"]}
 """
     conf, lines = parse_conf_lines(text, "c", tmp_path, environ={})
-    problems = check_conf(conf, lines, base=tmp_path)
+    problems = [p for p in check_conf(conf, lines, base=tmp_path) if p.key != "program"]
     assert [(p.where, p.key, p.message.replace(str(tmp_path), "")) for p in problems] == [
         ("c:2", "program.deepspeed", "is not a file"),
         ("c:2", "program.config", "is not a file; variables are not expanded in paths"),
@@ -290,7 +299,8 @@ container: {image: x.sqsh, mounts: ["b:/b", "/no/where:/c", ".:/d"]}
         ),
         ("c:4", "container.mounts[0]", "/b not found"),
     ]
-    assert check_conf(conf, lines, base=tmp_path, require_paths=False) == []
+    [problem] = check_conf(conf, lines, base=tmp_path, require_paths=False)
+    assert problem.key == "program"
 
 
 def test_a_path_outside_the_confs_folder_may_be_inside_the_image(tmp_path: Path) -> None:
@@ -303,9 +313,9 @@ def test_a_path_outside_the_confs_folder_may_be_inside_the_image(tmp_path: Path)
 
 def test_a_megatron_checkout_is_a_folder(tmp_path: Path) -> None:
     conf, lines = parse_conf_lines("name: r\nprogram: {megatron: .}\n", "c", tmp_path, environ={})
-    assert check_conf(conf, lines, base=tmp_path) == []
+    assert [problem.key for problem in check_conf(conf, lines, base=tmp_path)] == ["program"]
     conf, lines = parse_conf_lines("name: r\nprogram: {megatron: m}\n", "c", tmp_path, environ={})
-    [problem] = check_conf(conf, lines, base=tmp_path)
+    _, problem = check_conf(conf, lines, base=tmp_path)
     assert problem.key == "program.megatron" and "is not a folder" in problem.message
 
 

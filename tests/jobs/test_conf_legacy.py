@@ -13,6 +13,7 @@ from jobs.conf_check_cluster import OWN_SBATCH
 from jobs.conf_legacy import translate_shell_conf
 from jobs.conf_legacy_values import to_gigabytes, to_minutes, to_node_list
 from jobs.conf_read import parse_conf, read_conf
+from jobs.errors import ConfError
 from jobs.shell_conf import parse_shell_conf
 
 LEGACY = Path(__file__).parent / "legacy"
@@ -34,7 +35,20 @@ def test_an_old_conf_becomes_a_conf_that_can_be_read(name: str, tmp_path: Path) 
     assert notes == (LEGACY / f"{name}.notes").read_text(encoding="utf-8").splitlines()
     conf = tmp_path / "conf.yaml"
     conf.write_text(rendered.replace("/images/pytorch+23.03-py3.sqsh", "docker://x"), "utf-8")
-    read_conf(conf, environ={})
+    with pytest.raises(ConfError) as caught:
+        read_conf(conf, environ={"HF_TOKEN": "x"})
+    assert [problem.key for problem in caught.value.problems] == ["program"]
+    assert any("cannot be started by this version" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [("RELOAD_CONTAINER=true", True), ("RELOAD_CONTAINER=false", False), ("", False)],
+)
+def test_a_container_that_was_reloaded_is_told_to_be_unpacked_anew(line: str, note: bool) -> None:
+    conf, notes = translate(line + "\n")
+    assert any("RELOAD_CONTAINER=true is container.reuse: false" in text for text in notes) is note
+    assert conf.container.reuse is {"t": False, "f": True}.get(line.partition("=")[2][:1], "auto")
 
 
 def test_the_line_of_the_old_scripts_submit_is_kept_with_the_homogeneous_conf() -> None:
@@ -168,3 +182,4 @@ def test_any_text_becomes_a_conf_and_every_line_is_used_or_told(text: str) -> No
     rendered, notes = translate_shell_conf(text)
     parse_conf(rendered, "conf.yaml", Path("/old"), environ={})
     assert not any("to mend" in note and "unknown key" in note for note in notes)
+    assert any("cannot be started by this version" in note for note in notes)

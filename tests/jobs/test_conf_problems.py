@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.conf import is_secret
 from jobs.conf_doc import list_sections
+from jobs.conf_read import read_conf
 from jobs.conf_reader import get_hints
 from jobs.conf_redact import show
 from jobs.errors import ConfError, Problem
@@ -40,6 +42,19 @@ cluster:
         "conf.yaml:10: cluster.nodes[0].count = two: must be a whole number",
         "conf.yaml:10: cluster.nodes[0].group: is required: text",
     ]
+
+
+def test_the_first_round_says_that_it_is_not_the_last(tmp_path: Path) -> None:
+    conf = tmp_path / "c.yaml"
+    conf.write_text("name: last\nprogram: {script: t.py}\ntrain: {steps: x}\n")
+    with pytest.raises(ConfError) as caught:
+        read_conf(conf)
+    first = str(caught.value).splitlines()
+    assert len(first) == 2 and "is looked at once these are mended" in first[0]
+    conf.write_text(conf.read_text().replace("x}", "5}"))
+    with pytest.raises(ConfError) as caught:
+        read_conf(conf)
+    assert str(caught.value).splitlines()[0] == "2 problems in the conf:"
 
 
 def test_an_unknown_key_like_no_other_lists_the_valid_ones() -> None:

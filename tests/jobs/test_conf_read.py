@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from jobs.conf import MODELS, JobConf, Model, Program
+from jobs.conf_check import check_conf
 from jobs.conf_doc import list_sections
-from jobs.conf_read import parse_conf, read_conf
+from jobs.conf_read import parse_conf, parse_conf_lines, read_conf
 from jobs.conf_reader import get_hints
 from jobs.errors import ConfError
 
@@ -256,6 +257,38 @@ def test_read_conf_also_checks_keys_against_each_other(tmp_path: Path) -> None:
         "parallel.partition",
     ]
     assert [problem.where for problem in caught.value.problems] == [f"{path}:2", f"{path}:3"]
+
+
+def test_a_variable_that_the_submitting_shell_lacks_is_a_problem_of_its_line() -> None:
+    text = MINIMAL + "pass_env:\n  - HF_HOME\n  - HF_TOKEN\n  - 'a b'\n"
+    conf, lines = parse_conf_lines(text, "c", BASE, environ={})
+
+    def find(environ: dict[str, str] | None) -> list[str]:
+        problems = check_conf(conf, lines, base=BASE, require_paths=False, environ=environ)
+        return [str(problem) for problem in problems if "variable's name" not in problem.message]
+
+    assert find({"HF_HOME": "/hf"}) == [
+        "c:5: pass_env[1] = HF_TOKEN: is not set in this shell; set it, or take it out"
+    ]
+    assert find({"HF_HOME": "", "HF_TOKEN": "x"}) == [] and find(None) == []
+
+
+def test_a_missing_variable_is_a_problem_among_the_others_and_a_warning_of_a_dry_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "conf.yaml"
+    path.write_text(MINIMAL + "pass_env: [HF_TOKEN]\n", encoding="utf-8")
+    with pytest.raises(ConfError) as caught:
+        read_conf(path, environ={})
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["program.script", "pass_env[0]"]
+    (tmp_path / "train.py").touch()
+    assert read_conf(path, environ={"HF_TOKEN": "x"}).pass_env == ("HF_TOKEN",)
+    assert caplog.messages == []
+    read_conf(path, environ={}, require_env=False)
+    [warning] = caplog.messages
+    assert warning.startswith(f"{path}:3: pass_env[0] = HF_TOKEN: is not set in this shell")
+    assert warning.endswith("a submit from this shell would be refused")
 
 
 def test_every_field_has_a_type_that_the_reader_knows() -> None:

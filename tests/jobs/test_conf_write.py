@@ -202,6 +202,10 @@ def test_the_starter_conf_has_no_problems(tmp_path: Path) -> None:
     assert render_init() == (Path(__file__).parent / "golden" / "init.yaml").read_text("utf-8")
 
 
+def test_the_starter_conf_begins_with_what_to_set_first() -> None:
+    assert "Set program.script first" in render_init().splitlines()[0]
+
+
 def test_the_starter_conf_with_every_key_active_is_the_same_conf() -> None:
     active = re.sub(r"(?m)^( *)#(?=[a-z_]+:)", r"\1", render_init())
     active = active.replace("synthetic: false", "synthetic: true ")  # data needs one source
@@ -226,8 +230,7 @@ def test_every_field_has_a_doc_line() -> None:
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:
     page = (REPOSITORY / "docs" / "conf.md").read_text(encoding="utf-8")
-    remake = "from jobs.conf_write import render_conf_doc; print(render_conf_doc(), end='')"
-    assert page == render_conf_doc(), f'python -c "{remake}" > docs/conf.md'
+    assert page == render_conf_doc(), "make docs"
 
 
 def test_the_yaml_of_the_page_can_be_used() -> None:

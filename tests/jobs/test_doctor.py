@@ -55,6 +55,18 @@ def test_each_trouble_comes_with_its_remedy(
     assert word in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("kill_wait", "grace_s", "status"),
+    [("30 sec", 20, "ok"), ("30 sec", 25, "ok"), ("30 sec", 26, "warn"), ("600 sec", 500, "ok")],
+)
+def test_a_grace_that_slurm_cuts_short_is_told_with_what_fits(
+    facts: dict[str, str], kill_wait: str, grace_s: int, status: str
+) -> None:
+    finding = doctor.judge_kill_wait({**facts, "KillWait": kill_wait}, grace_s)
+    assert finding.status == status
+    assert status == "ok" or "cluster.grace_s to 25 or less" in finding.remedy
+
+
 def test_a_loopback_host_name_is_named_with_the_line_to_change() -> None:
     finding = doctor.judge_host_name("n1", "127.0.1.1")
     assert finding.status == "warn"

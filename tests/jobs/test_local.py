@@ -201,9 +201,19 @@ def test_logs_can_be_narrowed_to_a_rank_and_a_pattern(vjob: Vjob) -> None:
     run = vjob.submit(fate("2", "exit:9"))
     vjob.wait_over(run)
     said = vjob("logs", "last", "--rank", "2", "--grep", "Value").stdout
-    assert said == "rank 2 | ValueError: this is the end\n"
-    assert "2: ValueError" in vjob("logs", "fate", "--err").stdout
-    assert vjob("logs", "last", "--node", "nowhere").stdout == ""
+    assert said == "rank 2 err | ValueError: this is the end\n"
+    assert "local1 err | 2: ValueError" in vjob("logs", "fate", "--err").stdout
+    assert "local1 | 2: rank 2 ready" in vjob("logs", "last", "--node", "local1").stdout
+
+
+def test_logs_of_a_rank_or_node_that_is_none_name_those_that_are(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    for options in ((), ("-f",)):
+        said = vjob("logs", "last", "--rank", "0", "--rank", "99", *options, code=2)
+        assert said.stderr == f"vjob: {run.name} has no rank 99; it has 0 to 3\n"
+        said = vjob("logs", "last", "--node", "zz", "--node", "local0", *options, code=2)
+        assert said.stderr == f"vjob: {run.name} has no node zz; it has local0, local1\n"
 
 
 def test_list_shows_each_run_and_two_submits_at_once_get_two_folders(vjob: Vjob) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.pending import explain_reason
+from jobs.pending import explain_launch, explain_reason
 from jobs.slurm import JobInfo, JobState
 
 
@@ -20,6 +20,7 @@ def pending(reason: str) -> list[JobInfo]:
         ("QOSMaxNodePerJobLimit", "limit"),
         ("AssocMaxWallDurationPerJobLimit", "limit"),
         ("BadConstraints", "constraint"),
+        ("launch failed requeued held", "log_folder"),
     ],
 )
 def test_a_reason_that_never_passes_has_a_remedy(reason: str, word: str) -> None:
@@ -29,3 +30,30 @@ def test_a_reason_that_never_passes_has_a_remedy(reason: str, word: str) -> None
 @pytest.mark.parametrize("reason", ["", "Priority", "Resources", "BeginTime", "Dependency"])
 def test_a_reason_that_passes_is_no_trouble(reason: str) -> None:
     assert explain_reason(pending(reason)) == ""
+
+
+def ended(reason: str, exit_code: str = "0:0") -> JobInfo:
+    """As scontrol or sacct shows it."""
+    state = JobState.FAILED
+    return JobInfo(id="7", state=state, word="FAILED", reason=reason, exit_code=exit_code)
+
+
+@pytest.mark.parametrize(
+    ("info", "word"),
+    [
+        (ended("JobLaunchFailure"), "JobLaunchFailure"),
+        (ended("RaisedSignal:53(Real-time_signal_19)", "0:53"), "RaisedSignal:53"),
+        (ended("Priority", "0:53"), "RaisedSignal:53"),  # sacct: the reason is that of its pending
+    ],
+)
+def test_a_job_that_no_node_could_start_asks_for_the_log_folder(info: JobInfo, word: str) -> None:
+    said = explain_launch(info)
+    assert said.startswith(word) and "is log_folder on a file system that the nodes see" in said
+
+
+@pytest.mark.parametrize(
+    "info",
+    [ended("NonZeroExitCode", "53:0"), ended("RaisedSignal:9(Killed)", "0:9"), ended("TimeLimit")],
+)
+def test_a_job_whose_script_ran_has_no_such_remedy(info: JobInfo) -> None:
+    assert explain_launch(info) == ""

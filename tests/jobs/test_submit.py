@@ -181,6 +181,66 @@ def test_a_dry_run_needs_no_slurm(vjob: Vjob) -> None:
     assert "sbatch is not on PATH" in vjob("submit", "conf.yaml", code=2).stderr
 
 
+def test_a_dry_run_warns_of_a_variable_that_a_submit_refuses_to_miss(vjob: Vjob) -> None:
+    name = vjob.write(ONE + "pass_env: [HF_TOKEN]\n")
+    done = vjob("submit", name, "--dry-run")
+    assert done.stderr.startswith("vjob: conf.yaml:5: pass_env[0] = HF_TOKEN: is not set in this")
+    assert "#SBATCH" in done.stdout
+    said = vjob("submit", name, code=2).stderr
+    assert "1 problem in the conf:\n  conf.yaml:5: pass_env[0] = HF_TOKEN: is not set" in said
+    vjob.env["HF_TOKEN"] = "hunter2"
+    assert vjob("submit", name, "--dry-run").stderr == ""
+
+
+def test_a_refusal_shows_slurms_words_once_and_then_the_remedy(
+    vjob: Vjob, slurm: FakeSlurm
+) -> None:
+    said = "sbatch: error: invalid partition specified: x"
+    slurm.say("sbatch", f'echo "{said}" >&2; echo "sbatch: error: Batch job refused" >&2; exit 1')
+    lines = vjob("submit", vjob.write(ONE), code=1).stderr.splitlines()
+    assert lines[:3] == [
+        "vjob: sbatch refused the job:",
+        f"    {said}",
+        "    sbatch: error: Batch job refused",
+    ]
+    assert "sinfo -s" in lines[3] and lines[4].startswith("  The scripts are in ")
+    assert len(lines) == 5
+    row = vjob("list").stdout.splitlines()[-1]
+    assert f"sbatch refused the job: {said}" in row
+
+
+def test_an_index_that_cannot_be_written_is_told_once_with_what_follows(
+    vjob: Vjob, tmp_path: Path
+) -> None:
+    """A file stands where its folder should be."""
+    (tmp_path / "state").write_text("")
+    done = vjob("submit", vjob.write(ONE))
+    (run,) = vjob.folder.glob("log/*-*")
+    warnings = [line for line in done.stderr.splitlines() if "index" in line]
+    assert len(warnings) == 1 and warnings[0].startswith("vjob: the index in ")
+    assert "`vjob list` and `last` will not show this run" in warnings[0]
+    assert warnings[0].endswith(str(run))
+    assert vjob.status(str(run))["run"] == run.name
+
+
+def test_a_list_whose_index_cannot_be_read_says_so(vjob: Vjob, tmp_path: Path) -> None:
+    assert "no runs yet" in vjob("list").stdout
+    (tmp_path / "state").write_text("")
+    for options in ((), ("--json",)):
+        done = vjob("list", *options, code=1)
+        assert done.stdout == "" and "cannot be read: Not a directory" in done.stderr
+
+
+@pytest.mark.parametrize(("kill_wait", "is_told"), [("10 sec", True), ("30 sec", False)])
+def test_a_submit_tells_of_a_grace_that_slurm_cuts_short(
+    vjob: Vjob, slurm: FakeSlurm, kill_wait: str, is_told: bool
+) -> None:
+    slurm.say("scontrol", f'[ "$*" = "show config" ] && echo "KillWait = {kill_wait}"; true')
+    said = vjob("submit", vjob.write(ONE)).stderr
+    assert ("vjob: Slurm kills 10 s after TERM (KillWait)" in said) is is_told
+    assert ("set cluster.grace_s to 5 or less" in said) is is_told
+
+
 def test_filters_of_the_users_own_do_not_hide_jobs(vjob: Vjob, slurm: FakeSlurm) -> None:
     vjob.env["SQUEUE_PARTITION"] = "other"
     slurm.say("squeue", f'env > "{slurm.folder}/env"')

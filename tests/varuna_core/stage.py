@@ -64,7 +64,8 @@ def make_plan(*groups: GroupPlan, command: Sequence[str] = ("true",), **changes:
         python=sys.executable,
         workdir="/",
         env={},
-        container=None,
+        containers=(),
+        remedies=(),
         must_exist=(),
         port=None,
         timing=TIMING,
@@ -72,17 +73,22 @@ def make_plan(*groups: GroupPlan, command: Sequence[str] = ("true",), **changes:
     return replace(plan, **changes)
 
 
-def make_container(program: str) -> ContainerPlan:
+def make_container(*start: str, probe: Sequence[str] = ("true",)) -> ContainerPlan:
     """A runtime that passes everything on to its argument."""
     return ContainerPlan(
         runtime="stand-in",
-        image=None,
+        image="/image",
+        workdir="/",
+        probe=tuple(probe),
         prepare=(),
-        before_env=(program,),
-        env_flag=(),
-        after_env=(),
+        start=start or ("env",),
+        enter_as="VJOB_ENTER",
+        reads_image=False,
         env={},
+        defaults={},
+        lease=None,
         clean=(),
+        step=(),
     )
 
 

@@ -32,11 +32,10 @@ MakeStage = Callable[..., Stage]
 
 ENTER = """
 import os, sys
-at = sys.argv.index("--")
-env = {name: os.environ[name] for name in sys.argv[1:at] + ["PATH"]}
-os.execvpe(sys.argv[at + 1], sys.argv[at + 1:], env)
+env = {name: os.environ[name] for name in ("VJOB_ENTER", "PATH")}
+os.execve(sys.argv[1], sys.argv[1:], env)
 """
-"""A container runtime in miniature: only variables passed on purpose enter."""
+"""A container runtime in miniature: only the one variable enters."""
 
 
 def find_old_python() -> str | None:
@@ -116,7 +115,8 @@ def test_a_program_that_is_missing_is_found_by_preflight(make_stage: MakeStage) 
 
 def test_a_program_that_cannot_start_fails_as_in_a_shell(make_stage: MakeStage) -> None:
     """In a container nobody can look for it before; here the container is a missing runtime."""
-    plan = make_plan(make_group("a", 1, 2), command=("x",), container=make_container("/no/runtime"))
+    container = make_container("/no/runtime")
+    plan = make_plan(make_group("a", 1, 2), command=("x",), containers=(container,))
     codes, outcome = make_stage(plan).play()
     assert (codes, outcome.code, outcome.culprit_rank) == ([127], 127, 0)
     assert "/no/runtime" in outcome.reason
@@ -161,16 +161,13 @@ def test_a_node_gives_up_without_a_master(make_stage: MakeStage) -> None:
 
 def test_a_container_is_prepared_entered_and_cleaned(make_stage: MakeStage) -> None:
     container = replace(
-        make_container("env"),
+        make_container(sys.executable, "-c", ENTER),
         prepare=(("sh", "-c", 'echo "unpacking into $STORE" >&2'),),
-        before_env=(sys.executable, "-c", ENTER),
-        env_flag=("{name}",),
-        after_env=("--",),
         env={"STORE": "/store"},
         clean=(("sh", "-c", "echo gone >&2"),),
     )
-    program = ("sh", "-c", 'echo "$RANK ${STORE-out} ${HOME-out} $GREETING"')
-    plan = make_plan(command=program, container=container, env={"GREETING": "two words"})
+    program = ("sh", "-c", 'echo "$RANK ${STORE-out} ${PYTHONPATH-out} $GREETING"')
+    plan = make_plan(command=program, containers=(container,), env={"GREETING": "two words"})
     stage = make_stage(plan)
     codes, outcome = stage.play()
     assert (codes, outcome.code) == ([0], 0)
@@ -183,8 +180,8 @@ def test_a_container_is_prepared_entered_and_cleaned(make_stage: MakeStage) -> N
 
 
 def test_a_container_that_cannot_be_prepared_is_not_ready(make_stage: MakeStage) -> None:
-    container = replace(make_container("env"), prepare=(("sh", "-c", "echo no image >&2; exit 3"),))
-    stage = make_stage(make_plan(make_group("a", 2, 1), container=container))
+    container = replace(make_container(), prepare=(("sh", "-c", "echo no image >&2; exit 3"),))
+    stage = make_stage(make_plan(make_group("a", 2, 1), containers=(container,)))
     codes, outcome = stage.play()
     assert (codes, outcome.code) == ([NOT_READY, NOT_READY], NOT_READY)
     assert "exited 3: no image" in outcome.reason

@@ -20,7 +20,8 @@ MIXED = make_plan(
     make_group("big", 1, 4, gpus=4, gpu_type="a100", devices=(4, 5, 6, 7), memory_gb=0),
     make_group("small", 2, 2, env={"NCCL_P2P_DISABLE": "1"}),
     command=("python", "it's\n$(x) 모델"),
-    container=replace(make_container("enroot"), prepare=(("a", "b"), ("c",)), env_flag=("-e",)),
+    containers=(replace(make_container("enroot"), prepare=(("a", "b"), ("c",)), step=("-e",)),),
+    remedies=(("No space", "make some"),),
     must_exist=("/data",),
     port=61234,
 )

@@ -24,28 +24,23 @@ LOW_SHM = GIB
 
 
 def check_paths(site: Site) -> list[Finding]:
-    """Working folder, image and all that the plan says must be there."""
-    plan = site.plan
-    paths = [plan.workdir, *plan.must_exist]
-    image = plan.container.image if plan.container else None
-    # An image is a file unless it is an address such as docker://host#name:tag.
-    if image is not None and ("://" not in image and image.startswith(("/", "."))):
-        paths.append(image)
+    """Image, sources of mounts, and all else that the plan says must be there."""
+    paths = site.plan.must_exist
     missing = []
-    for path in dict.fromkeys(paths):
+    for path in paths:
         try:
-            os.stat(os.path.join(plan.workdir, path))
+            os.stat(path)
         except OSError as error:
             missing.append(f"{path}: {error.strerror}")
     if missing:
         more = f" (and {len(missing) - 5} more)" if len(missing) > 5 else ""
         return [Finding(FAIL, "; ".join(missing[:5]) + more)]
-    return [Finding(OK, f"{len(set(paths))} there")]
+    return [Finding(OK, f"{len(paths)} there")]
 
 
 def check_program(site: Site) -> list[Finding]:
     """The program of a run without container; in one, only the container knows."""
-    if site.plan.container is not None:
+    if site.plan.containers:
         return []
     env = {**site.env, **site.plan.env, **site.node.group.env}
     word = site.plan.command[0]

@@ -144,7 +144,7 @@ def _read_new(attempt: AttemptFolder, found: dict[int, NodeReport], opened: floa
 
 
 def _report_deadline_s(plan: Plan) -> float:
-    return plan.timing.join_s + (plan.timing.prepare_s if plan.container else 0.0)
+    return plan.timing.join_s + (plan.timing.prepare_s if plan.containers else 0.0)
 
 
 def _poll(

@@ -9,6 +9,12 @@ import contextlib
 import os
 from dataclasses import replace
 
+from varuna_core.agent.container import (
+    choose_container,
+    clean_container,
+    hold_lease,
+    prepare_container,
+)
 from varuna_core.agent.errors import Refusal
 from varuna_core.agent.host import find_index, host_name
 from varuna_core.agent.meeting import (
@@ -21,7 +27,7 @@ from varuna_core.agent.meeting import (
 )
 from varuna_core.agent.network import is_port_free
 from varuna_core.agent.opening import pick_port
-from varuna_core.agent.preflight import clean_container, inspect_node, prepare_container
+from varuna_core.agent.preflight import inspect_node
 from varuna_core.agent.process import own_environment
 from varuna_core.agent.ranks import Meeting, build_rank
 from varuna_core.agent.signals import Signals
@@ -32,7 +38,7 @@ from varuna_core.agent.watch import write_beat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import write_atomic
-from varuna_core.records.nodes import WARN, NodeReport, write_report
+from varuna_core.records.nodes import WARN, Check, NodeReport, write_report
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.stop import write_stop
@@ -57,10 +63,13 @@ def run_node(run: RunFolder, plan: Plan, number: int, given_index: int | None) -
             env=own_environment(),
             stopping=lambda: signals.ending is not None,
         )
-        report = make_ready(site, signals)
-        port = meet(site, signals, report)
-        site = replace(site, master=replace(master, port=port))
-        return Supervisor(site, signals, meeting_of(site)).run()
+        container, problems = choose_container(site)
+        site = replace(site, container=container)
+        with contextlib.ExitStack() as leases:
+            report = make_ready(site, signals, problems, leases)
+            port = meet(site, signals, report)
+            site = replace(site, master=replace(master, port=port))
+            return Supervisor(site, signals, meeting_of(site)).run()
     except Refusal as refusal:
         if refusal.code == NOT_READY and attempt.path.is_dir():
             with contextlib.suppress(OSError):
@@ -69,19 +78,23 @@ def run_node(run: RunFolder, plan: Plan, number: int, given_index: int | None) -
             write_beat(attempt, node.index, host, 1, "done", {"ranks_alive": 0})
         raise
     finally:
-        if site is not None and plan.container is not None:
-            clean_container(site, plan.container, plan.timing.grace_s)
+        if site is not None and site.container is not None:
+            clean_container(site, site.container, plan.timing.grace_s)
 
 
-def make_ready(site: Site, signals: Signals) -> NodeReport:
+def make_ready(
+    site: Site, signals: Signals, problems: list[Check], leases: contextlib.ExitStack
+) -> NodeReport:
     """Preflight and the container's preparation; the report lands before and after the latter."""
-    report = inspect_node(site)
-    entering = build_rank(site.plan, site.node, 0, meeting_of(site), site.env).entering
-    report = replace(report, environment=entering)
-    container = site.plan.container
+    container = site.container
+    report = inspect_node(site).with_check(*problems)
+    start = build_rank(site.plan, site.node, 0, meeting_of(site), site.env, container)
+    report = replace(report, environment=start.entering)
     if container is not None and report.ok:
         write_report(site.attempt, report)
         report = report.with_check(*prepare_container(site, container))
+        if report.ok and container.lease is not None:
+            leases.enter_context(hold_lease(site, container.lease))
         check_stop(site.attempt, signals, site.master.opened, site.host)
     report = report.as_ready()
     # Before the report, so that a node lost right after go has beaten once, and can be missed.

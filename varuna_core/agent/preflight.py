@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Callable, Sequence
+from typing import Sequence
 
 from varuna_core.agent.checks_host import (
     check_clock,
@@ -19,11 +19,8 @@ from varuna_core.agent.checks_host import (
 )
 from varuna_core.agent.checks_network import check_interface, check_master, check_name
 from varuna_core.agent.gpus import check_gpus
-from varuna_core.agent.process import run
-from varuna_core.agent.sink import Sink
 from varuna_core.agent.site import Checker, Finding, Site
-from varuna_core.records.nodes import FAIL, OK, WARN, Check, NodeReport
-from varuna_core.records.plan import ContainerPlan
+from varuna_core.records.nodes import FAIL, WARN, Check, NodeReport
 
 CHECK_S = 40.0
 
@@ -83,54 +80,3 @@ def run_checks(site: Site, checks: Sequence[tuple[str, Checker]], timeout_s: flo
         for name, _ in checks
         for finding in found.get(name, late)
     ]
-
-
-def prepare_container(site: Site, container: ContainerPlan) -> list[Check]:
-    """Run the container's prepare commands in order, up to the first that fails."""
-    log = Sink(site.attempt.node_log(site.host, "err"))
-    deadline = time.monotonic() + site.plan.timing.prepare_s
-    begun = time.monotonic()
-    try:
-        for argv in container.prepare:
-            left = deadline - time.monotonic()
-            result = _run_step(site, container, argv, left, log, site.stopping)
-            if result is not None:
-                return [Check("container", FAIL, result)]
-    finally:
-        log.close()
-    took = time.monotonic() - begun
-    return [Check("container", OK, f"{container.runtime} prepared in {took:.1f} s")]
-
-
-def clean_container(site: Site, container: ContainerPlan, timeout_s: float) -> None:
-    """Run the clean commands, each whatever became of the one before."""
-    log = Sink(site.attempt.node_log(site.host, "err"))
-    deadline = time.monotonic() + timeout_s
-    for argv in container.clean:
-        left = max(deadline - time.monotonic(), 1)
-        problem = _run_step(site, container, argv, left, log, lambda: False)
-        if problem is not None:
-            log.write(f"vjob: cleaning up: {problem}\n".encode("utf-8", "replace"))
-    log.close()
-
-
-def _run_step(
-    site: Site,
-    container: ContainerPlan,
-    argv: Sequence[str],
-    timeout_s: float,
-    log: Sink,
-    stopping: Callable[[], bool],
-) -> str | None:
-    """Run one command; why it failed, or None. Its output goes to the node's log."""
-    env = {**site.env, **container.env, "VJOB_NODE": site.host}
-    result = run(
-        argv, timeout_s=max(timeout_s, 0), env=env, cwd=site.plan.workdir, stopping=stopping
-    )
-    for line in (result.out + result.err).splitlines():
-        log.write(f"vjob {argv[0]}: {line}\n".encode("utf-8", "surrogateescape"))
-    if result.code == 0:
-        return None
-    last = [line.strip() for line in (result.err or result.out).splitlines() if line.strip()][-3:]
-    how = f"exited {result.code}" if result.code is not None else "was ended, it took too long"
-    return f"{container.runtime} {how}: {' | '.join(last) or 'without a word'}"

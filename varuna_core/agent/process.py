@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -112,6 +113,11 @@ class RankProcess:
     def signal_group(self, number: int) -> None:
         if self._child.returncode is None:
             _signal_group(self.pid, number)
+
+
+def find_program(name: str, path: str | None) -> str | None:
+    """Where a program is, as a shell would find it."""
+    return shutil.which(name, path=path)
 
 
 def set_process_option(option: int, value: int) -> None:

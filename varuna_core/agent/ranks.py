@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Mapping
 
-from varuna_core.records.plan import GroupPlan, NodePlan, Plan, decode_stage_map
+from varuna_core.agent.container import build_environment
+from varuna_core.agent.entry import COMMAND, build_entry
+from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan, decode_stage_map
 
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -47,7 +49,12 @@ class RankStart:
 
 
 def build_rank(
-    plan: Plan, node: NodePlan, local_rank: int, meeting: Meeting, own: Mapping[str, str]
+    plan: Plan,
+    node: NodePlan,
+    local_rank: int,
+    meeting: Meeting,
+    own: Mapping[str, str],
+    container: ContainerPlan | None,
 ) -> RankStart:
     """The start of one rank; `own` is the agent's environment."""
     rank = node.first_rank + local_rank
@@ -66,16 +73,21 @@ def build_rank(
         **asked,
         **fixed,
     }
-    container = plan.container
-    if container is None:
+    if container is None or not container.start:
         return RankStart(plan.command, env, ())
     network = {name for name in env if _NETWORK.match(name)}
-    ours = {*fixed, *asked, *network, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
-    ours |= {"CUDA_VISIBLE_DEVICES"} & set(env)
-    entering = tuple(sorted(ours))
-    flags = [word.replace("{name}", name) for name in entering for word in container.env_flag]
-    argv = (*container.before_env, *flags, *container.after_env, *plan.command)
-    return RankStart(argv, {**env, **container.env}, entering)
+    named = {*fixed, *asked, *network, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
+    named |= {"CUDA_VISIBLE_DEVICES", "HOME", "USER", "LOGNAME", "LANG"} & set(env)
+    entering = {**container.defaults, **{name: env[name] for name in sorted(named)}}
+    entry = build_entry(entering, container.workdir, reads_image=container.reads_image)
+    runtime = build_environment(container, own)
+    # The runtime's own hooks look for these, such as NVIDIA_VISIBLE_DEVICES.
+    runtime.update({name: entering[name] for name in container.defaults})
+    return RankStart(
+        (*container.start, *COMMAND, *plan.command),
+        {**runtime, container.enter_as: entry},
+        tuple(sorted(entering)),
+    )
 
 
 def map_devices(group: GroupPlan, visible: str | None) -> str | None:

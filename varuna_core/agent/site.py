@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Callable, List, Mapping, NamedTuple
 
 from varuna_core.agent.meeting import Master
-from varuna_core.records.plan import NodePlan, Plan
+from varuna_core.records.plan import ContainerPlan, NodePlan, Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 
@@ -43,6 +43,8 @@ class Site:
     stopping: Callable[[], bool]
     """Whether the agent has to end: a long command is not waited for then."""
     facts: Facts = field(default_factory=Facts)
+    container: ContainerPlan | None = None
+    """The runtime that works here, once it was chosen."""
 
 
 Checker = Callable[[Site], List[Finding]]

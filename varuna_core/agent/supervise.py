@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+from varuna_core.agent.container import fill_in
 from varuna_core.agent.errors import STOPPED
 from varuna_core.agent.leftovers import adopt_orphans, end_leftovers
 from varuna_core.agent.meeting import explain_signal
@@ -96,11 +97,14 @@ class Supervisor:
     def _start_ranks(self) -> None:
         site = self._site
         for local_rank, rank in enumerate(site.node.ranks):
-            start = build_rank(site.plan, site.node, local_rank, self._meeting, site.env)
+            start = build_rank(
+                site.plan, site.node, local_rank, self._meeting, site.env, site.container
+            )
+            argv = fill_in(start.argv, site, rank)
             self._started[rank] = time.time()
             try:
                 reserve_exit(self._attempt, rank)
-                process = start_rank(start.argv, start.env, site.plan.workdir)
+                process = start_rank(argv, start.env, "/" if start.entering else site.plan.workdir)
             except OSError as error:
                 self._refuse_rank(rank, error)
                 return

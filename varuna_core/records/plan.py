@@ -61,19 +61,29 @@ class ContainerPlan:
     """What the agent does to run ranks in a container; made by `containers`, only run by it."""
 
     runtime: str
-    image: str | None
+    image: str
+    workdir: str
+    """Working directory inside."""
+    probe: tuple[str, ...]
+    """A command that succeeds where the runtime works."""
     prepare: tuple[tuple[str, ...], ...]
     """Commands run in order, once a node, before the ranks start."""
-    before_env: tuple[str, ...]
-    """The start of each rank's command."""
-    env_flag: tuple[str, ...]
-    """Repeated for each variable that enters, with {name} filled in: values stay off the argv."""
-    after_env: tuple[str, ...]
-    """What stands between the environment flags and the program's own command."""
+    start: tuple[str, ...]
+    """What stands before each rank's command; empty where the agent itself runs inside."""
+    enter_as: str
+    """Name under which the runtime's process gets the variable that enters as VJOB_ENTER."""
+    reads_image: bool
+    """Whether the image's own variables lie in files of its root, for us to read."""
     env: dict[str, str]
-    """Environment of the container runtime itself (its folders), for prepare and start."""
+    """Environment of the runtime itself (its folders), for every command here."""
+    defaults: dict[str, str]
+    """Variables that enter unless the conf sets them."""
+    lease: str | None
+    """A file on which the agent holds a shared lock while ranks run."""
     clean: tuple[tuple[str, ...], ...]
     """Commands run after the ranks ended, whatever became of them."""
+    step: tuple[str, ...]
+    """Options of srun where that starts the container."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,10 @@ class Plan:
     workdir: str
     env: dict[str, str]
     """Environment of every rank."""
-    container: ContainerPlan | None
+    containers: tuple[ContainerPlan, ...]
+    """A node runs its ranks in the first of these that works there; bare where there are none."""
+    remedies: tuple[tuple[str, str], ...]
+    """Pattern of a known message, and what to do about it."""
     must_exist: tuple[str, ...]
     """Paths that preflight looks for on every node."""
     port: int | None
@@ -177,13 +190,13 @@ def read_plan(path: Path) -> Plan | None:
 def parse_plan(value: dict[str, Any]) -> Plan:
     """A plan from the dict of its JSON."""
     rest = {key: item for key, item in value.items() if key != "format"}
-    container = rest["container"]
     return Plan(
         **{
             **rest,
             "groups": tuple(_parse_group(group) for group in rest["groups"]),
             "command": tuple(rest["command"]),
-            "container": None if container is None else _parse_container(container),
+            "containers": tuple(_parse_container(item) for item in rest["containers"]),
+            "remedies": tuple((pattern, remedy) for pattern, remedy in rest["remedies"]),
             "must_exist": tuple(rest["must_exist"]),
             "timing": Timing(**rest["timing"]),
         }
@@ -197,7 +210,7 @@ def _parse_group(value: dict[str, Any]) -> GroupPlan:
 
 def _parse_container(value: dict[str, Any]) -> ContainerPlan:
     commands = {key: tuple(tuple(argv) for argv in value[key]) for key in ("prepare", "clean")}
-    words = {key: tuple(value[key]) for key in ("before_env", "env_flag", "after_env")}
+    words = {key: tuple(value[key]) for key in ("probe", "start", "step")}
     return ContainerPlan(**{**value, **commands, **words})
 
 

@@ -1,0 +1,43 @@
+"""charliecloud: `ch-run` on an unpacked folder.
+
+It execs: the rank keeps the pid that the agent knows, so signals and exit codes pass. A .sqsh file
+is unpacked and not mounted: mounted, ch-run stays as its parent and a SIGUSR1 kills that (0.31).
+"""
+
+from __future__ import annotations
+
+from containers.runtime import ENTER, Commands, ImageKind, Request, Runtime
+from containers.store import Store
+
+
+class Charliecloud(Runtime):
+    """Unpack once a node, `ch-run` for each rank."""
+
+    name = "charliecloud"
+    probe = ("ch-run", "--version")
+    kinds = frozenset({ImageKind.SQUASHFS, ImageKind.FOLDER, ImageKind.ARCHIVE})
+
+    def plan(self, request: Request) -> Commands:
+        store = Store(request)
+        start = ["ch-run", f"--unset-env=!({ENTER})", "--private-tmp"]
+        if request.writable:
+            start.append("--write")
+        if request.remap_root:
+            start += ["--uid=0", "--gid=0"]
+        for mount in request.mounts:  # it knows no read-only ones
+            start += ["--bind", f"{mount.source}:{mount.target}"]
+        prepare = [store.build_prepare("unsquashfs")]
+        if request.gpus:  # it has no flag for them: the driver's libraries go into the copy
+            script = 'command -v nvidia-smi >/dev/null || exit 0; exec ch-fromhost --nvidia "$1"'
+            prepare.append(("sh", "-c", script, "gpus", store.root))
+        return Commands(
+            runtime=self.name,
+            image=request.image,
+            workdir=request.workdir,
+            probe=self.probe,
+            prepare=tuple(prepare),
+            start=(*start, store.root, "--"),
+            reads_image=True,
+            lease=store.lease,
+            clean=store.build_clean(),
+        )

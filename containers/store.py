@@ -1,0 +1,65 @@
+"""The store of unpacked images on a node: names, paths, and the commands that fill it.
+
+Everything lies in one 0700 folder of the user's own on node-local disk, never in /run (a small
+tmpfs, absent in batch jobs) and not in the home folder (quota, a file system that nodes share).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+
+from containers.runtime import Argv, ImageKind, Request
+
+
+class Store:
+    """Where things of one request lie on a node."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.base = f"{request.scratch}/vjob-{request.user_id}"
+        self.roots = f"{self.base}/roots"
+
+    @property
+    def name(self) -> str:
+        """Keyed so that a renewed image is unpacked anew, and one that may not be shared is not."""
+        request = self._request
+        if request.reuse is False:
+            # By node too: a local run has several on one machine, and each cleans up its own.
+            return f"vjob-{self._digest(request.stamp)}-{request.run}-%{{node}}"
+        return f"vjob-{self._digest('any' if request.reuse is True else request.stamp)}"
+
+    @property
+    def root(self) -> str:
+        return f"{self.roots}/{self.name}"
+
+    @property
+    def lease(self) -> str:
+        return f"{self.roots}/.{self.name}.use"
+
+    @property
+    def conf(self) -> str:
+        """Generated file for this run."""
+        return f"{self.base}/conf/{self._request.run}.%{{node}}"
+
+    def build_prepare(self, tool: str) -> Argv:
+        """Unpack under a lock; `tool` unpacks squashfs images: enroot or unsquashfs."""
+        request = self._request
+        reuse = {True: "true", False: "false", "auto": "auto"}[request.reuse]
+        mounts = [path for mount in request.mounts for path in (mount.source, mount.target)]
+        words = (tool, request.kind.value, request.image, self.base, self.name, reuse)
+        return ("bash", "-c", read_shell("prepare.sh"), "prepare", *words, *mounts)
+
+    def build_clean(self) -> tuple[Argv, ...]:
+        if self._request.reuse is not False or self._request.kind is ImageKind.REFERENCE:
+            return ()
+        words = (self.base, self.name)
+        return (("bash", "-c", read_shell("remove.sh"), "remove", *words),)
+
+    def _digest(self, stamp: str) -> str:
+        return hashlib.sha256(f"{self._request.image}\0{stamp}".encode()).hexdigest()[:12]
+
+
+def read_shell(name: str) -> str:
+    """The text of one of our shell files, to run by `bash -c`: nodes have no copy of it."""
+    return (files("containers") / "shell" / name).read_text()

@@ -1,0 +1,191 @@
+"""The same conf means the same in every runtime that works on this machine, for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers.registry import RUNTIMES
+from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from varuna_core.records.runfolder import RunFolder
+
+REAL = {
+    "charliecloud": ("ch-run", "--version"),
+    "enroot": ("enroot", "version"),
+    "podman": ("podman", "info"),
+    "apptainer": ("apptainer", "version"),
+}
+"""A command that fails where the runtime cannot be tried; docker and pyxis need more than that."""
+
+NOTE = "two\nlines $HOME `id` 'q' \"d\" \\ ünï  "
+
+
+def find_reason(runtime: str) -> str:
+    """Why a runtime cannot be tried here; empty if it can."""
+    try:
+        env = {"USER": "nobody", **os.environ}
+        done = subprocess.run(REAL[runtime], capture_output=True, text=True, check=False, env=env)
+    except FileNotFoundError:
+        return f"{runtime} is not installed"
+    return "" if done.returncode == 0 else f"{runtime} does not work here: {done.stderr[-300:]}"
+
+
+def mark(runtime: str) -> Any:
+    reason = find_reason(runtime)
+    marks = [getattr(pytest.mark, runtime), pytest.mark.skipif(bool(reason), reason=reason)]
+    return pytest.param(runtime, marks=marks)
+
+
+every_runtime = pytest.mark.parametrize("runtime", [mark(name) for name in REAL])
+
+CONF = """
+name: boxed
+program: {{script: {script}, args: {args}}}
+cluster: {{scheduler: local, grace_s: 2, nodes: [{{group: m, count: 2, ranks: 2}}]}}
+container:
+  runtime: {runtime}
+  image: {image}
+  scratch: {scratch}
+{more}
+"""
+
+
+class Box:
+    """Runs in one runtime."""
+
+    def __init__(self, runtime: str, folder: Path, image: Path, scratch: Path) -> None:
+        self.vjob = Vjob(folder, {"MY_SECRET": "s3cret of the shell"})
+        self.runtime, self.image, self.scratch = runtime, image, scratch
+
+    def conf(self, script: Path, *args: str, more: str = "") -> str:
+        return CONF.format(
+            script=json.dumps(str(script)),
+            args=json.dumps(args),
+            runtime=self.runtime,
+            image=json.dumps(str(self.image)),
+            scratch=json.dumps(str(self.scratch)),
+            more=more,
+        )
+
+    def look(self, more: str = "", *args: str) -> list[dict[str, Any]]:
+        """What `inside.py` sees in every rank."""
+        script = self.copy("inside.py")
+        run = self.vjob.submit(self.conf(script, *args, more=more))
+        assert self.vjob.wait_over(run)["verdict"] == "COMPLETED", self.vjob.explain(run)
+        rows = [json.loads(line) for line in read_out(run).splitlines()]
+        return sorted(rows, key=lambda row: int(row["rank"]))
+
+    def copy(self, name: str) -> Path:
+        """A program beside the conf: that folder shows inside."""
+        path = self.vjob.folder / name
+        path.write_text((PROGRAMS / name).read_text())
+        return path
+
+
+@pytest.fixture
+def box(runtime: str, tmp_path: Path, image: Path, scratch: Path) -> Box:
+    return Box(runtime, tmp_path, image, scratch)
+
+
+@every_runtime
+def test_environment_arguments_and_mounts_arrive_as_they_are(box: Box, tmp_path: Path) -> None:
+    shared = tmp_path / "a b"
+    shared.mkdir()
+    (shared / "file").write_text("shared")
+    more = f"""\
+  mounts: [{json.dumps(f"{shared}:/data/x y")}]
+env: {{NOTE: {json.dumps(NOTE)}, MY_TOKEN: t0ken, ENROOT_X: "1", LD_LIBRARY_PATH: /x:/y}}
+"""
+    args = ("a b", "$(touch owned)", "it's", "new\nline", "", "--rw")
+    rows = box.look(more, *args)
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    for row in rows:
+        assert row["args"] == list(args)
+        assert row["env"]["NOTE"] == NOTE, "ours over the image's own"
+        assert row["env"]["FROM_IMAGE"] == "made of dough"
+        assert row["env"]["ENROOT_X"] == "1" and row["env"]["MY_TOKEN"] == "t0ken"
+        assert row["env"]["LD_LIBRARY_PATH"].startswith("/x:/y")
+        assert not {"VJOB_ENTER", "LEAK_OF_THE_SHELL", "MY_SECRET", "OLDPWD"} & set(row["env"])
+        assert not [name for name in row["env"] if name.startswith(("SLURM_", "PYTHONPATH"))]
+        assert row["data"] == "shared"
+        assert row["cwd"] == str(tmp_path)
+        assert row["uid"] == os.getuid()
+        assert row["host"] == os.uname().nodename and row["shm"], "network and /dev/shm of the node"
+        assert os.path.isabs(row["home"])
+
+
+@every_runtime
+def test_exit_37_stays_37_and_a_killed_rank_is_named(box: Box) -> None:
+    fate = box.copy("fate.py")
+    run = box.vjob.submit(box.conf(fate, "2", "exit:37"))
+    outcome = box.vjob.wait_over(run)["outcome"]
+    assert (outcome["code"], outcome["culprit_rank"]) == (37, 2), box.vjob.explain(run)
+    run = box.vjob.submit(box.conf(fate, "1", "kill"))
+    outcome = box.vjob.wait_over(run)["outcome"]
+    assert (outcome["code"], outcome["culprit_rank"]) == (137, 1), box.vjob.explain(run)
+    assert outcome["culprit_signal"] == "SIGKILL"
+
+
+@every_runtime
+def test_usr1_reaches_the_program_once_and_cancel_finds_its_handler(box: Box) -> None:
+    run = box.vjob.submit(box.conf(box.copy("fate.py"), "-1", "hang", "catch", "child"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 60, lambda: box.vjob.explain(run))
+    assert "checkpointed and left" in box.vjob("cancel", "last").stdout
+    assert read_out(run).count("got SIGUSR1") == 4
+    assert read_out(run).count("child lives") == 4
+    assert not find_processes(run)
+
+
+@every_runtime
+def test_ranks_without_a_handler_end_at_term_and_deaf_ones_at_kill(box: Box) -> None:
+    for words in (["-1", "hang"], ["-1", "hang", "deaf"]):
+        run = box.vjob.submit(box.conf(box.copy("fate.py"), *words))
+        wait_for(lambda run=run: read_out(run).count("ready") == 4, 60)  # type: ignore[misc]
+        assert "is cancelled" in box.vjob("cancel", "last").stdout
+        assert not find_processes(run)
+
+
+def find_processes(run: RunFolder) -> list[str]:
+    """Whatever still runs with this run in its environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"VJOB_RUN={run.path}\0".encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+@every_runtime
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_root_can_be_written_or_not(box: Box, writable: bool) -> None:
+    rows = box.look(f"  writable: {str(writable).lower()}\n  mounts: ['/usr/share:/new/place']\n")
+    assert {row["writes_root"] for row in rows} == {writable}
+    assert all(row["writes_tmp"] for row in rows)
+
+
+@every_runtime
+def test_remap_root_shows_root(box: Box) -> None:
+    assert {row["uid"] for row in box.look("  remap_root: true\n")} == {0}
+
+
+@every_runtime
+def test_a_folder_is_used_in_place_and_a_working_directory_may_be_its_own(
+    box: Box, image: Path
+) -> None:
+    box.image = image.parent / "root"
+    folder = box.vjob.folder
+    rows = box.look(f"  workdir: /home\n  mounts: ['{folder}:{folder}:ro']\n")
+    assert {row["cwd"] for row in rows} == {"/home"}
+    roots = list((box.scratch / f"vjob-{os.getuid()}" / "roots").glob("vjob-*"))
+    assert not [path for path in roots if path.is_dir() and not path.is_symlink()], "no copy"
+
+
+def test_every_runtime_is_tried_or_known_to_need_more() -> None:
+    assert set(RUNTIMES) <= {*REAL, "docker", "pyxis"}

@@ -1,0 +1,90 @@
+"""`vjob list` in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from jobs.listing import render
+from tests.command import Vjob
+from varuna_core.records.files import append_line
+from varuna_core.records.record import REFUSED, RunRecord, write_record
+from varuna_core.records.runfolder import RunFolder
+
+MESSAGE = "rank 5 on b3 exited 9: ValueError: " + "x" * 200
+ROW = {
+    "run": "one-20260102-030405",
+    "jobs": ["77"],
+    "state": "FAILED",
+    "submitted": 0.0,
+    "message": MESSAGE,
+    "folder": "/log/one-20260102-030405",
+}
+
+
+def test_in_a_pipe_a_message_is_whole_and_one_line() -> None:
+    assert render([ROW]).endswith(MESSAGE)
+    table = render([{**ROW, "message": "refused:\n    sbatch: error: x\n  lower count"}])
+    assert table.splitlines()[1].endswith("  refused: sbatch: error: x lower count")
+
+
+@pytest.mark.parametrize("width", [30, 59, 60, 61, 62, 80, 100, 200])
+def test_on_a_terminal_a_message_ends_at_the_edge(width: int) -> None:
+    _, line = render([ROW], width).splitlines()
+    columns = render([{**ROW, "message": ""}]).splitlines()[1]
+    assert line.startswith(columns)
+    assert len(line) <= max(width, len(columns))
+    assert len(line) == width or width <= len(columns) + 5
+    assert line.endswith("...") or line == columns
+
+
+def test_a_message_that_fits_is_not_cut() -> None:
+    whole = render([{**ROW, "message": "done"}])
+    assert render([{**ROW, "message": "done"}], len(whole.splitlines()[1])) == whole
+
+
+def test_the_command_looks_whether_it_writes_to_a_terminal(tmp_path: Path) -> None:
+    vjob = Vjob(tmp_path)
+    vjob.env.pop("COLUMNS", None)
+    run = RunFolder(tmp_path / "log" / "r")
+    run.path.mkdir(parents=True)
+    write_record(
+        run,
+        RunRecord(
+            run="r",
+            name="n",
+            state=REFUSED,
+            scheduler="local",
+            layout="single",
+            num_jobs=1,
+            jobs=(),
+            submitted=0.0,
+            user="u",
+            host="h",
+            conf="c",
+            version="0",
+            pid=0,
+            pid_start=None,
+            message=MESSAGE,
+        ),
+    )
+    index = tmp_path / "state" / "vjob" / "runs.jsonl"
+    index.parent.mkdir(parents=True)
+    append_line(index, {"run": "r", "name": "n", "path": str(run.path)})
+    assert MESSAGE in vjob("list").stdout
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    command = [sys.executable, "-m", "jobs", "list"]
+    subprocess.run(command, cwd=tmp_path, env=vjob.env, stdout=slave, timeout=60, check=True)
+    os.close(slave)
+    shown = os.read(master, 65536).decode().splitlines()
+    os.close(master)
+    assert len(shown[1]) == 120 and shown[1].endswith("...")
