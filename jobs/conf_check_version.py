@@ -21,6 +21,8 @@ def check_version(conf: JobConf) -> Iterator[Finding]:
         yield "program", kind, message
     if conf.cluster.scheduler == "machines":
         yield "cluster.scheduler", "machines", "is not in this version of vjob; use slurm or local"
+    if conf.morph.enabled:
+        yield "morph.enabled", True, "is not in this version of vjob; runs keep their nodes"
     if conf.container.image is not None and runtime not in ("auto", "none", *RUNTIMES):
         message = f"is not in this version of vjob; it has {', '.join(RUNTIMES)} and none"
         yield "container.runtime", runtime, message

@@ -29,7 +29,7 @@ HEAD = """\
 
 def translate_shell_conf(text: str) -> tuple[str, list[str]]:
     """conf.yaml's text, and what the user should know or mend."""
-    found = parse_shell_conf(text)
+    found = parse_shell_conf(text.replace("\0", ""))  # as bash does
     translator = Translator(found)
     conf = _build_conf(translator)
     for assignment in translator.left.values():

@@ -14,6 +14,7 @@ from pathlib import Path
 from jobs import index, process
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
+from jobs.pending import explain_launch
 from jobs.slurm import OVER, JobInfo, JobState
 from jobs.verdict import explain_end, judge_run
 from varuna_core.records import record as records
@@ -78,6 +79,7 @@ def find_run(job: str, here: Path) -> RunFolder:
         if found is None:
             found = _find_link(here, job.partition("+")[0])
     if found is None:
+        index.check_readable()
         raise InputError(
             _explain_removed(job)
             or f"no run {job!r} is known: give a job id, a run's name, `last`, or the path of a "
@@ -226,7 +228,7 @@ def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRe
         return _settle_forgotten(run, record)
     outcome = judge_run(run, infos)
     worst = next((i for i in infos if i.state is not JobState.COMPLETED), infos[0])
-    fallback = worst.reason or f"the scheduler says {worst.word}"
+    fallback = explain_launch(worst) or worst.reason or f"the scheduler says {worst.word}"
     return _end(run, record, worst.state.value, fallback, outcome)
 
 

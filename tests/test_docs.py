@@ -17,7 +17,7 @@ from jobs.conf_read import parse_conf_lines
 from varuna_core.records.runfolder import RunFolder
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from containers.runtime import ImageKind
 from jobs.conf import JobConf
 from jobs.conf_read import parse_conf
 from jobs.plan import Surroundings, build_plan
@@ -49,7 +50,12 @@ def make_conf(text: str) -> JobConf:
     return parse_conf(text, "conf.yaml", BASE)
 
 
-def make_plan(conf: JobConf, run: str = "plain-20260102-030405", scheduler: str = "slurm") -> Plan:
+def make_plan(
+    conf: JobConf,
+    run: str = "plain-20260102-030405",
+    scheduler: str = "slurm",
+    image_kind: ImageKind = ImageKind.REFERENCE,
+) -> Plan:
     here = Surroundings(
         run=run,
         scheduler=scheduler,
@@ -57,5 +63,7 @@ def make_plan(conf: JobConf, run: str = "plain-20260102-030405", scheduler: str 
         base=str(BASE),
         user_id=1000,
         environ={},
+        folder=f"/log/{run}",
+        image_kind=image_kind,
     )
     return build_plan(conf, here)

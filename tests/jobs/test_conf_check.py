@@ -116,7 +116,10 @@ def test_a_world_that_does_not_come_out_names_what_is_left() -> None:
 
 def test_a_run_that_may_morph_may_leave_ranks_over() -> None:
     text = "parallel: {pipeline: 8}\nmorph: {enabled: true}\n"
-    assert find_in_groups("group: a, count: 7, ranks: 4", text=text) == []
+    problems = find_in_groups("group: a, count: 7, ranks: 4", text=text)
+    assert problems == [
+        "c:4: morph.enabled = True: is not in this version of vjob; runs keep their nodes"
+    ]
 
 
 def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
@@ -237,7 +240,6 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("data: {synthetic: true, split: '0,0,0'}", "data.split = 0,0,0: must be three shares"),
         ("data: {synthetic: true, split: '1..2,0,0'}", "must be three shares"),
         ("morph: {min_nodes: 3, max_nodes: 2}", "must be at most morph.max_nodes, 2"),
-        ("morph: {enabled: true, min_nodes: 3}", "must be at most the 1 nodes of cluster.nodes"),
         ("profile: {ranks: [0, 1]}", "profile.ranks[1] = 1: must be a rank, 0 to 0"),
         ("prices: {a10: -1}", "prices.a10 = -1.0: must be at least 0"),
         ("notify: {mail: me}", "notify.mail = me: must be a mail address"),
@@ -254,6 +256,11 @@ def test_each_section_is_checked(text: str, problem: str) -> None:
     problems = find_problems(text + "\n")
     assert len(problems) == 1 and problem in problems[0], problems
     assert problems[0].startswith("c:3: ")
+
+
+def test_a_run_cannot_shrink_below_more_nodes_than_it_has() -> None:
+    problems = find_problems("morph: {enabled: true, min_nodes: 3}\n")
+    assert any("morph.min_nodes = 3: must be at most the 1 nodes of" in item for item in problems)
 
 
 def test_split_jobs_cannot_be_requeued_one_by_one() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from containers.runtime import ImageKind
 from jobs.conf import Container, JobConf, Parallel
 from jobs.conf_doc import get_doc
 from jobs.plan import Surroundings, build_groups, build_plan, build_stages
@@ -71,7 +72,7 @@ def test_a_plan_survives_its_own_json() -> None:
 def test_a_plan_with_a_container_survives_its_own_json() -> None:
     conf = make_conf(SINGLE)
     conf = replace(conf, container=Container(runtime="enroot", image="/img/a.sqsh"))
-    plan = make_plan(conf)
+    plan = make_plan(conf, image_kind=ImageKind.SQUASHFS)
     assert [container.runtime for container in plan.containers] == ["enroot"]
     assert plan.command[0] == "python3"
     assert parse_plan(json.loads(render_plan(plan))) == plan
@@ -86,6 +87,7 @@ def test_only_named_variables_pass_and_a_dry_run_does_without_a_missing_one() ->
         base=str(BASE),
         user_id=1,
         environ={"HF_HOME": "/hf", "OTHER": "x"},
+        folder="/log/r",
     )
     assert build_plan(conf, here).env == {"HF_HOME": "/hf"}
     assert build_plan(conf, replace(here, environ={})).env == {}
