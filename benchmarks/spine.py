@@ -72,7 +72,7 @@ def measure_growth(folder: Path, repeats: int) -> list[tuple[int, float]]:
         conf = read_conf(path)
         here = Surroundings(
             run="big-1", scheduler="slurm", python=sys.executable, base=str(folder), user_id=0,
-            environ={},
+            environ={}, folder=str(folder / "big-1"),
         )  # fmt: skip
 
         def work() -> None:

@@ -33,10 +33,12 @@ is_whole() {
   [ -z "$(LC_ALL=C comm -23 <(tail -n +2 "$facts") <(list_tree "$root/"))" ]
 }
 
+count_free() { echo $(($(stat -f -c '%a * %S' "$roots"))); }
+
 check_space() {
   local size free
   size=$(stat -L -c %s "$image")
-  free=$(($(stat -f -c '%a * %S' "$roots")))
+  free=$(count_free)
   if [ "$free" -lt "$size" ]; then
     fail "No space left on $roots: $((free >> 20)) MiB are free, $image alone has $((size >> 20))" \
       "MiB packed; set container.scratch to a node-local folder with three times that"
@@ -59,6 +61,10 @@ unpack_squashfs() {
   if [ "$status" -ne 0 ] && { [ "$status" -ne 2 ] || has_other_errors "$log"; }; then
     grep -v '^$' "$log" | tail -n 5 >&2 || true
     rm -f "$log"
+    if [ "$(count_free)" -lt $((16 << 20)) ]; then
+      fail "No space left on $roots while $image was unpacked: set container.scratch to a" \
+        "node-local folder with three times its size"
+    fi
     fail "$image could not be unpacked into $roots: $tool ended with $status"
   fi
   rm -f "$log"
