@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
 from tests.cluster.fixtures import clean_lab, lab
+from tests.containers.image import image
 
-__all__ = ["clean_lab", "lab"]
+__all__ = ["clean_lab", "image", "lab"]

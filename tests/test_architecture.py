@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,6 +101,21 @@ def test_help_and_dry_run_import_nothing_heavy(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_data_file_is_listed_for_the_wheel() -> None:
+    options = configparser.ConfigParser()
+    options.read(ROOT / "setup.cfg")
+    for package in OURS:
+        patterns = options["options.package_data"].get(package, "").replace("\n", " ")
+        listed = {
+            path
+            for text in patterns.split(",")
+            for path in (ROOT / package).glob(text.strip() or "-")
+        }
+        found = {path for path in (ROOT / package).rglob("*.*") if path.is_file()}
+        data = {path for path in found if path.suffix not in (".py", ".pyc")}
+        assert data <= listed, package
 
 
 def test_every_package_is_listed_for_the_wheel() -> None:

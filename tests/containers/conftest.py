@@ -1,22 +1,11 @@
-"""A small real image, made once, and the runtimes that work here."""
+"""Room for unpacked images."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.containers.image import make_squashfs
-
-
-@pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A .sqsh file of a real root folder."""
-    if shutil.which("mksquashfs") is None:
-        pytest.skip("needs mksquashfs: apt-get install squashfs-tools")
-    return make_squashfs(tmp_path_factory.mktemp("image"))
 
 
 @pytest.fixture

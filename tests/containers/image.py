@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 PYTHON = "/usr/bin/python3"
 TOOLS = ("sh", "bash", "cat", "env", "id", "ls", "mkdir", "setsid", "sleep", "touch")
 LEFT_OUT = ("test", "idlelib", "tkinter", "ensurepip", "lib2to3", "__pycache__", "config-3*")
@@ -36,6 +38,14 @@ def make_folder(folder: Path) -> None:
     (folder / "etc/environment").write_text(
         'FROM_IMAGE="made of dough"\nNOTE=of the image\nPATH=/usr/bin:/bin\n'
     )
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A .sqsh file of a real root folder, made once; the folder `root` lies beside it."""
+    if shutil.which("mksquashfs") is None:
+        pytest.skip("needs mksquashfs: apt-get install squashfs-tools")
+    return make_squashfs(tmp_path_factory.mktemp("image"))
 
 
 def make_squashfs(folder: Path) -> Path:
