@@ -18,6 +18,7 @@ SLURMD_TIMEOUT_S = 6
 """With MessageTimeout=5 a node without power is `down` after 16 s; 9 and 10 make that 28 s. Twelve
 busy loops on two cores brought no false alarm."""
 GRACE_TIME_S = 6
+ENROOT_FOLDERS = ("DATA", "RUNTIME", "CACHE", "TEMP")
 
 
 def render_slurm_conf(shape: Shape, paths: LabPaths, *, host_name: str, accounting: bool) -> str:
@@ -141,6 +142,19 @@ def render_gres_conf(shape: Shape, paths: LabPaths) -> str:
 def render_cgroup_conf() -> str:
     """slurmd looks for cgroups even with linuxproc; it must not ask systemd for one."""
     return "CgroupAutomount=no\nIgnoreSystemd=yes\n"
+
+
+def render_plugstack_conf(paths: LabPaths, plugin: str) -> str:
+    """pyxis, its folder on the node's own disk as a site has it. Slurm reads this beside slurm.conf."""
+    return f"required {plugin} runtime_path={paths.local}/pyxis\n"
+
+
+def render_enroot_wrapper(paths: LabPaths, enroot: str) -> str:
+    """What a site's enroot.conf does: without it all nodes share ~/.local/share/enroot, and the
+    container of one step has the same name on each of them."""
+    own = f"{paths.local}/enroot"
+    folders = " ".join(f"ENROOT_{name}_PATH={own}/{name.lower()}" for name in ENROOT_FOLDERS)
+    return f"#!/bin/sh\nexport {folders}\nexec {enroot} \"$@\"\n"
 
 
 def render_slurmdbd_conf(paths: LabPaths, *, password: str) -> str:

@@ -7,12 +7,12 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.cluster import config
 from tests.cluster.network import enter
-from tests.cluster.processes import is_alive, read_record, run, start_daemon, wait_for
+from tests.cluster.processes import PATH, is_alive, read_record, run, start_daemon, wait_for
 from tests.cluster.record import LabPaths
 from tests.cluster.requirements import find_program
 from tests.cluster.shape import LabError, Shape
@@ -41,10 +41,28 @@ def write_files(shape: Shape, paths: LabPaths, *, host_name: str, accounting: bo
     etc = paths.slurm_conf.parent
     (etc / "gres.conf").write_text(config.render_gres_conf(shape, paths))
     (etc / "cgroup.conf").write_text(config.render_cgroup_conf())
+    if plugin := os.environ.get("VJOB_LAB_PYXIS"):
+        _write_pyxis(shape, paths, plugin)
     paths.hosts.write_text(config.render_hosts(shape, host_name=host_name))
     _write_secret(paths.munge_key, secrets.token_bytes(128))
     for number in range(max(group.num_gpus for group in shape.groups)):
         os.mknod(paths.device(number), 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+
+
+def _write_pyxis(shape: Shape, paths: LabPaths, plugin: str) -> None:
+    """srun and slurmd load the plugin, and find an enroot that keeps to its node."""
+    enroot = find_program("enroot")
+    if enroot is None or not Path(plugin).is_file():
+        missing = "enroot is not installed" if enroot is None else f"{plugin} is not a file"
+        raise LabError(f"VJOB_LAB_PYXIS asks for pyxis, but {missing}")
+    paths.plugstack_conf.write_text(config.render_plugstack_conf(paths, plugin))
+    paths.tools.mkdir()
+    wrapper = paths.tools / "enroot"
+    wrapper.write_text(config.render_enroot_wrapper(paths, enroot))
+    wrapper.chmod(0o755)
+    for node in shape.nodes:
+        for name in config.ENROOT_FOLDERS:
+            (paths.node(node) / "local" / "enroot" / name.lower()).mkdir(parents=True)
 
 
 def write_slurm_conf(shape: Shape, paths: LabPaths, *, host_name: str, accounting: bool) -> None:
@@ -74,10 +92,16 @@ def list_pid_records(paths: LabPaths) -> list[Path]:
     return sorted(record for record in records if record.suffix != ".new")
 
 
-def _start(paths: LabPaths, name: str, command: list[str], ready: Callable[[], bool]) -> None:
+def _start(
+    paths: LabPaths,
+    name: str,
+    command: list[str],
+    ready: Callable[[], bool],
+    more_env: Mapping[str, str] | None = None,
+) -> None:
     program = find_program(command[0])
     assert program, f"{command[0]}: explain_missing() was to find this"
-    env = {"SLURM_CONF": str(paths.slurm_conf)}
+    env = {"SLURM_CONF": str(paths.slurm_conf), **(more_env or {})}
     start_daemon(
         [program, *command[1:]], record=paths.pid_record(name), output=paths.output(name), env=env
     )
@@ -145,4 +169,5 @@ def start_slurmd(node: str, paths: LabPaths) -> None:
     script = ["sh", "-c", _NODE_SCRIPT, "node", node, str(paths.hosts)]
     script += [str(paths.node(node) / "local"), str(paths.local), slurmd]
     command = enter(paths.namespace(node), "unshare", "--uts", "--mount", *script)
-    _start(paths, node, command, lambda: True)
+    env = {"PATH": f"{paths.tools}:{PATH}"} if paths.tools.exists() else {}
+    _start(paths, node, command, lambda: True, env)

@@ -7,7 +7,8 @@ mount or process that is not written down is not the lab's, whatever its name.
         record.json               shape, what was made, phase (starting | up)
         pids/NAME                 "PID START" of each daemon, written by the daemon itself
         netns/NODE                the network namespace of a node, as a mount
-        etc/                      slurm.conf, gres.conf, slurmdbd.conf, cgroup.conf, hosts
+        etc/                      slurm.conf, gres.conf, slurmdbd.conf, cgroup.conf, hosts; with
+                                  VJOB_LAB_PYXIS plugstack.conf, and tools/ beside it
         log/                      the logs of all daemons
         dev/nvidia0 ...           fake GPUs
         local/                    inside a node: a folder of that node alone (its /scratch)
@@ -45,6 +46,15 @@ class LabPaths:
     @property
     def slurm_conf(self) -> Path:
         return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def plugstack_conf(self) -> Path:
+        return self.folder / "etc" / "plugstack.conf"
+
+    @property
+    def tools(self) -> Path:
+        """Programs that nodes find before the machine's; absent where there are none."""
+        return self.folder / "tools"
 
     @property
     def hosts(self) -> Path:

@@ -26,7 +26,7 @@ cluster:
   nodes:
 {nodes}
 container: {{runtime: {runtime}, image: {image}, scratch: {scratch}}}
-env: {{NOTE: "it's \\"$(id)\\"\\nünï"}}
+env: {{NOTE: "it's \\"$(id)\\"\\nünï", NVIDIA_VISIBLE_DEVICES: void}} # the lab's GPUs have no driver
 """
 
 RUNTIMES = [
