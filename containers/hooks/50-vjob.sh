@@ -12,12 +12,15 @@ state=${VJOB_RUN-}/attempt-${VJOB_ATTEMPT:-0}/state
 set_if_unset() { grep -q "^$1=" "$ENROOT_ENVIRON" || echo "$1=$2" >>"$ENROOT_ENVIRON"; }
 
 # FILE KEY: a plain value of the flat JSON that vjob writes.
-read_value() { sed -n 's/^ *"'"$2"'": *"\{0,1\}\([^",]*\).*/\1/p' "$1" 2>/dev/null | head -n 1; }
+read_value() {
+  [ -r "$1" ] || return 0
+  sed -n 's/^ *"'"$2"'": *"\{0,1\}\([^",]*\).*/\1/p' "$1" | head -n 1
+}
 
 address=$(read_value "$state/master.json" address)
 port=$(read_value "$state/go.json" port)
 [ -n "$port" ] || port=$(read_value "$state/master.json" port)
-interface=$(ip -o route get "$address" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+interface=$({ ip -o route get "$address" || true; } 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
 
 set_if_unset MASTER_ADDR "$address"
 set_if_unset MASTER_PORT "$port"
