@@ -12,6 +12,12 @@ from containers.store import Store
 # space would be run by `sh -c` (enroot 4.1.2).
 RC = 'exec "$@"'
 
+GPU_VARIABLES = {
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+}
+"""Its NVIDIA hook acts on these; images not made for it name no capability but `utility`."""
+
 
 class Enroot(Runtime):
     """`enroot create` once a node, `enroot start` for each rank."""
@@ -22,7 +28,7 @@ class Enroot(Runtime):
 
     def plan(self, request: Request) -> Commands:
         store = Store(request)
-        defaults = _gpu_variables() if request.gpus else {}
+        defaults = GPU_VARIABLES if request.gpus else {}
         start = ["enroot", "start", "--conf", store.conf]
         start += ["--rw"] if request.writable else []
         start += ["--root"] if request.remap_root else []
@@ -73,11 +79,6 @@ def build_paths(store: Store) -> dict[str, str]:
         "ENROOT_LOGIN_SHELL": "n",
         "ENROOT_MOUNT_HOME": "n",
     }
-
-
-def _gpu_variables() -> dict[str, str]:
-    """Its NVIDIA hook acts on these; images not made for it name no capability but `utility`."""
-    return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 
 
 def _escape(path: str) -> str:

@@ -18,6 +18,10 @@ ENTER = "VJOB_ENTER"
 """The one variable that a runtime passes in: the agent's code that sets all others."""
 
 
+class Unsuitable(Exception):
+    """A request that a runtime cannot carry out: says what in it, and what to do instead."""
+
+
 class ImageKind(Enum):
     """What a conf's image is."""
 
@@ -65,7 +69,8 @@ class Request:
 class Commands:
     """What the agent does on a node; the plan's ContainerPlan has the same fields.
 
-    `%{rank}`, `%{node}` and `%{attempt}` in words are filled in by the agent.
+    The agent fills in `%{rank}`, `%{node}`, `%{attempt}`, `%{folder}` (the run's) and `%{user}`
+    (uid:gid) in words.
     """
 
     runtime: str
@@ -81,6 +86,8 @@ class Commands:
     """Name under which the runtime's process gets the variable that enters."""
     reads_image: bool = False
     """Whether the image's own variables lie in files of its root, for the agent's code to read."""
+    wraps: bool = False
+    """Whether the runtime's process stays in between, and the rank is another one."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment of the runtime itself, for every command here."""
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -106,4 +113,4 @@ class Runtime(ABC):
 
     @abstractmethod
     def plan(self, request: Request) -> Commands:
-        """Every command that a node runs for this request."""
+        """Every command that a node runs for this request; Unsuitable where there are none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 
-from containers.runtime import Argv, ImageKind, Request
+from containers.runtime import Argv, Mount, Request
 
 
 class Store:
@@ -17,7 +17,7 @@ class Store:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self.base = f"{request.scratch}/vjob-{request.user_id}"
+        self.base = find_base(request.scratch, request.user_id)
         self.roots = f"{self.base}/roots"
 
     @property
@@ -42,22 +42,29 @@ class Store:
         """Generated file for this run."""
         return f"{self.base}/conf/{self._request.run}.%{{node}}"
 
-    def build_prepare(self, tool: str) -> Argv:
-        """Unpack under a lock; `tool` unpacks squashfs images: enroot or unsquashfs."""
+    def build_prepare(self, tool: str, *more: Mount) -> Argv:
+        """Unpack under a lock by enroot, unsquashfs, or (references) apptainer; `more` beside the
+        request's own mounts needs mount points."""
         request = self._request
         reuse = {True: "true", False: "false", "auto": "auto"}[request.reuse]
-        mounts = [path for mount in request.mounts for path in (mount.source, mount.target)]
+        mounts = (*request.mounts, *more)
+        targets = [path for mount in mounts for path in (mount.source, mount.target)]
         words = (tool, request.kind.value, request.image, self.base, self.name, reuse)
-        return ("bash", "-c", read_shell("prepare.sh"), "prepare", *words, *mounts)
+        return ("bash", "-c", read_shell("prepare.sh"), "prepare", *words, *targets)
 
     def build_clean(self) -> tuple[Argv, ...]:
-        if self._request.reuse is not False or self._request.kind is ImageKind.REFERENCE:
+        if self._request.reuse is not False:
             return ()
         words = (self.base, self.name)
         return (("bash", "-c", read_shell("remove.sh"), "remove", *words),)
 
     def _digest(self, stamp: str) -> str:
         return hashlib.sha256(f"{self._request.image}\0{stamp}".encode()).hexdigest()[:12]
+
+
+def find_base(scratch: str, user_id: int) -> str:
+    """The folder of one user's store below a scratch folder."""
+    return f"{scratch}/vjob-{user_id}"
 
 
 def read_shell(name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from jobs.container import container
 from jobs.errors import InputError, VjobError
 from varuna_core import __version__
 
@@ -237,6 +238,9 @@ def init(shell_conf: Path | None) -> None:
     click.echo(text, nl=False)
     for note in notes:
         click.echo(f"note: {note}", err=True)
+
+
+cli.add_command(container)
 
 
 @cli.command()

@@ -10,30 +10,13 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
 
-from jobs import process
 from jobs.conf import Cluster
-from jobs.errors import VjobError
+from jobs.doctor_containers import examine_containers
+from jobs.finding import Finding, ask, read_text
 
-Status = Literal["ok", "warn", "fail", "note"]
 EXIT_S = 5
 """What the agents need after the grace, to end what is left and to write the exits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing looked at."""
-
-    name: str
-    status: Status
-    text: str
-    remedy: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def examine() -> list[Finding]:
@@ -51,15 +34,9 @@ def examine() -> list[Finding]:
     else:
         findings += examine_slurm()
     findings += examine_containers()
-    findings.append(
-        judge_namespaces(
-            _read("/proc/sys/user/max_user_namespaces"),
-            _read("/proc/sys/kernel/unprivileged_userns_clone"),
-        )
-    )
     findings.append(judge_host_name(socket.gethostname(), _resolve(socket.gethostname())))
-    findings.append(judge_interfaces(_ask("ip", "-o", "-4", "addr") or ""))
-    findings.append(judge_ports(_read("/proc/sys/net/ipv4/ip_local_port_range")))
+    findings.append(judge_interfaces(ask("ip", "-o", "-4", "addr") or ""))
+    findings.append(judge_ports(read_text("/proc/sys/net/ipv4/ip_local_port_range")))
     return findings
 
 
@@ -87,7 +64,7 @@ def examine_slurm() -> list[Finding]:
 
 def read_slurm_config() -> dict[str, str] | None:
     """What `scontrol show config` says; None where it does not answer."""
-    config = _ask("scontrol", "show", "config")
+    config = ask("scontrol", "show", "config")
     return None if config is None else parse_config(config)
 
 
@@ -186,40 +163,6 @@ def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -
     return Finding(name="kill wait", status="ok", text=text)
 
 
-def examine_containers() -> list[Finding]:
-    found = []
-    version = _ask("enroot", "version")
-    if version is not None:
-        found.append(Finding(name="enroot", status="ok", text=f"enroot {version.strip()}"))
-    else:
-        found.append(
-            Finding(
-                name="enroot",
-                status="note",
-                text="enroot is not installed on this machine (nodes may differ)",
-                remedy="name the nodes' runtime in container.runtime, or run bare",
-            )
-        )
-    help_text = _ask("srun", "--help") if shutil.which("srun") else None
-    has_pyxis = "--container-image" in (help_text or "")
-    text = "srun has pyxis' --container-image" if has_pyxis else "srun has no pyxis"
-    found.append(Finding(name="pyxis", status="ok" if has_pyxis else "note", text=text))
-    return found
-
-
-def judge_namespaces(maximum: str | None, clone: str | None) -> Finding:
-    if maximum is None:
-        return Finding(name="user namespaces", status="note", text="not known on this system")
-    if int(maximum or 0) <= 1 or (clone or "1").strip() == "0":
-        return Finding(
-            name="user namespaces",
-            status="warn",
-            text="unprivileged user namespaces are off: enroot and other runtimes cannot start",
-            remedy="sysctl user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1",
-        )
-    return Finding(name="user namespaces", status="ok", text=f"up to {maximum.strip()}")
-
-
 def judge_host_name(name: str, address: str | None) -> Finding:
     if address is None:
         return Finding(
@@ -267,22 +210,6 @@ def render(findings: list[Finding]) -> str:
         if finding.remedy and finding.status != "ok":
             lines.append(f"      {finding.remedy}")
     return "\n".join(lines)
-
-
-def _ask(*command: str) -> str | None:
-    """What the command printed, or None where it failed or is not there."""
-    try:
-        result = process.run(command, timeout_s=15)
-    except VjobError:
-        return None
-    return result.out if result.code == 0 else None
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return None
 
 
 def _resolve(name: str) -> str | None:

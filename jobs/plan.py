@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from containers.catalogue import remedies_for
 from containers.registry import RUNTIMES
-from containers.runtime import ImageKind, Mount, Request
+from containers.runtime import ImageKind, Mount, Request, Unsuitable
 from jobs.conf import JobConf, NodeGroup
 from jobs.conf_check_version import STARTED
 from jobs.errors import InputError
@@ -83,8 +84,8 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         workdir=workdir,
         env={**collect_passed(conf.pass_env, here.environ), **conf.env},
         containers=containers,
-        remedies=(),
-        must_exist=tuple(find_needed_paths(conf, workdir, bare=not containers)),
+        remedies=remedies_for([container.runtime for container in containers]),
+        must_exist=tuple(find_needed_paths(conf, workdir, containers)),
         port=None if conf.cluster.port == "auto" else conf.cluster.port,
         timing=Timing(
             grace_s=conf.cluster.grace_s,
@@ -162,9 +163,15 @@ def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str
     return {name: environ[name] for name in names if name in environ}
 
 
-def find_needed_paths(conf: JobConf, workdir: str, *, bare: bool) -> list[str]:
-    """Paths that every node must see."""
-    container = conf.container
+def find_needed_paths(
+    conf: JobConf, workdir: str, containers: Sequence[ContainerPlan]
+) -> list[str]:
+    """Paths that every node's agent must see."""
+    container, bare = conf.container, not containers
+    if any(item.step for item in containers):  # the agent is inside, and sees what ranks see
+        targets = [parse_mount(mount).target for mount in container.mounts]
+        program = [path for path in (conf.program.path, conf.program.config) if path]
+        return list(dict.fromkeys([*targets, *program, container.workdir or workdir]))
     if bare:
         found = [path for path in (conf.program.path, conf.program.config) if path]
     else:
@@ -192,20 +199,34 @@ def build_containers(conf: JobConf, here: Surroundings, workdir: str) -> tuple[C
             f"container.image {container.image} is a {request.kind.value}, which "
             f"{container.runtime} does not run; these do: {', '.join(takers) or 'none'}"
         )
-    return tuple(ContainerPlan(**asdict(kind().plan(request))) for kind in able)
+    commands, problems = [], []
+    for kind in able:
+        try:
+            commands.append(kind().plan(request))
+        except Unsuitable as problem:
+            problems.append(f"{kind.name}: {problem}")
+    if not commands:
+        raise InputError(f"container: {'; '.join(problems)}")
+    if here.scheduler != "slurm" and any(item.step for item in commands):
+        raise InputError(
+            f"container.runtime {container.runtime}: srun starts the container, and this run does "
+            "not go through Slurm; use another runtime, such as enroot, or scheduler: slurm"
+        )
+    return tuple(ContainerPlan(**asdict(item)) for item in commands)
 
 
 def build_request(conf: JobConf, here: Surroundings, image: str, workdir: str) -> Request:
     """The run folder shows inside at its own path, and so does the run's working directory."""
     container = conf.container
-    own = [f"{here.folder}:{here.folder}"]
-    if container.workdir is None:
-        own.insert(0, f"{workdir}:{workdir}")
+    own = [here.folder] if container.workdir else [workdir, here.folder]
     return Request(
         run=here.run,
         image=image,
         kind=here.image_kind,
-        mounts=tuple(map(parse_mount, (*own, *container.mounts))),
+        mounts=(
+            *(Mount(source=path, target=path) for path in own),
+            *map(parse_mount, container.mounts),
+        ),
         workdir=container.workdir or workdir,
         writable=container.writable,
         remap_root=container.remap_root,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import VjobError
 
 TIMEOUT_S = 60.0
+END_S = 10.0
+"""Between TERM and KILL."""
+KEPT_LINES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,74 @@ def run(
         out=done.stdout.decode(errors="replace"),
         err=done.stderr.decode(errors="replace"),
     )
+
+
+def run_shown(
+    command: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    env: Mapping[str, str] | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Result:
+    """Run long work to its end and pass its lines on as they come; `tick` comes every second.
+
+    It has no terminal, so it cannot ask for a password, and it ends with us: at Ctrl-C its whole
+    process group gets TERM, and KILL where that does not help.
+    """
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+            preexec_fn=_ask_for_term,
+        )
+    except OSError as error:
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    lines: list[str] = []
+    try:
+        for line in _read_lines(child, tick):
+            lines.append(line)
+            say(line)
+        code = child.wait()
+    except BaseException:
+        _end_group(child)
+        raise
+    return Result(code=code, out="\n".join(lines[-KEPT_LINES:]), err="")
+
+
+def _read_lines(child: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterator[str]:
+    """Its lines; of a progress bar, which writes over itself, the last state of each."""
+    assert child.stdout is not None
+    rest = b""
+    while True:
+        ready, _, _ = select.select([child.stdout], [], [], 1.0)
+        if not ready:
+            tick()
+            continue
+        data = os.read(child.stdout.fileno(), 1 << 16)
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole if data else [rest]:
+            shown = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace").rstrip()
+            if shown:
+                yield shown
+        if not data:
+            child.stdout.close()
+            return
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """TERM, time for all of them to clean up after themselves, then KILL for who is left."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + END_S
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+            while time.monotonic() < deadline:
+                child.poll()  # a zombie would count as alive
+                os.killpg(child.pid, 0)
+                time.sleep(0.05)
 
 
 def start_detached(command: Sequence[str], *, output: Path, env: Mapping[str, str]) -> int:

@@ -18,7 +18,7 @@ import jinja2
 from jobs.conf import Cluster, JobConf, NodeGroup
 from jobs.slurm import COMMENT_PREFIX
 from varuna_core import __version__
-from varuna_core.records.plan import GroupPlan, Plan
+from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan
 from varuna_core.records.runfolder import RunFolder
 
 PER_COMPONENT = frozenset(
@@ -43,6 +43,10 @@ PER_COMPONENT = frozenset(
     }
 )
 """sbatch options that each component of a het job has for itself: said once, they hold for one."""
+
+
+ENTER = """/bin/sh -c 'exec bash "$1"' node"""
+"""How a step in a container starts: srun would give `bash` the path that it has on the host."""
 
 
 class Raw(str):
@@ -77,6 +81,7 @@ def render_batch(conf: JobConf, plan: Plan, run: RunFolder, only: str | None = N
         build_component_options(group, confs[group.name], conf.cluster) for group in groups
     ]
     shared = build_shared_options(conf, plan, run, only)
+    inside = find_step_container(plan)
     return (
         _environment()
         .get_template("batch.sh.j2")
@@ -90,6 +95,9 @@ def render_batch(conf: JobConf, plan: Plan, run: RunFolder, only: str | None = N
                 for index, options in enumerate(components)
             ],
             python=plan.python,
+            inside=[] if inside is None else [_quote_whole(word) for word in inside.step],
+            exports=[] if inside is None else build_exports(plan, inside),
+            start=Raw(ENTER if inside else "bash"),
             steps=[build_step_options(group, index, groups) for index, group in enumerate(groups)],
             morph=plan.morph,
             finish_s=conf.cluster.finish_s,
@@ -101,6 +109,9 @@ def render_batch(conf: JobConf, plan: Plan, run: RunFolder, only: str | None = N
 
 def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
     """The script that srun starts once on each node."""
+    inside = find_step_container(plan)
+    # The interpreter that runs vjob may be there in a container, and not run.
+    pythons = [plan.python, "python3"] if inside is None else ["python3", "/usr/bin/python3"]
     return (
         _environment()
         .get_template("node.sh.j2")
@@ -109,11 +120,23 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
             run_id=Raw(plan.run),
             run=str(run.path),
             agent=str(run.agent),
-            workdir=plan.workdir,
+            workdir=plan.workdir if inside is None else inside.workdir,
             setup=[Raw(line) for line in conf.setup],
-            python=plan.python,
+            pythons=Raw(shlex.join(pythons)),
         )
     )
+
+
+def find_step_container(plan: Plan) -> ContainerPlan | None:
+    """The container that srun starts around the agent, if it is one of those."""
+    return next((container for container in plan.containers if container.step), None)
+
+
+def build_exports(plan: Plan, container: ContainerPlan) -> list[Raw]:
+    """`NAME=value` of the runtime's own variables: the step's --export names them."""
+    asked = {name: plan.env.get(name, value) for name, value in container.defaults.items()}
+    values = {**container.env, **asked}
+    return [Raw(f"{name}={shlex.quote(value)}") for name, value in values.items()]
 
 
 def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str | None) -> list[str]:
@@ -191,6 +214,11 @@ def _quote(value: Any) -> str:
     if re.fullmatch(r"[\w./:,@%+=\[\]-]+", text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _quote_whole(text: str) -> Raw:
+    """Quoted even where it need not be: a comma in an array looks like a mistake to shellcheck."""
+    return Raw("'" + text.replace("'", "'\\''") + "'")
 
 
 def _finalize(value: Any) -> str:

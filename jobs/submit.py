@@ -26,7 +26,7 @@ from jobs.conf import JobConf
 from jobs.conf_read import read_conf
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import Executor, choose_executor
-from jobs.image import classify_image, stamp_image
+from jobs.image import classify_image, resolve_image, stamp_image
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
 from jobs.process import start_time
@@ -73,6 +73,7 @@ def prepare(
     run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
     if "%" in str(run.path):
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
+    conf = replace(conf, container=resolve_image(conf.container, os.environ))
     image = conf.container.image
     here = Surroundings(
         run=run.name,

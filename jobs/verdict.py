@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from jobs.slurm import JobInfo, JobState
+from jobs.tail import last_lines
+from varuna_core.agent.container import find_remedy
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.stop import read_stop
+
+LAST_LINES = 400
+"""Of a log, looked through for a known message."""
 
 
 def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
@@ -72,4 +78,24 @@ def explain_end(run: RunFolder, verdict: str, outcome: Outcome | None) -> str:
         return told[verdict]
     if verdict == JobState.COMPLETED.value and was_asked:
         return f"{outcome.reason}, after vjob cancel"
+    return add_remedy(run, attempts[-1], outcome)
+
+
+def add_remedy(run: RunFolder, attempt: AttemptFolder, outcome: Outcome) -> str:
+    """The reason and, where a known message of the container's runtime is behind it, what to do.
+
+    Such a message may stand in the reason, in the last lines of the culprit's node, or, where srun
+    itself started the container, in the batch script's.
+    """
+    plan = read_plan(run.plan)
+    if plan is None or not plan.remedies or outcome.code == 0:
+        return outcome.reason
+    logs = sorted(run.path.glob("scheduler*.out"))
+    if outcome.culprit_node is not None:
+        logs.insert(0, attempt.node_log(outcome.culprit_node, "err"))
+    said = ("\n".join(last_lines(path, LAST_LINES)) for path in logs)
+    for text in itertools.chain([outcome.reason], said):
+        remedy = find_remedy(plan.remedies, text)
+        if remedy:
+            return outcome.reason if remedy in outcome.reason else outcome.reason + remedy
     return outcome.reason

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = ("jobs", "templates", "containers", "reports", "varuna_core")
-TORCH_FREE = ("varuna_core/records", "varuna_core/agent")
+TORCH_FREE = ("varuna_core/records", "varuna_core/agent", "varuna_core/schedule")
 MAY_IMPORT = {
     "jobs": {"jobs", "templates", "containers", "reports", "varuna_core"},
     "reports": {"reports", "templates", "varuna_core"},

@@ -2,9 +2,10 @@
 #
 #   prepare TOOL KIND IMAGE BASE NAME REUSE [SOURCE TARGET]...
 #
-# TOOL unpacks squashfs images (enroot or unsquashfs), KIND is squashfs, folder or archive, REUSE is
-# auto, true or false. Unpacks under a temporary name and renames when whole: parallel or killed
-# `enroot create`s leave half trees that start all the same (seen with enroot 4.1.2).
+# TOOL unpacks squashfs images (enroot or unsquashfs) or fetches references (apptainer, IMAGE as that
+# writes it), KIND is squashfs, folder, archive or reference, REUSE is auto, true or false. Unpacks
+# under a temporary name and renames when whole: parallel or killed `enroot create`s leave half trees
+# that start all the same (seen with enroot 4.1.2).
 set -euo pipefail
 tool=$1 kind=$2 image=$3 base=$4 name=$5 reuse=$6
 shift 6
@@ -25,7 +26,9 @@ make_base() {
 # The top two levels: a tree that a cleaner of old files or a full disk has torn lacks some of them.
 list_tree() { (cd "$1" && find . -mindepth 1 -maxdepth 2 -not -path './tmp/*' | LC_ALL=C sort); }
 
-describe_image() { stat -L --printf='%n %s %Y\n' "$image"; }
+describe_image() {
+  if [ "$kind" = reference ]; then echo "$image"; else stat -L --printf='%n %s %Y\n' "$image"; fi
+}
 
 is_whole() {
   [ -d "$root/" ] && [ -f "$facts" ] || return 1
@@ -70,6 +73,19 @@ unpack_squashfs() {
   rm -f "$log"
 }
 
+# --fix-perms: else the tree has folders that not even its owner could remove.
+fetch_reference() {
+  local log status=0
+  log=$(mktemp -p "$base/temp")
+  apptainer build --sandbox --fix-perms "$roots/$1" "$image" >"$log" 2>&1 || status=$?
+  if [ "$status" -ne 0 ]; then
+    grep -v '^$' "$log" | tail -n 5 >&2 || true
+    rm -f "$log"
+    fail "$image could not be fetched into $roots: apptainer ended with $status"
+  fi
+  rm -f "$log"
+}
+
 has_other_errors() {
   grep -iE 'error|fail|could not|corrupt|No space' "$1" |
     grep -qvE 'could not create (character|block) device|because you.re not superuser|non-fatal' 
@@ -86,6 +102,7 @@ unpack() {
       mkdir "$roots/$part"
       tar -xf "$image" -C "$roots/$part" --no-same-owner --exclude='./dev/*' --exclude='dev/*' ;;
     folder) cp -a "$image/." "$roots/$part" ;;
+    reference) fetch_reference "$part" ;;
   esac
   chmod u+rwx "$roots/$part"
   if [ -e "$root" ] && [ ! -L "$root" ]; then
@@ -117,7 +134,7 @@ make_target() {
 }
 
 make_base
-[ -e "$image" ] || fail "$image is not on $(hostname)"
+[ "$kind" = reference ] || [ -e "$image" ] || fail "$image is not on $(hostname)"
 exec 9>"$roots/.$name.lock"
 flock 9
 if [ "$kind" = folder ] && [ "$reuse" != false ]; then

@@ -145,7 +145,7 @@ def render_cgroup_conf() -> str:
 
 
 def render_plugstack_conf(paths: LabPaths, plugin: str) -> str:
-    """pyxis, its folder on the node's own disk as a site has it. Slurm reads this beside slurm.conf."""
+    """pyxis, with its folder on the node's own disk; Slurm reads this beside slurm.conf."""
     return f"required {plugin} runtime_path={paths.local}/pyxis\n"
 
 
@@ -154,7 +154,7 @@ def render_enroot_wrapper(paths: LabPaths, enroot: str) -> str:
     container of one step has the same name on each of them."""
     own = f"{paths.local}/enroot"
     folders = " ".join(f"ENROOT_{name}_PATH={own}/{name.lower()}" for name in ENROOT_FOLDERS)
-    return f"#!/bin/sh\nexport {folders}\nexec {enroot} \"$@\"\n"
+    return f'#!/bin/sh\nexport {folders}\nexec {enroot} "$@"\n'
 
 
 def render_slurmdbd_conf(paths: LabPaths, *, password: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -26,7 +27,7 @@ cluster:
   nodes:
 {nodes}
 container: {{runtime: {runtime}, image: {image}, scratch: {scratch}}}
-env: {{NOTE: "it's \\"$(id)\\"\\nünï", NVIDIA_VISIBLE_DEVICES: void}} # the lab's GPUs have no driver
+env: {{NOTE: "it's \\"$(id)\\"\\nünï", NVIDIA_VISIBLE_DEVICES: void}} # no driver here
 """
 
 RUNTIMES = [
@@ -40,6 +41,15 @@ RUNTIMES = [
             ],
         )
         for name, tool in (("charliecloud", "ch-run"), ("enroot", "enroot"))
+    ),
+    pytest.param(
+        "pyxis",
+        marks=[
+            pytest.mark.pyxis,
+            pytest.mark.skipif(
+                not os.environ.get("VJOB_LAB_PYXIS"), reason="VJOB_LAB_PYXIS names no plugin"
+            ),
+        ],
     ),
 ]
 

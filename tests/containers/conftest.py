@@ -7,6 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers.real import Tools
+from tests.varuna_core.conftest import make_stage
+
+__all__ = ["make_stage"]
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory, image: Path) -> Iterator[Tools]:
+    """The runtimes of this machine."""
+    tools = Tools(tmp_path_factory.mktemp("tools"), image)
+    yield tools
+    tools.close()
+
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:

@@ -18,6 +18,7 @@ def make_folder(folder: Path) -> None:
     """An unpacked image with variables of its own."""
     for name in ("bin", "dev", "etc", "home", "proc", "run", "sys", "tmp", "usr/bin", "var"):
         (folder / name).mkdir(parents=True)
+    (folder / "tmp").chmod(0o1777)  # runc takes the mode of what is mounted there from it
     programs = [shutil.which(tool) for tool in TOOLS]
     for program in (PYTHON, *filter(None, programs)):
         _copy(Path(program).resolve(), folder)

@@ -45,6 +45,13 @@ setup: [module load cuda]
 HETJOB = MIXED % "hetjob"
 SPLIT = MIXED % "split"
 
+IN_PYXIS = """
+container:
+  runtime: pyxis
+  image: "nvcr.io#nvidia/pytorch:25.01-py3"
+  mounts: ["my data:/data:ro"]
+"""
+
 
 def make_conf(text: str) -> JobConf:
     return parse_conf(text, "conf.yaml", BASE)

@@ -13,12 +13,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.scripts import render_batch, render_node, render_scripts
-from tests.jobs.confs import HETJOB, SINGLE, SPLIT, make_conf, make_plan
+from tests.jobs.confs import HETJOB, IN_PYXIS, SINGLE, SPLIT, make_conf, make_plan
 from varuna_core.records.runfolder import RunFolder
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = RunFolder(Path("/home/u/exp/log/plain-20260102-030405"))
-LAYOUTS = {"single": SINGLE, "hetjob": HETJOB, "split": SPLIT}
+LAYOUTS = {
+    "single": SINGLE,
+    "hetjob": HETJOB,
+    "split": SPLIT,
+    "pyxis": SINGLE + IN_PYXIS,
+    "pyxis-hetjob": HETJOB + IN_PYXIS,
+}
 
 
 def render_all(text: str, run: RunFolder = RUN) -> dict[str, str]:

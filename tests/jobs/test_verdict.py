@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,30 @@ def test_a_job_cancelled_in_the_queue_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path, started=False)
     assert explain_end(run, "CANCELLED", None) == "cancelled before it started"
     assert explain_end(run, "NODE_FAIL", None) == ""
+
+
+@pytest.mark.parametrize("place", ["reason", "node's log", "scheduler's log", "nowhere"])
+def test_a_known_message_of_the_runtime_brings_its_remedy(tmp_path: Path, place: str) -> None:
+    said = "FATAL ERROR: Can't find a SQUASHFS superblock"
+    run = make_run(tmp_path)
+    write_plan(run.plan, replace(make_plan(), remedies=(("SQUASHFS superblock", "mend it"),)))
+    reason = f"rank 0 on n0 exited 1{f': {said}' if place == 'reason' else ''}"
+    outcome = replace(make_outcome(reason), culprit_node="n0", code=1)
+    noise = "".join(f"line {number}\n" for number in range(15))
+    if place == "node's log":
+        run.attempt(0).node_log("n0", "err").write_text(f"0 err | {said}\n{noise}")
+    elif place == "scheduler's log":
+        run.scheduler_log().write_text(f"slurmstepd: error: pyxis:  {said}\n{noise}")
+    remedy = "" if place == "nowhere" else " -> mend it"
+    assert explain_end(run, "FAILED", outcome) == f"{reason}{remedy}"
+
+
+def test_a_remedy_that_the_reason_has_already_is_not_repeated(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_plan(run.plan, replace(make_plan(), remedies=(("torn", "mend it"),)))
+    outcome = replace(make_outcome("not ready: n0: torn -> mend it"), code=112)
+    assert explain_end(run, "FAILED", outcome) == outcome.reason
+    assert explain_end(run, "COMPLETED", replace(outcome, code=0, reason="torn")) == "torn"
 
 
 def test_what_cannot_be_recorded_is_shown_all_the_same(

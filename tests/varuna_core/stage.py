@@ -84,6 +84,7 @@ def make_container(*start: str, probe: Sequence[str] = ("true",)) -> ContainerPl
         start=start or ("env",),
         enter_as="VJOB_ENTER",
         reads_image=False,
+        wraps=False,
         env={},
         defaults={},
         lease=None,

@@ -17,8 +17,16 @@ from varuna_core.records.plan import ContainerPlan
 
 PROBE_S = 20.0
 
-_STRAY = re.compile(r"SLURM|SBATCH|PMI|PYTHON|VJOB_")
-"""What the runtime's own process must not see: hooks of images would act on it."""
+_STRAY = re.compile(r"SLURM|SBATCH|PMI|PYTHON|VJOB_|(APPTAINER|SINGULARITY)ENV_")
+"""What the runtime's own process must not see: hooks of images would act on it, or it enters."""
+
+_OF_STEP = re.compile(
+    r"(SLURM|SBATCH|SRUN|SPANK|_SLURM|PMI|PYXIS|ENROOT)|(PWD|OLDPWD|SHLVL|_)$|"
+    r"(GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$"  # of Slurm, beside CUDA's
+)
+"""What came with us into a container that srun started, and is not the image's."""
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def choose_container(site: Site) -> tuple[ContainerPlan | None, list[Check]]:
@@ -54,9 +62,26 @@ def build_environment(container: ContainerPlan, own: Mapping[str, str]) -> dict[
     return {**base, **container.env}
 
 
+def leave_step(own: Mapping[str, str], is_folder: Callable[[str], bool]) -> dict[str, str]:
+    """The environment of an agent inside a container, as far as its ranks may have it."""
+    env = {name: value for name, value in own.items() if not _OF_STEP.match(name)}
+    env.setdefault("PATH", _PATH)
+    if not is_folder(env.get("HOME", "")):
+        env["HOME"] = "/tmp"
+    if not is_folder(env.get("TMPDIR", "/")):  # set on the node, by a task prolog
+        del env["TMPDIR"]
+    return env
+
+
 def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[str, ...]:
-    """Words with `%{node}`, `%{attempt}` and `%{rank}` in them."""
-    known = {"node": site.host, "attempt": str(site.attempt.number), "rank": str(rank)}
+    """Words with `%{node}`, `%{attempt}`, `%{rank}`, `%{folder}` and `%{user}` in them."""
+    known = {
+        "node": site.host,
+        "attempt": str(site.attempt.number),
+        "rank": str(rank),
+        "folder": str(site.run.path),
+        "user": f"{os.getuid()}:{os.getgid()}",
+    }
     return tuple(re.sub(r"%\{(\w+)\}", lambda m: known.get(m[1], m[0]), word) for word in words)
 
 

@@ -38,6 +38,12 @@ _READ_IMAGE = (
     "unset vjob_file vjob_line vjob_name vjob_value; "
 )
 
+# apptainer shows the GPU driver's libraries there, and only images of its own making look.
+_LIBRARIES = (
+    "[ ! -d /.singularity.d/libs ] || "
+    'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/.singularity.d/libs"; '
+)
+
 
 def build_entry(env: Mapping[str, str], workdir: str, *, reads_image: bool) -> str:
     """The code: the image's variables, ours over them, the home folder, the working directory."""
@@ -45,6 +51,7 @@ def build_entry(env: Mapping[str, str], workdir: str, *, reads_image: bool) -> s
     parts.append(f': "${{PATH:={_PATH}}}"; export PATH; ')
     parts += [_export(name, env[name]) for name in sorted(env) if _NAME.match(name)]
     parts.append('[ -d "$HOME" ] || export HOME=/tmp; ')
+    parts.append(_LIBRARIES)
     parts.append(_set("vjob_folder", workdir))
     parts.append(f'cd "$vjob_folder" || exit 125; unset vjob_folder OLDPWD {VARIABLE}; exec "$@"')
     code = "".join(parts)

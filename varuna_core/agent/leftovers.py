@@ -15,6 +15,9 @@ from pathlib import Path
 from varuna_core.agent.process import set_process_option
 
 _PR_SET_CHILD_SUBREAPER = 36
+_SPARED = ("catatonit", "podman pause")
+"""Whoever first runs podman on a node leaves this behind: it holds the user's name space open, and
+his other containers are in there."""
 _PATIENCE_S = 5.0
 _POLL_S = 0.05
 
@@ -24,12 +27,15 @@ def adopt_orphans() -> None:
     set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_leftovers(patience_s: float) -> list[str]:
+def end_leftovers(patience_s: float, tidy_s: float = 0) -> list[str]:
     """End every process below this one: TERM, patience, KILL. Returns who they were.
 
-    Nothing that this process still needs may run then.
+    Nothing that this process still needs may run then. Those that end by themselves within
+    `tidy_s` are not spoken of.
     """
-    found = _find_living()
+    deadline = time.monotonic() + tidy_s
+    while (found := _find_living()) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     if not found:
         return []
     _signal_all(found, signal.SIGTERM)
@@ -61,7 +67,8 @@ def _find_living() -> dict[int, str]:
             pid = int(folder.name)
             parents[pid], names[pid] = int(parent), head.partition("(")[2]
     own = os.getpid()
-    return {pid: names[pid] for pid in parents if _is_below(pid, own, parents)}
+    below = [pid for pid in parents if _is_below(pid, own, parents)]
+    return {pid: names[pid] for pid in below if names[pid] not in _SPARED}
 
 
 def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:

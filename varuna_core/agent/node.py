@@ -13,6 +13,7 @@ from varuna_core.agent.container import (
     choose_container,
     clean_container,
     hold_lease,
+    leave_step,
     prepare_container,
 )
 from varuna_core.agent.errors import Refusal
@@ -64,6 +65,8 @@ def run_node(run: RunFolder, plan: Plan, number: int, given_index: int | None) -
             stopping=lambda: signals.ending is not None,
         )
         container, problems = choose_container(site)
+        if container is not None and container.step:
+            site = replace(site, env=leave_step(site.env, os.path.isdir))
         site = replace(site, container=container)
         with contextlib.ExitStack() as leases:
             report = make_ready(site, signals, problems, leases)

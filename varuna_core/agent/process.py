@@ -14,6 +14,8 @@ import subprocess
 import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
+from varuna_core.agent.insiders import Insiders
+
 # Loaded here and not in the child: between fork and exec nothing may be imported.
 _PRCTL: Callable[..., int] | None = None
 with contextlib.suppress(ImportError, OSError, AttributeError):  # a stripped python3, not Linux
@@ -76,11 +78,14 @@ def run(
 
 
 class RankProcess:
-    """A rank that runs: its own session and process group, its output in two pipes."""
+    """A rank that runs: its own session and process group, its output in two pipes.
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+    With `inside` our child is a container runtime's client, and the rank one of those.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], inside: Insiders | None = None) -> None:
         assert child.stdout is not None and child.stderr is not None
-        self._child = child
+        self._child, self._inside = child, inside
         self.pid = child.pid
         self.stdout = child.stdout.fileno()
         self.stderr = child.stderr.fileno()
@@ -93,26 +98,40 @@ class RankProcess:
             if os.waitid(os.P_PID, self.pid, options) is None:
                 return None
             self.signal_group(signal.SIGKILL)
-        return self._child.wait()
+        code = self._child.wait()
+        return code if self._inside is None else _as_of_rank(code)
 
     def signal(self, number: int) -> None:
         """Send to the process alone, as Slurm does to a task."""
-        if self._child.returncode is None:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, number)
+        if self._child.returncode is None and not _signal_all([self._find()], number):
+            _signal_all([self.pid], number)
 
     def catches(self, number: int) -> bool:
         """Whether it has a handler for this signal; False where /proc does not say."""
+        pid = self._find()
         try:
-            with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as lines:
+            with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
                 words = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
         except OSError:
             return False
         return bool(words) and bool(int(words[0], 16) >> (number - 1) & 1)
 
     def signal_group(self, number: int) -> None:
-        if self._child.returncode is None:
+        """Send to the process and its children; SIGKILL to all that a container holds."""
+        if self._child.returncode is not None:
+            return
+        if self._inside is None:
             _signal_group(self.pid, number)
+        elif number == signal.SIGKILL:
+            _signal_all(self._inside.find_all(), number)
+            _signal_group(self.pid, number)
+        elif not _signal_all(self._inside.find_group(), number):
+            # Not there yet, or of another user: the client alone, which would pass it on twice.
+            _signal_all([self.pid], number)
+
+    def _find(self) -> int | None:
+        """The rank's own process. No client is asked instead: each has a handler for everything."""
+        return self.pid if self._inside is None else self._inside.find_main()
 
 
 def find_program(name: str, path: str | None) -> str | None:
@@ -126,7 +145,9 @@ def set_process_option(option: int, value: int) -> None:
         _PRCTL(option, value)
 
 
-def start_rank(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> RankProcess:
+def start_rank(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, inside: Insiders | None = None
+) -> RankProcess:
     """Start a rank; call it from the main thread, as the rank dies with the thread that did.
 
     OSError tells why it could not start.
@@ -150,13 +171,33 @@ def start_rank(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> RankPro
             cwd=_encode(cwd),
             start_new_session=True,
             preexec_fn=die_with_agent,
-        )
+        ),
+        inside,
     )
 
 
 def _signal_group(group: int, number: int) -> None:
     with contextlib.suppress(OSError):  # gone already, or its members changed their user
         os.killpg(group, number)
+
+
+def _signal_all(pids: Sequence[int | None], number: int) -> bool:
+    """Whether it reached any of them."""
+    reached = False
+    for pid in pids:
+        if pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+                reached = True
+    return reached
+
+
+def _as_of_rank(code: int) -> int:
+    """As Popen says it: clients end with 128 + N where signal N ended what they ran."""
+    try:
+        return -signal.Signals(code - 128) if code > 128 else code
+    except ValueError:
+        return code
 
 
 def _encode_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:

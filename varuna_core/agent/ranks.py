@@ -7,12 +7,13 @@ what makes a rank this rank, which nobody may override.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping
 
 from varuna_core.agent.container import build_environment
 from varuna_core.agent.entry import COMMAND, build_entry
+from varuna_core.agent.insiders import MARKS
 from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan, decode_stage_map
 
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -44,8 +45,11 @@ class RankStart:
 
     argv: tuple[str, ...]
     env: dict[str, str]
+    cwd: str
     entering: tuple[str, ...]
     """Names of the variables that enter the container; empty without one."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Variables by which to find the rank where it is no child of ours; empty where it is."""
 
 
 def build_rank(
@@ -73,12 +77,14 @@ def build_rank(
         **asked,
         **fixed,
     }
-    if container is None or not container.start:
-        return RankStart(plan.command, env, ())
+    if container is None:
+        return RankStart(plan.command, env, plan.workdir, ())
     network = {name for name in env if _NETWORK.match(name)}
     named = {*fixed, *asked, *network, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
     named |= {"CUDA_VISIBLE_DEVICES", "HOME", "USER", "LOGNAME", "LANG"} & set(env)
     entering = {**container.defaults, **{name: env[name] for name in sorted(named)}}
+    if container.step:  # we are inside, and over the image's own variables are these
+        return RankStart(plan.command, env, container.workdir, tuple(sorted(entering)))
     entry = build_entry(entering, container.workdir, reads_image=container.reads_image)
     runtime = build_environment(container, own)
     # The runtime's own hooks look for these, such as NVIDIA_VISIBLE_DEVICES.
@@ -86,7 +92,9 @@ def build_rank(
     return RankStart(
         (*container.start, *COMMAND, *plan.command),
         {**runtime, container.enter_as: entry},
+        "/",
         tuple(sorted(entering)),
+        {name: fixed[name] for name in MARKS} if container.wraps else {},
     )
 
 

@@ -12,6 +12,7 @@ and write files.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 from varuna_core.agent.container import fill_in
 from varuna_core.agent.errors import STOPPED
+from varuna_core.agent.insiders import Insiders
 from varuna_core.agent.leftovers import adopt_orphans, end_leftovers
 from varuna_core.agent.meeting import explain_signal
 from varuna_core.agent.process import RankProcess, start_rank
@@ -39,6 +41,8 @@ DRAIN_S = 1.0
 """For the last output of a rank that ended."""
 STUCK_S = 30.0
 """After SIGKILL; who still runs then hangs in the kernel and is not waited for."""
+TIDY_S = 5.0
+"""For a container runtime's own processes, which tidy up behind a rank that ended."""
 START_FAILED = {FileNotFoundError: 127, PermissionError: 126}
 
 
@@ -59,6 +63,7 @@ class Supervisor:
         self._leave_at: float | None = None
         self._is_stopping = False
         self._code = 0
+        self._wraps = site.container is not None and site.container.wraps
         self._pump = Pump(site.attempt, site.host)
         self._watch = Watch(
             site.plan,
@@ -88,7 +93,7 @@ class Supervisor:
             self._settle()
             self._kill_when_due()
         self._sampler.end()
-        if left := end_leftovers(self._grace_s):
+        if left := end_leftovers(self._grace_s, TIDY_S if self._wraps else 0):
             self._complain(f"ended what the ranks had left behind: {', '.join(left)}")
         self._pump.close(timeout_s=2)
         self._watch.end()
@@ -104,7 +109,8 @@ class Supervisor:
             self._started[rank] = time.time()
             try:
                 reserve_exit(self._attempt, rank)
-                process = start_rank(argv, start.env, "/" if start.entering else site.plan.workdir)
+                inside = Insiders(start.marks) if start.marks else None
+                process = start_rank(argv, start.env, start.cwd, inside)
             except OSError as error:
                 self._refuse_rank(rank, error)
                 return
@@ -114,7 +120,7 @@ class Supervisor:
     def _refuse_rank(self, rank: int, error: OSError) -> None:
         """A rank that could not even start fails like one that did; the rest do not start."""
         code = START_FAILED.get(type(error), 1)
-        said = f"could not start: {error.strerror}: {error.filename}"
+        said = f"could not start: {error.strerror}: {os.fsdecode(error.filename or b'')}"
         self._record(rank, code, time.time(), said, stopped=False)
         self._fail(rank, code, said)
         for other in self._site.node.ranks:

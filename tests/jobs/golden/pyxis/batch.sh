@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Run plain-20260102-030405, written by vjob 0.1.0. Change conf.yaml and submit again rather than this file.
+#SBATCH --job-name=plain
+#SBATCH --comment=vjob:plain-20260102-030405
+#SBATCH --output=scheduler.out
+#SBATCH --open-mode=append
+#SBATCH --time=90
+#SBATCH --account=lab
+#SBATCH --no-requeue
+#SBATCH --partition=gpu1
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --gres=gpu:a100:4
+#SBATCH --mem=0
+# shellcheck disable=SC2016 # values are quoted so that nothing in them expands
+set -euo pipefail
+
+run=/home/u/exp/log/plain-20260102-030405
+group=''
+attempt=${SLURM_RESTART_COUNT:-0}
+export VJOB_RUN=$run VJOB_GROUP=$group VJOB_ATTEMPT=$attempt
+
+python=
+for candidate in /opt/vjob/bin/python python3; do
+  if command -v "$candidate" >/dev/null; then python=$candidate; break; fi
+done
+[ -n "$python" ] || { echo "vjob: no python3 on $(hostname); install one (3.8 or later)" >&2; exit 112; }
+agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
+
+# Makes attempt-N, picks the master's port on this host, publishes master.json.
+if ! agent open --run "$run" --attempt "$attempt" --group "$group" --job-id "$SLURM_JOB_ID"; then
+  agent close --run "$run" --attempt "$attempt" --group "$group" --status 112 >/dev/null || true
+  exit 112
+fi
+
+# For the runtime on the nodes; --export below names them.
+export ENROOT_LOGIN_SHELL=n
+export NVIDIA_VISIBLE_DEVICES=all
+export NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+step=(
+  # srun starts the container. Of the environment what --export names enters, over it the image's.
+  '--export=VJOB_RUN,VJOB_GROUP,VJOB_ATTEMPT,HOME,USER,LOGNAME,ENROOT_LOGIN_SHELL,NVIDIA_VISIBLE_DEVICES,NVIDIA_DRIVER_CAPABILITIES'
+  '--container-image=docker://nvcr.io#nvidia/pytorch:25.01-py3'
+  '--container-mounts=/home/u/exp:/home/u/exp,/log/plain-20260102-030405:/log/plain-20260102-030405,/home/u/exp/my data:/data:ro,/dev/null:/.vjob-inside'
+  '--container-workdir=/home/u/exp'
+  '--container-writable'
+  '--no-container-remap-root'
+  '--no-container-mount-home'
+  '--no-container-entrypoint'
+  --input=/dev/null    # a rank that reads standard input must not hang
+  --unbuffered         # lines of the preflight table as they come
+  --cpu-bind=none      # ranks of a node share its CPUs; the agent sets OMP_NUM_THREADS
+  --kill-on-bad-exit=1 # a fixed world cannot go on without a rank
+  --wait=600 # seconds that the last node may end after the first; 0 is no limit
+  --ntasks-per-node=1  # one agent a node; it starts the ranks
+)
+# master
+node_0=(
+  --nodes=2
+  --cpus-per-task=16 # srun does not take it from the job in 22.05 to 23.02
+  /bin/sh -c 'exec bash "$1"' node /home/u/exp/log/plain-20260102-030405/node.sh
+)
+
+srun "${step[@]}" "${node_0[@]}" &
+step_pid=$!
+# srun passes the end on to every agent, and agents to every rank.
+for name in TERM INT HUP; do
+  # shellcheck disable=SC2064 # the name is meant to expand now
+  trap "kill -$name $step_pid 2>/dev/null || true" "$name"
+done
+# A call to checkpoint goes through a file to each rank's own process: srun would reach the ranks'
+# children too, and data loaders die of it. Both jobs of a split run may make the same call: its
+# key is the same in both, so that the ranks hear it once.
+calls=0
+# shellcheck disable=SC2317 # the traps below call it
+call_ranks() {
+  calls=$((calls + 1))
+  agent signal --run "$run" --attempt "$attempt" --name "$1" --key "batch-$1-$calls" || true
+}
+trap 'call_ranks USR1' USR1
+trap 'call_ranks USR2' USR2
+
+# wait returns early at every trap; once srun is gone, it keeps its status for one more wait.
+while kill -0 "$step_pid" 2>/dev/null; do
+  wait "$step_pid" || true
+done
+status=0
+wait "$step_pid" || status=$?
+
+# srun's status hides the culprit (143 for a rank's 9): close reads the ranks' own exit files.
+code=$(agent close --run "$run" --attempt "$attempt" --group "$group" --status "$status" | tail -n 1)
+exit "${code:-1}"

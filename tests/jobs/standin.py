@@ -1,0 +1,41 @@
+"""Stand-ins for programs that are not on every machine: they record how they were called."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+_RECORD = """\
+#!/usr/bin/env python3
+import json, os, sys
+with open({calls!r}, "a") as lines:
+    env = {{k: v for k, v in os.environ.items() if k.startswith(("ENROOT_", "PATH"))}}
+    facts = {{"argv": [{name!r}, *sys.argv[1:]], "env": env, "tty": sys.stdin.isatty()}}
+    lines.write(json.dumps(facts) + "\\n")
+{body}
+"""
+
+
+class StandIns:
+    """A folder of them, first on PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "bin"
+        self.folder.mkdir()
+        self._calls = folder / "calls"
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}:{os.environ['PATH']}"
+
+    def add(self, name: str, body: str = "") -> None:
+        """A program that records its call and runs these lines of Python."""
+        file = self.folder / name
+        file.write_text(_RECORD.format(calls=str(self._calls), name=name, body=body))
+        file.chmod(0o755)
+
+    def calls(self, name: str) -> list[dict[str, object]]:
+        text = self._calls.read_text() if self._calls.exists() else ""
+        found = [json.loads(line) for line in text.splitlines()]
+        return [call for call in found if call["argv"][0] == name]

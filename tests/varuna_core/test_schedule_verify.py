@@ -1,0 +1,252 @@
+"""What is wrong with a schedule is found before it runs, and said with rank, action and reason."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from varuna_core.schedule.actions import (
+    Action,
+    Schedule,
+    ScheduleError,
+    parse_action,
+    parse_csv,
+    render_csv,
+)
+from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.costs import Costs, build_even_costs
+from varuna_core.schedule.generators import build_gpipe, build_interleaved, build_one_f_one_b
+from varuna_core.schedule.order import find_capacity
+from varuna_core.schedule.simulate import simulate
+from varuna_core.schedule.verify import verify
+
+NAMES = ["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv"]
+
+
+@st.composite
+def schedules(draw: st.DrawFn, least_ranks: int = 1) -> Schedule:
+    name = draw(st.sampled_from(NAMES))
+    return build_schedule(
+        name,
+        draw(st.integers(least_ranks, 4)),
+        draw(st.integers(2, 7)),
+        stages_per_rank=2 if name in ("interleaved", "zbv") else 1,
+        recompute=draw(st.sampled_from(["none", "full"])),
+    )
+
+
+def edit(schedule: Schedule, rank: int, actions: list[Action]) -> Schedule:
+    ranks = list(schedule.ranks)
+    ranks[rank] = tuple(actions)
+    return replace(schedule, ranks=tuple(ranks))
+
+
+def pick(data: st.DataObject, schedule: Schedule) -> tuple[int, int]:
+    rank = data.draw(st.integers(0, schedule.num_ranks - 1))
+    return rank, data.draw(st.integers(0, len(schedule.ranks[rank]) - 1))
+
+
+@given(schedules(), st.data())
+@settings(deadline=None)
+def test_a_dropped_action_is_found(schedule: Schedule, data: st.DataObject) -> None:
+    rank, index = pick(data, schedule)
+    actions = list(schedule.ranks[rank])
+    del actions[index]
+    with pytest.raises(ScheduleError, match=f"rank {rank}"):
+        verify(edit(schedule, rank, actions))
+
+
+@given(schedules(), st.data())
+@settings(deadline=None)
+def test_an_action_run_twice_is_found(schedule: Schedule, data: st.DataObject) -> None:
+    rank, index = pick(data, schedule)
+    actions = list(schedule.ranks[rank])
+    actions.insert(data.draw(st.integers(0, len(actions))), actions[index])
+    with pytest.raises(ScheduleError, match=f"rank {rank}"):
+        verify(edit(schedule, rank, actions))
+
+
+@given(schedules(), st.data())
+@settings(deadline=None)
+def test_a_micro_batchs_actions_swapped_are_found(schedule: Schedule, data: st.DataObject) -> None:
+    rank, index = pick(data, schedule)
+    actions = list(schedule.ranks[rank])
+    this = actions[index]
+    others = [
+        i
+        for i, other in enumerate(actions)
+        if i != index and (other.stage, other.microbatch) == (this.stage, this.microbatch)
+    ]
+    other = data.draw(st.sampled_from(others))
+    actions[index], actions[other] = actions[other], actions[index]
+    with pytest.raises(ScheduleError, match=f"rank {rank}, "):
+        verify(edit(schedule, rank, actions))
+
+
+@given(schedules(least_ranks=2), st.data())
+@settings(deadline=None)
+def test_micro_batches_swapped_on_one_rank_are_found(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    """Legal to each rank by itself; the neighbour sends or reads them in another order."""
+    rank, _ = pick(data, schedule)
+    stage = data.draw(
+        st.sampled_from([s for s, owner in enumerate(schedule.placement) if owner == rank])
+    )
+    neighbours = {stage - 1, stage + 1} & set(range(schedule.num_stages))
+    assume(any(schedule.placement[other] != rank for other in neighbours))
+    swap = {0: 1, 1: 0}
+    actions = [
+        replace(a, microbatch=swap.get(a.microbatch, a.microbatch)) if a.stage == stage else a
+        for a in schedule.ranks[rank]
+    ]
+    with pytest.raises(ScheduleError, match=r"rank \d+"):
+        verify(edit(schedule, rank, actions))
+
+
+@given(schedules(), st.data())
+@settings(deadline=None)
+def test_whatever_passes_after_a_random_swap_can_be_simulated(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    rank, index = pick(data, schedule)
+    actions = list(schedule.ranks[rank])
+    other = data.draw(st.integers(0, len(actions) - 1))
+    actions[index], actions[other] = actions[other], actions[index]
+    swapped = edit(schedule, rank, actions)
+    try:
+        verify(swapped)
+    except ScheduleError:
+        return
+    simulate(swapped, build_even_costs(swapped.num_stages))
+
+
+@pytest.mark.parametrize(
+    ("csv", "message"),
+    [
+        ("0F0\n1F0,1B0\n", "rank 0: stage 0 ends with a graph of micro-batch 0; 0B0 or 0I0"),
+        (
+            "0B0,0F0\n",
+            r"rank 0, 0B0 \(action 0\): it needs a graph and the micro-batch has nothing",
+        ),
+        ("0F0,0I0,0B0\n", "rank 0, 0B0 .*: it needs a graph and .* has its input gradient"),
+        ("0F0,0R0,0B0\n", "rank 0, 0R0 .*: it needs its inputs and the micro-batch has a graph"),
+        ("0f0,0B0\n", "rank 0, 0B0 .*: it needs a graph and the micro-batch has its inputs"),
+        (
+            "0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0\n",
+            "rank 1, 1F1 .*: the next activation that rank 0 sends is for micro-batch 0 of stage 1",
+        ),
+        (
+            "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
+            "deadlock: rank 0 at 0B0 .* waits for the gradient of micro-batch 0 from rank 1; "
+            "rank 1 at 1F1 .* waits for the activation of micro-batch 1 from rank 0",
+        ),
+        (
+            "0F0,3F0,0B0,3B0\n1F0,2F0,2B0,1B0\n",
+            "deadlock: rank 0 at 0B0 .* gradient of micro-batch 0 from rank 1",
+        ),
+        ("1F0,0F0,1B0,0B0\n", "deadlock: rank 0 at 1F0 .* activation .* from rank 0"),
+    ],
+)
+def test_errors_name_rank_action_and_reason(csv: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        verify(parse_csv(csv))
+
+
+def test_an_action_of_another_ranks_stage_is_found() -> None:
+    schedule = build_gpipe(2, 1)
+    with pytest.raises(ScheduleError, match=r"rank 0, 0F0 .*: the rank has stages \[1\] only"):
+        verify(replace(schedule, placement=(1, 0)))
+    with pytest.raises(ScheduleError, match="there are 1 micro-batches"):
+        verify(replace(build_gpipe(1, 2), num_microbatches=1))
+    with pytest.raises(ScheduleError, match="stage 1 is on rank 2 of 2"):
+        verify(replace(schedule, placement=(0, 2)))
+
+
+def test_memory_beyond_its_bound_is_found_where_it_happens() -> None:
+    assert verify(build_one_f_one_b(3, 5), max_graphs=(3, 2, 1)).graphs == (3, 2, 1)
+    with pytest.raises(ScheduleError, match=r"rank 0, 0F2 .*: 3 graphs held, 2 allowed"):
+        verify(build_one_f_one_b(3, 5), max_graphs=2)
+    varuna = build_schedule("varuna", 3, 5)
+    with pytest.raises(ScheduleError, match=r"rank 0, 0f2 .*: 3 inputs held, 2 allowed"):
+        verify(varuna, max_inputs=2)
+    assert str(verify(varuna)).startswith("rank 0: 1 graphs and 4 inputs; rank 1:")
+
+
+def test_bounded_channels_can_lock_what_unbounded_ones_run() -> None:
+    """Two ranks that both send before they read: each waits for the other to make room."""
+    schedule = build_interleaved(2, 4)
+    verify(schedule, capacity=2)
+    assert find_capacity(schedule) == 2
+    with pytest.raises(ScheduleError, match=r"rank 0 at 2F0 .* waits for room to send to rank 1"):
+        verify(schedule, capacity=1)
+
+
+@given(schedules())
+@settings(deadline=None)
+def test_the_capacity_found_suffices_and_one_less_does_not(schedule: Schedule) -> None:
+    capacity = find_capacity(schedule)
+    verify(schedule, capacity=capacity)
+    if schedule.num_stages == schedule.num_ranks:
+        assert capacity == 1
+    if capacity > 1:
+        with pytest.raises(ScheduleError, match="room"):
+            verify(schedule, capacity=capacity - 1)
+
+
+def test_messages_share_a_link_one_after_another() -> None:
+    costs = Costs(forward=(1.0, 1.0), input_grad=(1.0, 1.0), weight_grad=(0.0, 0.0), hops=(5.0,))
+    timing = simulate(build_gpipe(2, 2), costs)
+    # Sent at 1 and 2, there at 6 and 11; back from 13 and 14, there at 18 and 23.
+    assert timing.starts[1] == (6.0, 11.0, 12.0, 13.0)
+    assert timing.starts[0] == (0.0, 1.0, 18.0, 23.0)
+    assert timing.makespan == 24.0
+    assert timing.busy == (4.0, 4.0)
+    assert timing.bubble == (20.0, 20.0)
+    assert timing.bubble_share == 40 / 48
+
+
+def test_costs_are_for_every_stage() -> None:
+    with pytest.raises(ScheduleError, match="costs of R: "):
+        Costs(forward=(1.0,), input_grad=(1.0,), weight_grad=(1.0,), recompute=(1.0, 2.0))
+    with pytest.raises(ScheduleError, match="hops: "):
+        Costs(forward=(1.0,), input_grad=(1.0,), weight_grad=(1.0,), hops=(1.0,))
+    with pytest.raises(ScheduleError, match="costs of 3 stages"):
+        simulate(build_gpipe(2, 2), build_even_costs(3))
+
+
+@given(schedules())
+@settings(deadline=None)
+def test_a_schedule_survives_its_spelling(schedule: Schedule) -> None:
+    assert parse_csv(render_csv(schedule), schedule.name) == schedule
+
+
+@pytest.mark.parametrize("text", ["F0", "0X1", "0F", "-1F0", "0SEND_F1", "0F1B"])
+def test_what_is_no_action_is_refused(text: str) -> None:
+    with pytest.raises(ScheduleError, match="is no action"):
+        parse_action(text)
+
+
+def test_a_csv_that_cannot_be_placed_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="rank 1, 0B0: stage 0 is already on rank 0"):
+        parse_csv("0F0\n0B0\n")
+    with pytest.raises(ScheduleError, match="no rank has an action of stage 1"):
+        parse_csv("0F0\n2F0\n")
+    with pytest.raises(ScheduleError, match="no rank has an action of stage 0"):
+        parse_csv("\n")
+    assert parse_csv(",0F0,,0B0\n").ranks == ((parse_action("0F0"), parse_action("0B0")),)
+
+
+def test_twenty_thousand_micro_batches_are_checked_without_running() -> None:
+    p, m = 8, 20_000
+    schedule = build_schedule("zero_bubble", p, m)
+    begin = time.monotonic()
+    verify(schedule, max_graphs=p, capacity=1)
+    timing = simulate(schedule, build_even_costs(p))
+    took_s = time.monotonic() - begin
+    assert timing.makespan == 3 * m + p - 1
+    assert took_s < 20, f"{took_s:.1f} s: no longer linear?"  # 2 s on an idle core

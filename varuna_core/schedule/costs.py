@@ -1,0 +1,63 @@
+"""What actions cost, a figure a stage: the unit is the caller's, seconds or anything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from varuna_core.schedule.actions import Kind, ScheduleError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Costs of every stage; each tuple has one figure a stage."""
+
+    forward: tuple[float, ...]
+    input_grad: tuple[float, ...]
+    weight_grad: tuple[float, ...]
+    backward: tuple[float, ...] = ()
+    """Both gradients in one go; the sum of the two if not given."""
+    recompute: tuple[float, ...] = ()
+    """As the forward if not given."""
+    hops: tuple[float, ...] = ()
+    """Time of a message between stage s and s + 1, either way; 0 if not given."""
+    by_kind: dict[Kind, tuple[float, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        stages = len(self.forward)
+        both = tuple(map(sum, zip(self.input_grad, self.weight_grad, strict=True)))
+        by_kind: dict[Kind, tuple[float, ...]] = {
+            "F": self.forward,
+            "f": self.forward,
+            "R": self.recompute or self.forward,
+            "B": self.backward or both,
+            "I": self.input_grad,
+            "W": self.weight_grad,
+        }
+        object.__setattr__(self, "by_kind", by_kind)
+        if not self.hops:
+            object.__setattr__(self, "hops", (0.0,) * (stages - 1))
+        for kind, figures in by_kind.items():
+            if len(figures) != stages or min(figures, default=-1) < 0:
+                raise ScheduleError(f"costs of {kind}: {figures}, expected {stages} of 0 or more")
+        if len(self.hops) != stages - 1 or min(self.hops, default=0) < 0:
+            raise ScheduleError(f"hops: {self.hops}, expected {stages - 1} of 0 or more")
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.forward)
+
+
+def build_even_costs(
+    num_stages: int,
+    forward: float = 1.0,
+    input_grad: float = 1.0,
+    weight_grad: float = 1.0,
+    hop: float = 0.0,
+) -> Costs:
+    """The same costs on every stage."""
+    return Costs(
+        forward=(forward,) * num_stages,
+        input_grad=(input_grad,) * num_stages,
+        weight_grad=(weight_grad,) * num_stages,
+        hops=(hop,) * (num_stages - 1),
+    )

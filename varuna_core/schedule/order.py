@@ -1,0 +1,132 @@
+"""Walk a schedule as its ranks would, without clocks: an order in which all its actions can run.
+
+```
+rank 0   F0 F1 ..    ──0F0─► ──0F1─►    channel of activations, rank 0 to 1: first in, first out
+rank 1   .. F0 ..    ◄─1B0─             channel of gradients, rank 1 to 0
+```
+
+A rank runs its list in order. It waits for a message that has not been sent; with a `capacity` also
+before work whose message finds that many unread ones in its channel. What a rank reads does not
+depend on timing, so neither does whether the ranks get stuck: one walk decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule, ScheduleError
+
+Channel = tuple[bool, int, int]
+"""Whether of activations (or of gradients), the sending rank, the receiving rank."""
+
+
+def find_source(action: Action, num_stages: int) -> tuple[bool, int] | None:
+    """Whose message an action takes: (activation or gradient, stage); None if of nobody."""
+    if action.kind in FORWARDS:
+        return (True, action.stage - 1) if action.stage > 0 else None
+    if action.kind in BACKWARDS:
+        return (False, action.stage + 1) if action.stage < num_stages - 1 else None
+    return None
+
+
+def find_target(action: Action, num_stages: int) -> tuple[bool, int] | None:
+    """Who takes the message an action makes: (activation or gradient, stage)."""
+    if action.kind in FORWARDS:
+        return (True, action.stage + 1) if action.stage < num_stages - 1 else None
+    if action.kind in BACKWARDS:
+        return (False, action.stage - 1) if action.stage > 0 else None
+    return None
+
+
+def walk(schedule: Schedule, capacity: int | None = None) -> Iterator[tuple[int, Action]]:
+    """(rank, action) in an order in which all can run; ScheduleError if the ranks get stuck."""
+    placement, last, ranks = schedule.placement, schedule.num_stages - 1, schedule.ranks
+    sent: set[tuple[bool, int, int]] = set()  # (activation?, the stage it is for, micro-batch)
+    unread: dict[Channel, int] = {}
+    waiting: dict[tuple[bool, int, int], int] = {}
+    full: dict[Channel, int] = {}
+    position = [0] * len(ranks)
+    ready = list(range(len(ranks)))[::-1]
+    while ready:
+        rank = ready.pop()
+        actions = ranks[rank]
+        index = position[rank]
+        while index < len(actions):
+            action = actions[index]
+            forward = action.kind in FORWARDS
+            moves = forward or action.kind in BACKWARDS
+            stage = action.stage
+            takes = moves and (stage > 0 if forward else stage < last)
+            makes = moves and (stage < last if forward else stage > 0)
+            if takes and (forward, stage, action.microbatch) not in sent:
+                waiting[forward, stage, action.microbatch] = rank
+                break
+            if makes:
+                target = stage + 1 if forward else stage - 1
+                to = placement[target]
+                if to != rank and capacity is not None:
+                    channel = (forward, rank, to)
+                    if unread.get(channel, 0) >= capacity:
+                        full[channel] = rank
+                        break
+                    unread[channel] = unread.get(channel, 0) + 1
+                key = (forward, target, action.microbatch)
+                sent.add(key)
+                if key in waiting:
+                    ready.append(waiting.pop(key))
+            if takes:
+                sent.remove((forward, stage, action.microbatch))
+                source = placement[stage - 1 if forward else stage + 1]
+                if source != rank and capacity is not None:
+                    channel = (forward, source, rank)
+                    unread[channel] -= 1
+                    if channel in full:
+                        ready.append(full.pop(channel))
+            yield rank, action
+            index += 1
+        position[rank] = index
+    stuck = [rank for rank in range(len(ranks)) if position[rank] < len(ranks[rank])]
+    if stuck:
+        raise ScheduleError(_describe_stuck(schedule, stuck, position, set(full.values())))
+
+
+def _describe_stuck(
+    schedule: Schedule, stuck: list[int], position: list[int], full: set[int]
+) -> str:
+    reasons = []
+    for rank in stuck:
+        action = schedule.ranks[rank][position[rank]]
+        if rank in full:
+            target = find_target(action, schedule.num_stages)
+            assert target is not None
+            why = f"for room to send to rank {schedule.placement[target[1]]}"
+        else:
+            source = find_source(action, schedule.num_stages)
+            assert source is not None
+            what = "activation" if source[0] else "gradient"
+            peer = schedule.placement[source[1]]
+            why = f"for the {what} of micro-batch {action.microbatch} from rank {peer}"
+        reasons.append(f"rank {rank} at {action} (action {position[rank]}) waits {why}")
+    return "deadlock: " + "; ".join(reasons)
+
+
+def find_capacity(schedule: Schedule) -> int:
+    """The fewest unread messages a channel must have room for, or the ranks get stuck."""
+    low, high = 1, 1
+    while not _can_run(schedule, high):
+        low, high = high + 1, 2 * high
+        if high > 4 * schedule.num_stages * schedule.num_microbatches:
+            list(walk(schedule))  # stuck for another reason: say it
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _can_run(schedule, middle) else (middle + 1, high)
+    return low
+
+
+def _can_run(schedule: Schedule, capacity: int) -> bool:
+    try:
+        for _ in walk(schedule, capacity):
+            pass
+    except ScheduleError:
+        return False
+    return True

@@ -1,0 +1,148 @@
+"""Recompute activations instead of keeping them: any schedule, all of it or what memory requires.
+
+```
+none   F0 F1 F2 F3 B0 B1 B2 B3        four graphs
+full   f0 f1 f2 f3 R0 B0 R1 B1 ...    one graph and four inputs
+auto   F0 F1 f2 f3 B0 B1 R2 B2 ...    two graphs: only what does not fit is run twice
+```
+
+The recompute stands just ahead of its backward and needs no gradient: a rank that waits for the
+gradient has run it before it waits. A graph that is used at once is always kept: to recompute it
+would save nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from varuna_core.schedule.actions import BACKWARDS, Action, Schedule, ScheduleError
+
+Recompute = Literal["none", "full", "auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What micro-batches hold of a rank's memory, in bytes or any unit of the caller's."""
+
+    graphs: tuple[float, ...]
+    """Of each stage: one micro-batch's graph, its inputs included."""
+    inputs: tuple[float, ...]
+    """Of each stage: one micro-batch's inputs alone."""
+    limits: tuple[float, ...]
+    """Of each rank: what all its micro-batches may hold at once."""
+
+
+def measure_memory(schedule: Schedule, memory: Memory) -> tuple[float, ...]:
+    """The most that each rank holds at any time."""
+    return tuple(max(_trace(actions, memory), default=0.0) for actions in schedule.ranks)
+
+
+def apply_recompute(
+    schedule: Schedule, recompute: Recompute, memory: Memory | None = None
+) -> Schedule:
+    """The schedule with its forwards made `f` and `R` as asked; `auto` needs `memory`."""
+    if recompute == "none":
+        return schedule
+    if recompute == "auto" and memory is None:
+        raise ScheduleError("recompute auto needs to know the memory of graphs and its limit")
+    ranks = []
+    for rank, actions in enumerate(schedule.ranks):
+        ends = _find_ends(actions)
+        if memory is None or recompute == "full":
+            chosen = {key for key, (begin, end) in ends.items() if end > begin + 1}
+        else:
+            chosen = _choose(actions, ends, memory, rank)
+        ranks.append(_rewrite(actions, chosen))
+    return replace(schedule, ranks=tuple(ranks))
+
+
+Key = tuple[int, int]
+"""A stage and a micro-batch."""
+
+
+def _find_ends(actions: tuple[Action, ...]) -> dict[Key, tuple[int, int]]:
+    """Where each micro-batch of each stage goes forward, and where it first goes backward."""
+    begins: dict[Key, int] = {}
+    ends: dict[Key, tuple[int, int]] = {}
+    for index, action in enumerate(actions):
+        key = (action.stage, action.microbatch)
+        if action.kind == "F":
+            begins[key] = index
+        elif action.kind in BACKWARDS and key in begins:
+            ends[key] = (begins[key], index)
+    return ends
+
+
+def _choose(
+    actions: tuple[Action, ...], ends: dict[Key, tuple[int, int]], memory: Memory, rank: int
+) -> set[Key]:
+    """What to recompute on one rank.
+
+    Whenever more is held than fits, the graph used last is given up: of the graphs held then it
+    frees the memory for longest, so for graphs of one size nothing recomputes less.
+    """
+    limit = memory.limits[rank]
+    held = 0.0
+    kept: list[tuple[int, Key]] = []  # by use: the backward's position; nearly sorted by itself
+    chosen: set[Key] = set()
+    for index, action in enumerate(actions):
+        key = (action.stage, action.microbatch)
+        graph, inputs = memory.graphs[action.stage], memory.inputs[action.stage]
+        if action.kind == "F":
+            held += graph
+            _insert(kept, (ends[key][1], key))
+        elif action.kind in BACKWARDS:
+            if key in chosen:
+                held += graph - inputs
+            else:
+                kept.remove((index, key))
+        while held > limit:
+            used_at_once = action.kind == "F" and ends[key][1] == index + 1
+            if not kept or (used_at_once and kept[-1][1] == key):
+                raise ScheduleError(
+                    f"rank {rank}, {action}: {held:g} held at once even with everything "
+                    f"recomputed, the limit is {limit:g}"
+                )
+            _, victim = kept.pop()
+            chosen.add(victim)
+            held -= memory.graphs[victim[0]] - memory.inputs[victim[0]]
+        if action.kind in ("B", "W"):
+            held -= graph
+    return chosen
+
+
+def _insert(kept: list[tuple[int, Key]], item: tuple[int, Key]) -> None:
+    index = len(kept)
+    while index and kept[index - 1] > item:
+        index -= 1
+    kept.insert(index, item)
+
+
+def _rewrite(actions: tuple[Action, ...], chosen: set[Key]) -> tuple[Action, ...]:
+    rewritten = []
+    for action in actions:
+        stage, microbatch = key = (action.stage, action.microbatch)
+        if key in chosen and action.kind == "F":
+            action = Action("f", stage, microbatch)
+        elif key in chosen and action.kind in BACKWARDS:
+            rewritten.append(Action("R", stage, microbatch))
+        rewritten.append(action)
+    return tuple(rewritten)
+
+
+def _trace(actions: tuple[Action, ...], memory: Memory) -> list[float]:
+    """What a rank holds while each of its actions runs."""
+    held, trace = 0.0, []
+    for action in actions:
+        graph, inputs = memory.graphs[action.stage], memory.inputs[action.stage]
+        if action.kind == "F":
+            held += graph
+        elif action.kind == "f":
+            held += inputs
+        elif action.kind == "R":
+            held += graph - inputs
+        trace.append(held)
+        if action.kind in ("B", "W"):
+            held -= graph
+    return trace

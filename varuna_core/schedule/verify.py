@@ -1,0 +1,186 @@
+"""Check a schedule before it runs: what passes is complete, in order, and cannot get stuck.
+
+1. every micro-batch goes once through every stage, on the stage's rank: `F`, or `f` and later `R`;
+   then `B`, or `I` and later `W`;
+2. what a rank reads from another comes in the order in which that one sends it (so the transport
+   needs no tags), activations and gradients each for themselves;
+3. no rank waits for ever, sends being asynchronous, at most `capacity` of them unread a channel;
+4. no rank holds more graphs or inputs at once than it may.
+
+Every error names the rank, the action and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule, ScheduleError
+from varuna_core.schedule.order import Channel, walk
+
+# What a micro-batch has on a stage, and what each action makes of it.
+_STEPS = {
+    ("nothing", "F"): "a graph",
+    ("nothing", "f"): "its inputs",
+    ("its inputs", "R"): "a graph",
+    ("a graph", "B"): "both gradients",
+    ("a graph", "I"): "its input gradient",
+    ("its input gradient", "W"): "both gradients",
+}
+_NEEDS = {
+    "F": "nothing",
+    "f": "nothing",
+    "R": "its inputs",
+    "B": "a graph",
+    "I": "a graph",
+    "W": "its input gradient",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The most a schedule holds at once, in micro-batches, for each rank."""
+
+    graphs: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"rank {rank}: {graphs} graphs" + (f" and {inputs} inputs" if inputs else "")
+            for rank, (graphs, inputs) in enumerate(zip(self.graphs, self.inputs, strict=True))
+        )
+
+
+def verify(
+    schedule: Schedule,
+    *,
+    capacity: int | None = None,
+    max_graphs: int | Sequence[int] | None = None,
+    max_inputs: int | Sequence[int] | None = None,
+) -> Held:
+    """What the schedule holds at most, if it can run; else ScheduleError.
+
+    The bounds are for every rank, or one for each; None is without bound.
+    """
+    for stage, rank in enumerate(schedule.placement):
+        if not 0 <= rank < schedule.num_ranks:
+            raise ScheduleError(f"stage {stage} is on rank {rank} of {schedule.num_ranks}")
+    for rank, actions in enumerate(schedule.ranks):
+        _check_microbatches(schedule, rank, actions)
+    _check_channels(schedule)
+    for _ in walk(schedule, capacity):
+        pass
+    num_ranks = schedule.num_ranks
+    held = [
+        _check_held(
+            rank,
+            actions,
+            _spread(max_graphs, num_ranks)[rank],
+            _spread(max_inputs, num_ranks)[rank],
+        )
+        for rank, actions in enumerate(schedule.ranks)
+    ]
+    return Held(graphs=tuple(g for g, _ in held), inputs=tuple(i for _, i in held))
+
+
+def _check_microbatches(schedule: Schedule, rank: int, actions: tuple[Action, ...]) -> None:
+    """Each micro-batch once through each stage of this rank, its actions in order."""
+    num_microbatches = schedule.num_microbatches
+    stages = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
+    states = {stage: ["nothing"] * num_microbatches for stage in stages}
+    for index, action in enumerate(actions):
+        if action.stage not in states:
+            raise _error(rank, index, action, f"the rank has stages {stages} only")
+        if not 0 <= action.microbatch < num_microbatches:
+            raise _error(rank, index, action, f"there are {num_microbatches} micro-batches")
+        state = states[action.stage][action.microbatch]
+        after = _STEPS.get((state, action.kind))
+        if after is None:
+            reason = f"it needs {_NEEDS[action.kind]} and the micro-batch has {state}"
+            raise _error(rank, index, action, f"{reason} there")
+        states[action.stage][action.microbatch] = after
+    for stage, stage_states in states.items():
+        for microbatch, state in enumerate(stage_states):
+            if state != "both gradients":
+                lacking = [kind for have, kind in _STEPS if have == state]
+                raise ScheduleError(
+                    f"rank {rank}: stage {stage} ends with {state} of micro-batch {microbatch}; "
+                    f"{' or '.join(f'{stage}{kind}{microbatch}' for kind in lacking)} is missing"
+                )
+
+
+def _check_channels(schedule: Schedule) -> None:
+    sends, reads = _list_messages(schedule)
+    for channel in sends.keys() | reads.keys():
+        forward, source, target = channel
+        what = "activation" if forward else "gradient"
+        for sent, read in zip_longest(sends.get(channel, ()), reads.get(channel, ())):
+            # Complete schedules send as many as they read: neither is None.
+            if sent[:2] != read[:2]:
+                raise _error(
+                    target,
+                    read[2],
+                    schedule.ranks[target][read[2]],
+                    f"the next {what} that rank {source} sends is for micro-batch {sent[1]} of "
+                    f"stage {sent[0]}: channels are first in, first out",
+                )
+
+
+Messages = dict[Channel, list[tuple[int, int, int]]]
+"""By channel, in order: the stage it is for, the micro-batch, the action's index on its rank."""
+
+
+def _list_messages(schedule: Schedule) -> tuple[Messages, Messages]:
+    sends: Messages = {}
+    reads: Messages = {}
+    placement, last = schedule.placement, schedule.num_stages - 1
+    for rank, actions in enumerate(schedule.ranks):
+        for index, action in enumerate(actions):
+            forward = action.kind in FORWARDS
+            if not forward and action.kind not in BACKWARDS:
+                continue
+            stage, microbatch = action.stage, action.microbatch
+            target = stage + 1 if forward else stage - 1
+            source = stage - 1 if forward else stage + 1
+            if 0 <= target <= last and placement[target] != rank:
+                key = (forward, rank, placement[target])
+                sends.setdefault(key, []).append((target, microbatch, index))
+            if 0 <= source <= last and placement[source] != rank:
+                key = (forward, placement[source], rank)
+                reads.setdefault(key, []).append((stage, microbatch, index))
+    return sends, reads
+
+
+def _check_held(
+    rank: int, actions: tuple[Action, ...], max_graphs: int | None, max_inputs: int | None
+) -> tuple[int, int]:
+    graphs = inputs = most_graphs = most_inputs = 0
+    for index, action in enumerate(actions):
+        kind = action.kind
+        if kind == "f":
+            inputs += 1
+            most_inputs = max(most_inputs, inputs)
+            if max_inputs is not None and inputs > max_inputs:
+                raise _error(rank, index, action, f"{inputs} inputs held, {max_inputs} allowed")
+        elif kind in ("F", "R"):
+            inputs -= kind == "R"
+            graphs += 1
+            most_graphs = max(most_graphs, graphs)
+            if max_graphs is not None and graphs > max_graphs:
+                raise _error(rank, index, action, f"{graphs} graphs held, {max_graphs} allowed")
+        elif kind in ("B", "W"):
+            graphs -= 1
+    return most_graphs, most_inputs
+
+
+def _spread(bound: int | Sequence[int] | None, num_ranks: int) -> Sequence[int | None]:
+    if bound is None or isinstance(bound, int):
+        return [bound] * num_ranks
+    if len(bound) != num_ranks:
+        raise ScheduleError(f"bounds {list(bound)} given, there are {num_ranks} ranks")
+    return bound
+
+
+def _error(rank: int, index: int, action: Action, reason: str) -> ScheduleError:
+    return ScheduleError(f"rank {rank}, {action} (action {index}): {reason}")
