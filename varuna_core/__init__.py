@@ -1,6 +1,23 @@
 """The training runtime, and the torch-free records and node agent that every part of vjob shares.
 
-Importing this package imports nothing else: a bare container and the node agent rely on it.
+Importing this package imports nothing else: a bare container and the node agent rely on it. The
+names that users need load torch when they are asked for.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from varuna_core.cut import CutPoint as CutPoint
+
 __version__ = "0.1.0"
+_LAZY = {"CutPoint": "varuna_core.cut"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,221 @@
+"""From a model with CutPoints to its stages.
+
+    split = split_model(model, dummy_inputs, num_stages=4, partition="3-4-4-1")
+    stage = split.make_stage(2)
+    sent = stage.forward(inputs, received)
+
+The model itself is only read: a stage is a copy with its own parameters alone (the rest costs no
+memory). Refused, with the names: what crosses a cut twice, a value that goes around one, a buffer
+that two stages change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.cut import SplitError
+from varuna_core.partition import balance, parse_partition
+from varuna_core.split_check import PoisonCheck
+from varuna_core.split_names import Tie, assign_segments, group_names, refuse_changing_buffers
+from varuna_core.split_record import Record
+from varuna_core.split_rehearsal import Rehearsal, copy_model, rehearse
+from varuna_core.split_stubs import plan_stubs
+from varuna_core.split_values import map_leaves
+from varuna_core.split_weights import Init, Weights
+from varuna_core.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which segments, parameters and buffers each stage holds."""
+
+    model: nn.Module
+    inputs: Mapping[str, Any]
+    device: torch.device
+    rehearsal: Rehearsal
+    record: Record
+    costs: tuple[float, ...]
+    """Of each segment: nominal seconds, or what the caller measured."""
+
+    stages: tuple[range, ...]
+    """The segments of each stage."""
+
+    groups: Mapping[str, tuple[str, ...]]
+    """Each parameter name to the names of the one tensor it is, in the model's order."""
+
+    segments: Mapping[str, frozenset[int]]
+    """Parameter and buffer names to the segments that use them."""
+
+    def owners(self, name: str) -> tuple[int, ...]:
+        """The stages that hold this parameter or buffer."""
+        return tuple(
+            i for i, held in enumerate(self.stages) if not self.segments[name].isdisjoint(held)
+        )
+
+    @property
+    def ties(self) -> tuple[Tie, ...]:
+        """Parameters with several names, or used in several stages."""
+        found = {}
+        for name, names in self.groups.items():
+            stages = self.owners(name)
+            if names[0] == name and (len(names) > 1 or len(stages) > 1):
+                found[name] = Tie(names=names, stages=stages)
+        return tuple(found.values())
+
+    def buffer_owner(self, name: str) -> int:
+        """The one stage that answers for a buffer: which changes it, or else uses it first."""
+        segments = self.record.changes.get(name) or self.segments[name]
+        first = min(segments)
+        return next(i for i, held in enumerate(self.stages) if first in held)
+
+    def make_stage(
+        self,
+        index: int,
+        *,
+        state_dict: Mapping[str, Tensor] | None = None,
+        seed: int | None = None,
+        init: Init | None = None,
+        check: bool = True,
+    ) -> Stage:
+        """The stage with its weights, checked for leaks.
+
+        Weights come from `state_dict` (the plain model's names), or are drawn by name from `seed`
+        (by `init`, or as their modules do), or are copied from the model.
+        """
+        weights = Weights(model=self.model, state_dict=state_dict, seed=seed, init=init)
+        held = self.stages[index]
+        owners = {
+            n for n, m in self.model.named_modules() if n and any(True for _ in m.parameters())
+        }
+        plan, stubbed = plan_stubs(self.record, held.start, owners)
+        own, early, replaced = self._make_parameters(index, weights, stubbed)
+        replaced |= self._make_buffers(index, weights, stubbed)
+        module = copy_model(self.model, replaced)
+        stage = Stage(
+            index=index,
+            segments=held,
+            module=module,
+            record=self.record,
+            rehearsal=self.rehearsal,
+            device=self.device,
+            parameters=own,
+            buffers=[
+                name for name, _ in self.model.named_buffers() if self.buffer_owner(name) == index
+            ],
+            early=early,
+        )
+        stage.install(plan, self.inputs)
+        if check:
+            moved = map_leaves(
+                lambda x: x.to(self.device) if isinstance(x, Tensor) else x, dict(self.inputs)
+            )
+            PoisonCheck(stage, moved).run()
+        return stage
+
+    def _make_parameters(
+        self, index: int, weights: Weights, stubbed: set[int]
+    ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any]]:
+        """The stage's own, those that code before it reads, and for each original its copy."""
+        originals = dict(self.model.named_parameters(remove_duplicate=False))
+        own: dict[str, nn.Parameter] = {}
+        early: dict[str, nn.Parameter] = {}
+        made: dict[str, nn.Parameter] = {}
+        replaced: dict[int, Any] = {}
+        for name, original in originals.items():
+            names = self.groups[name]
+            first = names[0]
+            is_own = index in self.owners(name)
+            is_early = self._is_read_before(index, name, stubbed)
+            if first not in made:
+                values = (
+                    weights.make(names, originals[first])
+                    if is_own
+                    else self._stand_in(original, real=is_early)
+                )
+                grad = original.requires_grad and is_own
+                made[first] = nn.Parameter(values.to(self.device), requires_grad=grad)
+            replaced[id(original)] = made[first]
+            if is_own:
+                own[name] = made[first]
+            if is_early:
+                early[name] = made[first]
+        return own, early, replaced
+
+    def _make_buffers(self, index: int, weights: Weights, stubbed: set[int]) -> dict[int, Any]:
+        replaced: dict[int, Any] = {}
+        for name, original in self.model.named_buffers():
+            needed = not original.is_meta or self._is_run(index, name, stubbed)
+            needed = needed or self.buffer_owner(name) == index
+            values = weights.make((name,), original) if needed else self._stand_in(original)
+            replaced[id(original)] = values.to(self.device)
+        return replaced
+
+    def _stand_in(self, tensor: Tensor, real: bool = False) -> Tensor:
+        """The shape, type and device of a tensor that the stage has not; one element of memory."""
+        if real:
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=self.device)
+        return torch.zeros((), dtype=tensor.dtype, device=self.device).expand(tensor.shape)
+
+    def _is_read_before(self, index: int, name: str, stubbed: set[int]) -> bool:
+        start = self.stages[index].start
+        return any(
+            segment < start and not self.record.is_within(call, stubbed)
+            for other in self.groups[name]
+            for segment, call in self.record.uses.get(other, ())
+        )
+
+    def _is_run(self, index: int, name: str, stubbed: set[int]) -> bool:
+        """Code that the stage runs, before it or in it, uses this buffer."""
+        stop = self.stages[index].stop
+        return any(
+            segment < stop and not self.record.is_within(call, stubbed)
+            for segment, call in self.record.uses.get(name, ())
+        )
+
+
+def split_model(
+    model: nn.Module,
+    dummy_inputs: Mapping[str, Any],
+    num_stages: int,
+    partition: str | Sequence[int] | None = None,
+    *,
+    shared_weights: Sequence[Sequence[str]] | None = None,
+    costs: Sequence[float] | None = None,
+    device: torch.device | str = "cpu",
+) -> Split:
+    """Run `model(**dummy_inputs)` dry and share its segments out to the stages.
+
+    Without `partition` the stages are balanced by `costs`, one a segment, or by what the dry run
+    counted. `shared_weights` names parameters that are one, besides those that the model ties.
+    """
+    device = torch.device(device)
+    rehearsal, record = rehearse(model, dummy_inputs, device)
+    groups = group_names(model, shared_weights or ())
+    used_costs = tuple(record.costs if costs is None else costs)
+    if len(used_costs) != len(record.costs):
+        raise SplitError(f"{len(used_costs)} costs for {len(record.costs)} segments")
+    try:
+        if partition is None or partition == "auto":
+            stages = balance(used_costs, num_stages)
+        else:
+            stages = parse_partition(partition, len(record.cuts), num_stages)
+    except ValueError as error:
+        raise SplitError(str(error)) from None
+    split = Split(
+        model=model,
+        inputs=dict(dummy_inputs),
+        device=device,
+        rehearsal=rehearsal,
+        record=record,
+        costs=used_costs,
+        stages=tuple(stages),
+        groups=groups,
+        segments=assign_segments(model, record, groups),
+    )
+    refuse_changing_buffers(model, record, split.stages, split.segments)
+    return split

@@ -1,0 +1,251 @@
+"""The dry run: one forward of the whole model that writes down what the split needs to know.
+
+Which module is called in which segment and what it returns, which parameter and buffer is used
+where, what crosses each cut, what each segment costs. It runs on fake tensors (the meta device with
+the true device's name, so that autocast and `device=x.device` act as they will), which costs no
+memory for weights. Code that looks at values cannot run so; then it runs for real.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from varuna_core.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.split_cost import CostMode
+from varuna_core.split_record import Call, Cut, Record, tensor_names
+from varuna_core.split_values import (
+    is_plain,
+    leaves_of,
+    map_leaves,
+    spec_of,
+    tensors_of,
+)
+
+log = logging.getLogger(__name__)
+
+# Reads of a parameter that give no tensor and yet depend on its values.
+VALUE_READS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__"}
+
+
+def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
+    """A copy with these tensors (by id) in place of the model's own."""
+    try:
+        return copy.deepcopy(model, replaced)
+    except (TypeError, RuntimeError) as error:
+        raise SplitError(
+            f"the model cannot be copied ({error}): copy.deepcopy(model) must work"
+        ) from error
+
+
+class _UseMode(TorchFunctionMode):
+    """Sees every function that gets a parameter or a buffer, raw ones too."""
+
+    def __init__(self, names: dict[int, list[str]], use: Callable[[str], None]) -> None:
+        super().__init__()
+        self.names, self.use = names, use
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        used = [self.names[id(t)] for t in tensors_of((args, kwargs)) if id(t) in self.names]
+        # `weight.dtype` and `weight.shape` are no use of the weight.
+        if used and (tensors_of(out) or getattr(func, "__name__", "") in VALUE_READS):
+            for names in used:
+                for name in names:
+                    self.use(name)
+        return out
+
+
+class Rehearsal:
+    """A stand-in of the model that costs nothing, to be run dry once for each shape of batch."""
+
+    def __init__(self, model: nn.Module, device: torch.device, real: bool) -> None:
+        self.real, self.device = real, device
+        self.mode: Any = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch without numpy warns at this import
+            from torch._subclasses.fake_tensor import FakeTensorMode
+        if not real:
+            self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        replaced: dict[int, Any] = {}
+        for parameter in model.parameters():
+            replaced[id(parameter)] = self._stand_in(parameter)
+        for buffer in model.buffers():
+            if not real or buffer.is_meta:
+                replaced[id(buffer)] = self._stand_in(buffer)
+        self.model = copy_model(model, replaced)
+        self.names = tensor_names(self.model)
+        self.modules = {id(m): name for name, m in self.model.named_modules()}
+        for module in self.model.modules():
+            if not isinstance(module, CutPoint):
+                module.register_forward_pre_hook(self._enter)
+                module.register_forward_hook(self._leave)
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        """Fake, or for a real run the tensor itself; a real run of a meta tensor takes zeros."""
+        if self.real and not tensor.is_meta:
+            return tensor
+        if self.real:
+            made = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        else:
+            with self.mode:
+                made = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self.device
+                )
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made
+
+    def run(
+        self, inputs: Mapping[str, Any], stop: int | None = None, training: bool | None = None
+    ) -> Record:
+        """Run the forward; with `stop`, only up to that cut and without looking at costs and uses.
+
+        What the model itself raises comes through.
+        """
+        self.record, self.segment, self.stop = Record(real=self.real), 0, stop
+        if training is not None and training != self.model.training:
+            self.model.train(training)
+        self.open: list[int] = []
+        self.passed: set[int] = set()
+        self._versions = self._read_versions()
+        fakes = {name: map_leaves(self._fake, value) for name, value in inputs.items()}
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(self.mode or nullcontext())
+            if stop is None:
+                stack.enter_context(_UseMode(self.names, self._use))
+                stack.enter_context(CostMode(self._spend))
+            stack.callback(watch, watch(self))
+            try:
+                self.model(**fakes)
+            except StageEnd:
+                pass
+            except Exception:
+                if self.record.problem is None:
+                    raise
+        self._note_changes()
+        if self.record.problem is not None:
+            raise self.record.problem
+        return self.record
+
+    def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
+        number = len(self.record.cuts)
+        name = self.modules.get(id(point)) or f"the {number + 1}. CutPoint passed"
+        self._judge_cut(point, f"cut {number} ({name})", values)
+        specs = tuple(map(spec_of, tensors_of(values)))
+        self.record.cuts.append(Cut(name=name, specs=specs))
+        if number == self.stop:
+            raise StageEnd
+        self._note_changes()
+        self.segment += 1
+        self.record.costs.append(0.0)
+        return unpack(values)
+
+    def _judge_cut(self, point: CutPoint, name: str, values: tuple[Any, ...]) -> None:
+        problem = ""
+        foreign = [
+            type(x).__name__
+            for x in leaves_of(values)
+            if not (isinstance(x, Tensor) or is_plain(x))
+        ]
+        if id(point) in self.passed:
+            problem = "is passed twice in one forward: make one CutPoint for each place"
+        elif foreign:
+            problem = f"gets a {foreign[0]}: pass tensors, numbers and containers of them"
+        elif _is_checkpointed():
+            problem = (
+                "lies inside a function given to torch.utils.checkpoint: "
+                "checkpoint what lies between two CutPoints"
+            )
+        self.passed.add(id(point))
+        if problem:
+            self.record.problem = SplitError(f"{name} {problem}")
+            raise StageEnd
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        parent = self.open[-1] if self.open else None
+        self.open.append(len(self.record.calls))
+        name = self.modules[id(module)]
+        self.record.calls.append(Call(module=name, parent=parent, begin=self.segment))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        name = self.modules[id(module)]
+        # A call that user code left by an exception is still open; drop down to ours.
+        while self.open:
+            call = self.record.calls[self.open.pop()]
+            if call.module == name:
+                break
+        call.end = self.segment
+        leaves = leaves_of(output)
+        call.opaque = not all(is_plain(x) or _is_strided(x) for x in leaves)
+        if not call.opaque:
+            call.output = map_leaves(lambda x: spec_of(x) if _is_strided(x) else x, output)
+
+    def _use(self, name: str) -> None:
+        innermost = self.open[-1] if self.open else None
+        self.record.uses.setdefault(name, set()).add((self.segment, innermost))
+
+    def _spend(self, seconds: float) -> None:
+        self.record.costs[-1] += seconds
+
+    def _fake(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if self.real:
+            return value.detach().to(next(self.model.parameters(), value).device)
+        with self.mode:
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=self.device
+            )
+
+    def _read_versions(self) -> dict[str, tuple[int, int]]:
+        return {n: (id(b), b._version) for n, b in self.model.named_buffers(remove_duplicate=False)}
+
+    def _note_changes(self) -> None:
+        if self.stop is not None:
+            return
+        now = self._read_versions()
+        for name, version in now.items():
+            if version != self._versions.get(name):
+                self.record.changes.setdefault(name, set()).add(self.segment)
+        self._versions = now
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
+
+
+def _is_checkpointed() -> bool:
+    """A CutPoint under torch.utils.checkpoint would be passed again in the backward."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not Rehearsal.run.__code__:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]  # None above the outermost
+    return False
+
+
+def rehearse(
+    model: nn.Module, inputs: Mapping[str, Any], device: torch.device
+) -> tuple[Rehearsal, Record]:
+    """On fake tensors, or for real where the model cannot run on them."""
+    try:
+        rehearsal = Rehearsal(model, device, real=False)
+        return rehearsal, rehearsal.run(inputs)
+    except SplitError:
+        raise
+    except (
+        Exception
+    ):  # whatever a model raises on fake tensors; the real run tells if it is its own
+        rehearsal = Rehearsal(model, device, real=True)
+        return rehearsal, rehearsal.run(inputs)

@@ -1,0 +1,113 @@
+"""What passes through a cut, taken apart: tensors, and the structure that joins them again."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        return describe(self.dtype, self.shape)
+
+
+def describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()) if tensor.layout == torch.strided else (),
+        dtype=tensor.dtype,
+        requires_grad=tensor.requires_grad,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """Where the tensors stand among everything that crosses."""
+
+    tree: Any
+    leaves: tuple[Any, ...]
+    """The non-tensor values in place, None where a tensor goes."""
+
+    places: tuple[int, ...]
+    """Which leaves are tensors."""
+
+    def join(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        values: tuple[Any, ...] = pytree.tree_unflatten(leaves, self.tree)
+        return values
+
+
+class Crossing(NamedTuple):
+    """What a stage hands to the next one."""
+
+    tensors: tuple[Tensor, ...]
+    structure: Structure | None
+    """None: as the receiver's own forward has it."""
+
+
+def as_crossing(values: Crossing | Sequence[Tensor]) -> Crossing:
+    return values if isinstance(values, Crossing) else Crossing(tuple(values), None)
+
+
+def take_apart(values: tuple[Any, ...]) -> Crossing:
+    """The tensors that a CutPoint got, and the rest."""
+    tensors = tuple(leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+    return Crossing(tensors, structure_of(values))
+
+
+def structure_of(values: tuple[Any, ...]) -> Structure:
+    leaves, tree = pytree.tree_flatten(values)
+    places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+    rest = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    return Structure(tree=tree, leaves=rest, places=places)
+
+
+def is_plain(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, PLAIN)
+
+
+def map_leaves(make: Callable[[Any], Any], value: Any) -> Any:
+    return pytree.tree_map(make, value)
+
+
+def leaves_of(value: Any) -> list[Any]:
+    return pytree.tree_leaves(value)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def sign(value: Any) -> Any:
+    """A key of what can change the shapes a forward makes: two batches with one key share stubs."""
+    if isinstance(value, Tensor):
+        return (value.shape, value.dtype)
+    if isinstance(value, dict):
+        return tuple((key, sign(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(sign, value))
+    if value is None or isinstance(value, (bool, int, str)):
+        return (type(value), value)
+    return type(value)
