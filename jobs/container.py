@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from jobs.conf import Container
+from jobs.errors import InputError, VjobError
 
 SCRATCH = Container().scratch
 FORMAT = 1
@@ -35,6 +36,10 @@ class ContainerGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("vjob: interrupted; what was begun is removed", err=True)
             sys.exit(130)
+        except BrokenPipeError:
+            raise  # the reader of our lines has left
+        except OSError as error:  # a full disk, a folder that may not be written
+            raise VjobError(f"{error.filename or 'cannot go on'}: {error.strerror}") from None
 
 
 @click.group(cls=ContainerGroup)
@@ -156,7 +161,6 @@ def build(
     find it as a wheel beside them, and need podman or docker, and enroot.
     """
     from jobs import container_build as building
-    from jobs.errors import InputError
 
     if (recipe is None) == (from_folder is None):
         raise InputError("give either a RECIPE (cpu, gpu, or a file) or --from-folder DIR")
@@ -282,7 +286,6 @@ def _prefix(node: str) -> Callable[[str], None]:
 def _resolve(image: str | None) -> str | None:
     """The file of an imported reference; all else as it is."""
     from jobs.container_import import find_imported
-    from jobs.errors import InputError
 
     if image is None or os.path.exists(image):
         return image

@@ -22,6 +22,7 @@ def render_preview(ready: Prepared) -> str:
     parts.append((ready.run.node_script.name, render_node(shown, ready.plan, ready.run)))
     value = redact_value(json.loads(render_plan(ready.plan)))
     value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
+    value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
     plan = json.dumps(value, indent=1)
     parts.append((ready.run.plan.name, "".join(f"# {line}\n" for line in plan.splitlines())))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"

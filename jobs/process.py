@@ -80,35 +80,36 @@ def run_shown(
         )
     except OSError as error:
         raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    assert child.stdout is not None
     lines: list[str] = []
     try:
-        for line in _read_lines(child, tick):
+        for line in _read_lines(child.stdout.fileno(), tick):
             lines.append(line)
             say(line)
         code = child.wait()
     except BaseException:
         _end_group(child)
         raise
+    finally:
+        child.stdout.close()  # not before: who cleans up may have a last word
     return Result(code=code, out="\n".join(lines[-KEPT_LINES:]), err="")
 
 
-def _read_lines(child: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterator[str]:
-    """Its lines; of a progress bar, which writes over itself, the last state of each."""
-    assert child.stdout is not None
+def _read_lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
+    """Lines to the end; of a progress bar, which writes over itself, the last state alone."""
     rest = b""
     while True:
-        ready, _, _ = select.select([child.stdout], [], [], 1.0)
+        ready, _, _ = select.select([fd], [], [], 1.0)
         if not ready:
             tick()
             continue
-        data = os.read(child.stdout.fileno(), 1 << 16)
+        data = os.read(fd, 1 << 16)
         *whole, rest = (rest + data).split(b"\n")
         for line in whole if data else [rest]:
             shown = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace").rstrip()
             if shown:
                 yield shown
         if not data:
-            child.stdout.close()
             return
 
 

@@ -10,6 +10,10 @@ import pytest
 
 from containers.catalogue import CATALOGUE, find_trouble, remedies_for
 from containers.registry import RUNTIMES
+from containers.runtime import ImageKind
+from jobs.conf import Container
+from tests.jobs.confs import SINGLE, make_conf
+from tests.jobs.confs import make_plan as make_plan_of
 from tests.varuna_core.stage import Stage, make_container, make_plan, shell
 
 MESSAGES = (
@@ -262,6 +266,14 @@ def test_remedies_are_those_of_the_runtimes_that_may_run() -> None:
     enroot, both = remedies_for(["enroot"]), remedies_for(["enroot", "docker"])
     assert set(enroot) < set(both)
     assert not any("Docker" in pattern for pattern, _ in enroot)
+
+
+def test_a_plan_carries_the_remedies_of_its_runtimes_and_a_bare_one_none() -> None:
+    conf = make_conf(SINGLE)
+    assert make_plan_of(conf).remedies == ()
+    boxed = replace(conf, container=Container(runtime="enroot", image="/img/a.sqsh"))
+    plan = make_plan_of(boxed, image_kind=ImageKind.SQUASHFS)
+    assert plan.remedies == remedies_for(["enroot"])
 
 
 MakeStage = Callable[..., Stage]

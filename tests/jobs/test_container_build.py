@@ -146,6 +146,12 @@ def test_what_cannot_be_built_is_refused_with_what_to_do(host: Host) -> None:
         assert said in host(*words, code=2)
 
 
+def test_a_folder_that_cannot_be_worked_in_is_named(host: Host) -> None:
+    words = ["--from-folder", str(host.tree), "-o", "x.sqsh", "--scratch", "/no/such"]
+    done = host.vjob("container", "build", *words, code=1)
+    assert "vjob: /no/such/vjob-build-" in done.stderr and "No such file" in done.stderr
+
+
 def test_without_the_tools_it_says_which_package(host: Host) -> None:
     host.tools.add("env")
     host.vjob.env["PATH"] = str(host.tools.folder)

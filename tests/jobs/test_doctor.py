@@ -73,12 +73,6 @@ def test_a_loopback_host_name_is_named_with_the_line_to_change() -> None:
     assert "127.0.1.1 n1" in finding.remedy
 
 
-def test_namespaces_that_are_off_are_seen() -> None:
-    assert doctor.judge_namespaces("0\n", None).status == "warn"
-    assert doctor.judge_namespaces("100\n", "0\n").status == "warn"
-    assert doctor.judge_namespaces("100\n", None).status == "ok"
-
-
 def test_ports_above_the_ephemeral_range_are_ours() -> None:
     assert doctor.judge_ports("32768\t60999\n").status == "ok"
     assert doctor.judge_ports("1024\t65000\n").status == "warn"
