@@ -3,7 +3,8 @@
 Taken from the projects' issues and from real runs (enroot 4.1.2, charliecloud 0.31, podman 4.3.1,
 apptainer 1.4.5, squashfs-tools 4.5.1); tests/containers/test_catalogue.py holds the messages. A
 pattern names the tool that speaks wherever a rank might say the same: a full disk under a
-checkpoint is not a full container.scratch. Patterns run on a node's Python, from 3.8.
+checkpoint is not a full container.scratch. Patterns run on a node's Python, from 3.8. Longer than a
+module should be: it is one table.
 """
 
 from __future__ import annotations
@@ -304,9 +305,25 @@ CATALOGUE: tuple[Trouble, ...] = (
     Trouble(
         name="no pyxis",
         runtimes=("pyxis",),
-        pattern=r"(unrecognized|invalid|unknown) option.*--container-image",
-        cause="srun has no pyxis on the node where the batch script runs",
+        pattern=r"(unrecognized|invalid|unknown) option.*--container-image"
+        r"|slurmd has no pyxis on this node",
+        cause="srun, or slurmd of one node, has no pyxis",
         remedy="have an admin install pyxis on every node, or set container.runtime: enroot",
+    ),
+    Trouble(
+        name="pyxis path",
+        runtimes=("pyxis",),
+        pattern=r"pyxis: (--container-mounts: source path does not exist|couldn't chdir to)",
+        cause="a mount's source is missing on that node, or the working directory in the image",
+        remedy="make container.mounts and container.workdir name folders that are there on all nodes",
+    ),
+    Trouble(
+        name="pyxis container",
+        runtimes=("pyxis",),
+        pattern=r"File already exists: .*/pyxis_"
+        r"|failed to execute: /bin/sh: Input/output error",
+        cause="a named container was torn by a killed start, or two jobs made it at once",
+        remedy="set container.reuse: auto, and `enroot remove` the pyxis_ container on that node",
     ),
     Trouble(
         name="registry",

@@ -213,6 +213,14 @@ MESSAGES = (
     ),
     ("no pyxis", "srun: unrecognized option '--container-image=/img/a.sqsh'"),
     (
+        "no pyxis",
+        "Slurm started the agent outside of the container: slurmd has no pyxis on this node",
+    ),
+    ("pyxis path", "pyxis: --container-mounts: source path does not exist: /data"),
+    ("pyxis path", "slurmstepd: error: pyxis: couldn't chdir to /nope: No such file or directory"),
+    ("pyxis container", "[ERROR] File already exists: /tmp/data/pyxis_vjob-0123456789ab"),
+    ("pyxis container", "enroot-switchroot: failed to execute: /bin/sh: Input/output error"),
+    (
         "credentials",  # enroot 161
         "[ERROR] URL https://nvcr.io/proxy_auth returned error code: 401 Unauthorized",
     ),
