@@ -313,7 +313,8 @@ CATALOGUE: tuple[Trouble, ...] = (
     Trouble(
         name="pyxis path",
         runtimes=("pyxis",),
-        pattern=r"pyxis: (--container-mounts: source path does not exist|couldn't chdir to (?!.*Stale))",
+        pattern=r"pyxis: --container-mounts: source path does not exist"
+        r"|pyxis: couldn't chdir to (?!.*Stale)",
         cause="a mount's source is missing on that node, or the working directory in the image",
         remedy="make container.mounts and container.workdir name folders that every node has",
     ),
