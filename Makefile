@@ -23,7 +23,7 @@ demo: $(VENV)/.installed
 # The Slurm lab needs Debian packages: installed when root, else its tests skip and say so.
 lab-packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  packages="$$($(PYTHON) -m tests.cluster packages) shellcheck charliecloud squashfs-tools"; \
+	  packages="$$($(PYTHON) -m tests.cluster packages) shellcheck charliecloud squashfs-tools podman runc uidmap catatonit"; \
 	  if ! dpkg -s $$packages >/dev/null 2>&1; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi

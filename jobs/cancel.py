@@ -17,7 +17,9 @@ from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.signals import write_signal
 
-POLL_S = 1.0
+POLL_S = 0.5
+FRESH_S = 3.0
+"""In which an agent's beat tells of what changed on its node."""
 
 
 def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object]) -> str:
@@ -69,15 +71,17 @@ def _can_checkpoint(view: RunView) -> bool:
     plan = read_plan(view.run.plan)
     if not running or not attempts or plan is None:
         return False
-    # A node's first beat comes before its ranks had time to install a handler.
-    deadline = time.monotonic() + 2 * plan.timing.beat_s
+    # A handler that was installed this second shows in a beat of the next ones.
+    begun = time.monotonic()
     while True:
         beats = [read_json(attempts[-1].beat(number)) for number in range(plan.num_nodes)]
         known = [beat for beat in beats if isinstance(beat, dict)]
-        settled = len(known) == len(beats) and all(beat["count"] > 1 for beat in known)
-        if settled or time.monotonic() > deadline:
-            at_work = [beat for beat in known if beat.get("ranks_alive")]
-            return bool(at_work) and all(beat.get("catches_usr1") for beat in at_work)
+        at_work = [beat for beat in known if beat.get("ranks_alive")]
+        everybody = len(known) == len(beats) and all(beat.get("count") for beat in known)
+        if everybody and at_work and all(beat.get("catches_usr1") for beat in at_work):
+            return True
+        if time.monotonic() - begun > (FRESH_S if everybody else 2 * plan.timing.beat_s):
+            return False
         time.sleep(POLL_S)
 
 

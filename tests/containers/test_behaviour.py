@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,35 @@ def find_processes(run: RunFolder) -> list[str]:
 
 
 @every_runtime
+def test_a_killed_runtime_takes_its_rank_along(box: Box) -> None:
+    run = box.vjob.submit(box.conf(box.copy("fate.py"), "-1", "hang", "deaf", "child"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 60, lambda: box.vjob.explain(run))
+    os.kill(find_starts(run)[0], signal.SIGKILL)
+    outcome = box.vjob.wait_over(run)["outcome"]
+    assert (outcome["code"], outcome["culprit_signal"]) == (137, "SIGKILL"), box.vjob.explain(run)
+    assert not find_processes(run)
+    logs = "".join(path.read_text() for path in run.path.glob("scheduler*.out"))
+    assert "left behind" not in logs and "cleaning up" not in logs
+
+
+def find_starts(run: RunFolder) -> list[int]:
+    """What the run's agents started: the ranks, or clients that stay in between."""
+    parents, words, leaders = {}, {}, []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            words[int(entry.name)] = (entry / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(stat[1])
+        if stat[3] == entry.name:
+            leaders.append(int(entry.name))
+    agents = [pid for pid, argv in words.items() if str(run.agent) in argv and "node" in argv]
+    found = [pid for pid in leaders if parents[pid] in agents]
+    return [pid for pid in found if "conmon" not in words[pid][0]]
+
+
+@every_runtime
 @pytest.mark.parametrize("writable", [True, False])
 def test_the_root_can_be_written_or_not(box: Box, writable: bool) -> None:
     rows = box.look(f"  writable: {str(writable).lower()}\n  mounts: ['/usr/share:/new/place']\n")
@@ -167,6 +197,23 @@ def test_a_folder_is_used_in_place_and_a_working_directory_may_be_its_own(
     assert {row["cwd"] for row in rows} == {"/home"}
     roots = list((box.scratch / f"vjob-{os.getuid()}" / "roots").glob("vjob-*"))
     assert not [path for path in roots if path.is_dir() and not path.is_symlink()], "no copy"
+
+
+@every_runtime
+def test_a_working_directory_may_have_any_name(box: Box, tmp_path: Path) -> None:
+    """It is mounted at its own path, and each runtime has signs of its own between paths."""
+    folder = tmp_path / '10:30, it\'s "a" $(touch owned)'
+    folder.mkdir()
+    script = box.copy("inside.py").rename(folder / "inside.py")
+    conf = box.conf(script, more=f"workdir: {json.dumps(str(folder))}\n")
+    if box.runtime == "charliecloud":
+        said = box.vjob("submit", box.vjob.write(conf), code=2).stderr
+        assert "charliecloud cannot mount" in said and "colon" in said
+        return
+    run = box.vjob.submit(conf)
+    assert box.vjob.wait_over(run)["verdict"] == "COMPLETED", box.vjob.explain(run)
+    rows = [json.loads(line) for line in read_out(run).splitlines()]
+    assert {row["cwd"] for row in rows} == {str(folder)}
 
 
 def test_every_runtime_is_tried_or_known_to_need_more() -> None:

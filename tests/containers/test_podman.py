@@ -20,7 +20,7 @@ with_stores = pytest.mark.parametrize(
     [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("podman", "docker")],
 )
 
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+DEAF = """trap "" TERM; exec python3 -c "import time; time.sleep(300)" "$0" """
 """For of rootless podman's two clients the inner sends a TERM on, once the outer is killed."""
 
 
@@ -66,7 +66,7 @@ def test_what_a_killed_client_left_is_ended_by_the_next_attempt(
 
     marks = {run: f"from {run}" for run in ("one", "other")}
     clients = {
-        run: subprocess.Popen([*fill_in(commands.start, run), "python3", "-c", DEAF, mark], env=env)
+        run: subprocess.Popen([*fill_in(commands.start, run), "/bin/sh", "-c", DEAF, mark], env=env)
         for run, mark in marks.items()
     }
     try:

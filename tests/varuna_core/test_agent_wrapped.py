@@ -5,6 +5,7 @@ process of the runtime's own in another session, as podman 4.3.1's do.
 """
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -144,6 +145,21 @@ def test_a_killed_client_takes_its_rank_along(make_stage: MakeStage) -> None:
     assert stage.wait() == [137]
     assert not [pid for pid in pids if is_running(pid)]
     assert stage.close(137).culprit_signal == "SIGKILL"
+
+
+def test_what_podman_keeps_for_its_next_container_is_left(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    """The user's other containers on the node are in the name space that it holds."""
+    program = tmp_path / "catatonit"
+    shutil.copy(Path(shutil.which("sleep") or "").resolve(), program)
+    # Without our marks, as podman's own processes are.
+    start = f'env -u RANK setsid {program} 60 >/dev/null 2>&1 & echo "pid $!"'
+    stage = make_wrapped(make_stage, *shell(start))
+    assert stage.wait() == [0]
+    pid = int(stage.wait_for_log("n0", "out", "pid").split()[-1])
+    assert is_running(pid)
+    os.kill(pid, signal.SIGKILL)
 
 
 def find_client(stage: Stage) -> int:

@@ -75,6 +75,7 @@ class Watch(threading.Thread):
         """Keys of the signals that the ranks got."""
         self._peers = list_peers(plan, node)
         self._count = 0
+        self._told: dict[str, Any] = {}
         self._gone_since: float | None = None
         self._ended = threading.Event()
 
@@ -82,7 +83,8 @@ class Watch(threading.Thread):
         next_beat = 0.0
         while not self._ended.is_set():
             now = time.monotonic()
-            if now >= next_beat:
+            # What changed is told at once: a rank that just got its handler can be asked to save.
+            if now >= next_beat or self._describe() != self._told:
                 self._beat("running")
                 next_beat = now + self._plan.timing.beat_s
             with contextlib.suppress(OSError):  # a file server that does not answer is asked again
@@ -139,9 +141,8 @@ class Watch(threading.Thread):
 
     def _beat(self, state: str) -> None:
         self._count += 1
-        write_beat(
-            self._attempt, self._node.index, self._host, self._count, state, self._describe()
-        )
+        self._told = self._describe()
+        write_beat(self._attempt, self._node.index, self._host, self._count, state, self._told)
 
 
 def write_beat(
