@@ -74,10 +74,13 @@ def prepare(
     if "%" in str(run.path):
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
     conf = replace(conf, container=resolve_image(conf.container, os.environ))
+    scheduler = choose_scheduler(conf, for_preview=for_preview)
+    if scheduler == "local" and ":" in str(run.path):
+        raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
     image = conf.container.image
     here = Surroundings(
         run=run.name,
-        scheduler=choose_scheduler(conf, for_preview=for_preview),
+        scheduler=scheduler,
         python=sys.executable,
         base=str(base),
         user_id=os.getuid(),

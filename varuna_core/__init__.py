@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from varuna_core.cut import CutPoint as CutPoint
+    from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
-_LAZY = {"CutPoint": "varuna_core.cut"}
+_LAZY = {"CutPoint": "varuna_core.cut", "Varuna": "varuna_core.varuna"}
 
 
 def __getattr__(name: str) -> Any:
