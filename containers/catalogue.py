@@ -303,6 +303,13 @@ CATALOGUE: tuple[Trouble, ...] = (
         remedy="set container.reuse: false, which copies the folder, or name a .sqsh file of it",
     ),
     Trouble(
+        name="scratch",
+        runtimes=UNPACKING,
+        pattern=r"mkdir: cannot create directory .?/(?!run\b)\S*: (No such|Permission|Read-only|Not a)",
+        cause="container.scratch is no folder that you may write on that node",
+        remedy="set container.scratch to a node-local folder of yours, such as /tmp",
+    ),
+    Trouble(
         name="no pyxis",
         runtimes=("pyxis",),
         pattern=r"(unrecognized|invalid|unknown) option.*--container-image"

@@ -216,6 +216,7 @@ MESSAGES = (
         "no pyxis",
         "Slurm started the agent outside of the container: slurmd has no pyxis on this node",
     ),
+    ("scratch", "enroot: mkdir: cannot create directory '/proc/x': No such file or directory"),
     ("pyxis path", "pyxis: --container-mounts: source path does not exist: /data"),
     ("pyxis path", "slurmstepd: error: pyxis: couldn't chdir to /nope: No such file or directory"),
     ("pyxis container", "[ERROR] File already exists: /tmp/data/pyxis_vjob-0123456789ab"),

@@ -163,4 +163,5 @@ def _run_step(
 
 
 def _last_words(text: str) -> str:
-    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-3:])
+    lines = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
+    return " | ".join(list(lines)[-3:])
