@@ -305,7 +305,8 @@ CATALOGUE: tuple[Trouble, ...] = (
     Trouble(
         name="scratch",
         runtimes=UNPACKING,
-        pattern=r"mkdir: cannot create directory .?/(?!run\b)\S*: (No such|Permission|Read-only|Not a)",
+        pattern=r"mkdir: cannot create directory .?/(?!run\b)\S*: "
+        r"(No such|Permission|Read-only|Not a)",
         cause="container.scratch is no folder that you may write on that node",
         remedy="set container.scratch to a node-local folder of yours, such as /tmp",
     ),
