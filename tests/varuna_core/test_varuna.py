@@ -1,0 +1,196 @@
+"""A model in any layout trains as the plain one does: loss, gradients, norm and weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.varuna_core.ranks import collect, start_ranks
+from tests.varuna_core.train_rank import (
+    MOMENTUM,
+    RATE,
+    SEED,
+    Case,
+    build_model,
+    cut_batch,
+    make_batch,
+    write_cases,
+)
+from varuna_core.cut import announce_segments
+from varuna_core.random_streams import build_seeder
+
+SCHEDULES = ["gpipe", "1f1b", "varuna", "zero_bubble"]
+UNEVEN = [8, 7, 5, 1, 8, 3, 8, 8, 2, 8]
+"""Ten batches, few of which divide by two micro-batches of two; for two replicas one is too small
+to give both a sample."""
+DROPOUT = {"dropout": 0.2}
+
+
+def name_of(case: Case) -> str:
+    return case.name
+
+
+def each_schedule(name: str, stage_map: str, **options: Any) -> list[Case]:
+    return [
+        Case(name=f"{name} {schedule}", stage_map=stage_map, schedule=schedule, **options)
+        for schedule in SCHEDULES
+    ]
+
+
+CASES: dict[int, list[Case]] = {
+    1: [
+        *each_schedule("1x1", "0;", batches=UNEVEN, clip=0.3),
+        Case(name="1x1 dropout", stage_map="0;", options=DROPOUT),
+    ],
+    2: [
+        *each_schedule("2x1", "0;1;", batches=UNEVEN, clip=0.3),
+        Case(name="2x1 auto", stage_map="0;1;", schedule="auto"),
+        Case(name="2x1 other order", stage_map="1;0;"),
+        Case(name="1x2", stage_map="0,1;", batches=UNEVEN, clip=0.3),
+        Case(name="1x2 tied", stage_map="0,1;", model="TiedGpt"),
+        Case(name="2x1 dropout", stage_map="0;1;", options=DROPOUT, batches=UNEVEN),
+        Case(name="2x1 dropout zero_bubble", stage_map="0;1;", options=DROPOUT),
+        Case(name="2x1 dropout varuna", stage_map="0;1;", options=DROPOUT, schedule="varuna"),
+        Case(name="1x2 dropout", stage_map="0,1;", options=DROPOUT, batches=UNEVEN),
+        *each_schedule("2x1 tied", "0;1;", model="TiedGpt", clip=0.3),
+        Case(
+            name="2x1 named pair",
+            stage_map="0;1;",
+            model="NamedPairGpt",
+            shared_weights=[["wte.weight", "lm_head_weight"]],
+            clip=0.3,
+        ),
+        Case(name="2x1 lengths", stage_map="0;1;", model="DictGpt", lengths=[8, 5, 8]),
+        Case(name="2x1 dict", stage_map="0;1;", model="DictGpt", schedule="varuna"),
+        Case(name="2x1 bert", stage_map="0;1;", model="Bert"),
+        Case(name="2x1 encoder-decoder", stage_map="0;1;", model="EncoderDecoder"),
+        Case(name="2x1 frozen", stage_map="0;1;", model="FrozenGpt"),
+        Case(name="2x1 in place", stage_map="0;1;", model="InPlaceGpt", schedule="varuna"),
+        Case(name="2x1 shared block", stage_map="0;1;", model="SharedBlockGpt"),
+        Case(name="2x1 batch norm", stage_map="0;1;", model="ConvNet"),
+        Case(name="2x1 batch norm varuna", stage_map="0;1;", model="ConvNet", schedule="varuna"),
+        Case(name="2x1 root", stage_map="0;1;", model="RootGpt", recompute="full"),
+    ],
+    3: [
+        *each_schedule("3x1 uneven", "0;1;2;", partition="0-3-1", batches=UNEVEN),
+        Case(name="3x1 three-way", stage_map="0;1;2;", model="ThreeWayGpt", clip=0.3),
+        Case(name="1x3", stage_map="0,1,2;", batches=[7, 7, 3]),
+        Case(name="3x1 dropout", stage_map="0;1;2;", options=DROPOUT, recompute="full"),
+    ],
+    4: [
+        *each_schedule("2x2", "0,2;1,3;", batches=UNEVEN, clip=0.3),
+        *each_schedule("4x1 empty", "0;1;2;3;", partition="0-2-0-2", model="DictGpt"),
+        Case(name="4x1 ends", stage_map="0;1;2;3;", partition="0-4-0-0", model="TiedGpt"),
+        Case(name="2x2 tied", stage_map="0,1;2,3;", model="TiedGpt", clip=0.3, batches=UNEVEN),
+        Case(name="2x2 dropout", stage_map="0,1;2,3;", options=DROPOUT, schedule="varuna"),
+    ],
+}
+ALL = [(world_size, case) for world_size, cases in CASES.items() for case in cases]
+
+
+@cache
+def _train(folder: Path, world_size: int) -> str:
+    """All cases of a world size in one start of its ranks; what went wrong, if anything."""
+    write_cases(folder, CASES[world_size])
+    with start_ranks("tests.varuna_core.train_rank", world_size, str(folder)) as ranks:
+        done = collect(ranks, 90)
+    return "\n".join(f"rank {r} exit {code}\n{out}" for r, (code, out) in enumerate(done) if code)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    return {size: tmp_path_factory.mktemp(f"world{size}") for size in CASES}
+
+
+def train_plain(case: Case) -> dict[str, Any]:
+    """The same training by one plain process: on whole batches, or with dropout or buffers that
+    change on the same micro-batches."""
+    model = build_model(case)
+    if case.shared_weights:
+        ((first, second),) = case.shared_weights
+        model.lm_head_weight = model.get_parameter(first)
+        assert second == "lm_head_weight"
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+    result: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}}
+    whole = not (case.options or case.model in ("ConvNet", "RootGpt"))
+    for step, size in enumerate(case.batches):
+        batch = make_batch(case, step)
+        chunk = size if whole else case.chunk_size
+        total = torch.zeros(())
+        for begin in range(0, size, chunk):
+            held = range(begin, min(begin + chunk, size))
+            with announce_segments(build_seeder(SEED, step, begin)):
+                loss = model(**cut_batch(batch, size, held)) * (len(held) / size)
+            loss.backward()
+            total += loss.detach()
+        result["losses"].append(total)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip or float("inf"))
+        result["norms"].append(norm)
+        if step == 0:
+            result["gradients"] = {
+                name: parameter.grad.clone()
+                for name, parameter in model.named_parameters(remove_duplicate=False)
+                if parameter.grad is not None
+            }
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        batch, size = make_batch(case, 0), case.batches[0]
+        chunk = size if whole else case.chunk_size
+        result["evaluated"] = sum(
+            model(**cut_batch(batch, size, range(begin, begin + chunk))) * (chunk / size)
+            for begin in range(0, size, chunk)
+        )
+    result["state"] = model.state_dict()
+    return result
+
+
+def assert_close(ours: Tensor, plain: Tensor, what: str) -> None:
+    torch.testing.assert_close(ours, plain, atol=2e-6, rtol=2e-5, msg=lambda m: f"{what}: {m}")
+
+
+@pytest.mark.parametrize(("world_size", "case"), ALL, ids=[case.name for _, case in ALL])
+def test_any_layout_trains_as_the_plain_model(
+    folders: dict[int, Path], world_size: int, case: Case
+) -> None:
+    problem = _train(folders[world_size], world_size)
+    assert not problem, problem
+    plain = train_plain(case)
+    seen: set[str] = set()
+    for rank in range(world_size):
+        ours = torch.load(folders[world_size] / f"{case.name}.{rank}.pt")
+        for word in ("losses", "norms"):
+            assert_close(torch.stack(ours[word]), torch.stack(plain[word]), word)
+        assert_close(ours["evaluated"], plain["evaluated"], "evaluated")
+        for name, gradient in ours["gradients"].items():
+            assert_close(gradient, plain["gradients"][name], f"gradient of {name}")
+        for name, tensor in ours["state"].items():
+            if tensor.is_floating_point():
+                assert_close(tensor, plain["state"][name], name)
+            else:
+                assert torch.equal(tensor, plain["state"][name]), name
+        seen |= ours["state"].keys()
+    assert seen == plain["state"].keys()
+
+
+@pytest.mark.parametrize(("world_size", "case"), ALL, ids=[case.name for _, case in ALL])
+def test_ranks_agree_to_the_bit(folders: dict[int, Path], world_size: int, case: Case) -> None:
+    """On the loss and the norm, and on a weight that several of them hold."""
+    assert not _train(folders[world_size], world_size)
+    ranks = [torch.load(folders[world_size] / f"{case.name}.{r}.pt") for r in range(world_size)]
+    groups = [("wte.weight", "head.weight", "lm_head_weight")] if "ied" in case.model else []
+    for other in ranks[1:]:
+        assert torch.equal(torch.stack(other["losses"]), torch.stack(ranks[0]["losses"]))
+        assert torch.equal(torch.stack(other["norms"]), torch.stack(ranks[0]["norms"]))
+    values: dict[str, Tensor] = {}
+    parameters = dict(build_model(case).named_parameters(remove_duplicate=False))
+    for rank in ranks:
+        for name in rank["state"].keys() & parameters.keys():
+            key = next((group[0] for group in groups if name in group), name)
+            assert torch.equal(rank["state"][name], values.setdefault(key, rank["state"][name]))

@@ -1,0 +1,53 @@
+"""The program in docs/training.md runs, and two processes print what one prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def find_free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def run(script: Path, world_size: int) -> set[str]:
+    port = str(find_free_port())
+    base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**base, "RANK": str(rank), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = {rank.communicate(timeout=60)[0] for rank in ranks}
+        assert [rank.returncode for rank in ranks] == [0] * world_size
+        return outputs
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.communicate()
+
+
+def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
+    page = (ROOT / "docs/training.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert program.count("# +") <= 10
+    (tmp_path / "train.py").write_text(program)
+    (alone,) = run(tmp_path / "train.py", 1)
+    assert alone.startswith("loss 0.")
+    assert run(tmp_path / "train.py", 2) == {alone}

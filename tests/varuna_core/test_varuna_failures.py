@@ -1,0 +1,55 @@
+"""One rank fails: all stop within seconds, and each says what happened first and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.varuna_core.ranks import collect, start_ranks
+
+PROGRAM = "tests.varuna_core.fail_rank"
+
+
+def find_error(output: str) -> str:
+    """The first error that the others were told of."""
+    told = [line for line in output.splitlines() if " RankFailed: " in line]
+    assert told, output
+    return told[0].partition(" stops: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("how", "world_size"), [("raises", 4), ("killed", 3), ("killed", 4), ("leaves", 3)]
+)
+def test_all_ranks_stop_with_the_first_error(tmp_path: Path, how: str, world_size: int) -> None:
+    with start_ranks(PROGRAM, world_size, str(tmp_path), how) as ranks:
+        done = collect(ranks, 40)
+    exits = {"raises": 1, "killed": -9, "leaves": 0}
+    assert done[1][0] == exits[how], done[1][1]
+    others = [result for rank, result in enumerate(done) if rank != 1]
+    for code, output in others:
+        assert code == 1 and "step 1" in output and "step 3" not in output, output
+    (first,) = {find_error(output) for _, output in others}
+    if how == "raises":
+        assert "KeyError: 'no such block'" in done[1][1]
+        assert first == "rank 1 (stage 1, replica 0): KeyError: 'no such block'"
+    elif how == "killed":
+        assert "Connection closed by peer" in first or "Connection reset" in first
+    else:
+        assert "nothing comes from rank 1" in first or "Connection closed" in first
+
+
+def test_a_rank_that_fails_and_lives_on_holds_up_nobody(tmp_path: Path) -> None:
+    with start_ranks(PROGRAM, 4, str(tmp_path), "lingers") as ranks:
+        others = collect([ranks[0], ranks[2], ranks[3]], 40)
+        assert ranks[1].poll() is None
+        for code, output in others:
+            assert code == 1 and "KeyError: 'no such block'" in find_error(output)
+
+
+@pytest.mark.parametrize("how", ["destroys", "forgets"])
+def test_a_run_without_close_ends_well(tmp_path: Path, how: str) -> None:
+    """Whether the user takes down torch.distributed or not."""
+    with start_ranks(PROGRAM, 3, str(tmp_path), how) as ranks:
+        for code, output in collect(ranks, 40):
+            assert code == 0 and output.endswith("step 3\n"), output

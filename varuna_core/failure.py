@@ -1,0 +1,64 @@
+"""One rank fails, all stop: the first error goes through the store, the rest by closed groups.
+
+A rank that fails writes what happened into the store, if it is the first, and closes its groups;
+its neighbours' waits end with an error, they read the store, say what was written there and close
+theirs. A rank that is killed writes nothing: the first that misses it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import torch.distributed as dist
+
+log = logging.getLogger(__name__)
+
+
+class RankFailed(RuntimeError):
+    """Another rank's failure ended this rank's step; the message holds the first error."""
+
+
+class ChannelClosed(RuntimeError):
+    """A neighbour has gone, or said that it failed."""
+
+
+class FailureBoard:
+    """The place in the store where the first error is written."""
+
+    def __init__(self, store: Any, key: str) -> None:
+        self.store, self.key = store, key
+
+    def write(self, text: str) -> str:
+        """Write the error unless there is one; returns the first one."""
+        try:
+            if self.store is None:
+                return text
+            first: str = self.store.compare_set(self.key, "", text).decode()
+            return first
+        except RuntimeError as error:
+            log.debug("failure not written: %s", error)
+            return text
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and message, the first line, without gloo's source file and advice."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    line = re.sub(r"^\[[^\]]*/gloo/[^\]]*\] ", "", line).partition(". This is typically")[0]
+    return f"{type(error).__name__}: {line}".rstrip(": ")
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """It is another rank's doing; gloo's own errors are plain RuntimeErrors (torch 2.13)."""
+    if isinstance(error, (ChannelClosed, dist.DistError)):
+        return True
+    return isinstance(error, RuntimeError) and "gloo" in str(error)
+
+
+def close_group(group: Any) -> None:
+    """Who waits for this rank in the group gets an error at once."""
+    try:
+        dist.destroy_process_group(group)
+    except (RuntimeError, ValueError, AssertionError) as error:  # gone already
+        log.debug("group not closed: %s", error)

@@ -1,0 +1,47 @@
+"""Random numbers that no layout changes: torch is seeded as a micro-batch enters a segment.
+
+The seed is derived from (seed, step, place of the micro-batch's first sample in the global batch,
+segment), so whichever rank runs that segment draws the same, and a recompute draws it again. A
+forward starts with the stream of segment 0 in every stage: code before the stage runs there too.
+`random` and numpy are the user's own matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from varuna_core.split_weights import derive_seed
+
+CPU = torch.device("cpu")
+
+
+def seed_segment(
+    seed: int, step: int, first_sample: int, segment: int, device: torch.device = CPU
+) -> None:
+    """Seed the CPU and the device for one micro-batch in one segment.
+
+    Not by `torch.manual_seed`: it formats a stack trace for devices that are not there, 0.1 ms and
+    more a call (torch 2.13).
+    """
+    derived = derive_seed(seed, f"{step}/{first_sample}/{segment}")
+    torch.default_generator.manual_seed(derived)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(derived)
+
+
+def build_seeder(
+    seed: int, step: int, first_sample: int, device: torch.device = CPU
+) -> Callable[[int], None]:
+    """What a stage calls as each segment begins."""
+    return lambda segment: seed_segment(seed, step, first_sample, segment, device)
+
+
+@contextmanager
+def kept_random_state(device: torch.device) -> Iterator[None]:
+    """What the caller draws afterwards does not depend on what was drawn within."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield

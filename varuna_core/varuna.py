@@ -1,0 +1,359 @@
+"""Varuna: a model with CutPoints trained as pipeline stages and replicas, spelled as in Varuna.
+
+    model = Varuna(model, stage_to_rank_map, dummy_inputs, batch_size, chunk_size, device="cpu")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.set_optimizer(optimizer)
+    loss, overflow = model.step(inputs)     # every rank of a replica gets the replica's batch
+    optimizer.step()
+    model.zero_grad()
+
+Loss, gradients and updates equal those of the plain model on the global batch. Not in this version:
+precisions other than fp32, checkpoints, several stages a rank, and the fields that say so when they
+are set.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from varuna_core.engine import Engine, Trace
+from varuna_core.failure import RankFailed, describe_error, is_connection_error
+from varuna_core.grads import Gradients, list_shared
+from varuna_core.links import connect
+from varuna_core.microbatch import BatchSplitter, GetBatch, MicroBatch, deal_samples
+from varuna_core.random_streams import kept_random_state
+from varuna_core.schedule.actions import Action, Schedule
+from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.order import find_capacity
+from varuna_core.schedule.recompute import Recompute
+from varuna_core.schedule.verify import verify
+from varuna_core.split import Split, split_model
+from varuna_core.stage_map import parse_stage_map
+
+SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble")
+# Messages that a channel takes before a sender waits, where the schedule needs no more.
+CAPACITY = 4
+
+
+class Varuna(nn.Module):
+    """This rank's part of the model; `parameters()` are its own, under the plain model's names."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stage_to_rank_map: str | Sequence[Sequence[int]],
+        dummy_inputs: Mapping[str, Any] | GetBatch,
+        batch_size: int,
+        chunk_size: int,
+        fp16: bool = False,
+        local_rank: int = -1,
+        device: int | str | torch.device = -1,
+        shared_weights: Sequence[Sequence[str]] | None = None,
+        from_cache: bool = True,
+        *,
+        partition: str | Sequence[int] | None = None,
+        schedule: str = "auto",
+        precision: str | None = None,
+        recompute: Recompute = "none",
+        trace: Trace | None = None,
+        seed: int = 1234,
+        state_dict: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
+
+        `seed` is that of dropout and the like, and of the weights of a model on the meta device;
+        `state_dict` holds weights to start from. `from_cache` is taken and changes nothing: the dry
+        run is made anew each time.
+        """
+        super().__init__()
+        _refuse(fp16, precision, schedule, recompute, batch_size, chunk_size)
+        self.batch_size, self.chunk_size = batch_size, chunk_size
+        self.schedule_name, self.recompute = schedule, recompute
+        self.device = find_device(device, local_rank)
+        world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        self.stage_map = parse_stage_map(stage_to_rank_map, world)
+        self.stage_index, self.replica = self.stage_map.find(rank)
+        dummies, self._splitter = _look_at(dummy_inputs, chunk_size)
+        self.split = split_model(
+            model,
+            dummies,
+            self.stage_map.num_stages,
+            partition,
+            shared_weights=shared_weights,
+            device=self.device,
+        )
+        on_meta = any(parameter.is_meta for parameter in model.parameters())
+        self.stage = self.split.make_stage(
+            self.stage_index, state_dict=state_dict, seed=seed if on_meta else None
+        )
+        self.samples = deal_samples(batch_size, chunk_size, self.stage_map.num_replicas)[
+            self.replica
+        ]
+        """Which samples of the global batch this rank is to be given."""
+
+        shared = list_shared(self.split.ties)
+        self.links = connect(self.stage_map, rank, tuple(shared), self.device)
+        self.engine = Engine(self.stage, self.links, seed=seed, trace=trace)
+        own = self.stage.parameters()
+        self.gradients = Gradients(own, shared, self.links, self.device)
+        self.gradients.share_values(
+            [*{id(p): p for p in own.values()}.values(), *self.stage.buffers().values()]
+        )
+        if schedule in ("zero_bubble", "auto"):
+            self.engine.weight_grads.install(self.stage.module)
+        # An optimizer refuses to hold nothing, and a stage may have no layers.
+        self._nothing = nn.Parameter(torch.empty(0, device=self.device))
+        self._plans: dict[int, tuple[Schedule, int]] = {}
+        self._counting: Any = None
+        self.iteration = 0
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.last_grad_norm: Tensor | None = None
+        """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
+
+        self.train(model.training)
+        weakref.finalize(self, self.links.close)  # at exit too
+
+    # As a module.
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """This stage's own; a stage without any has one of no elements."""
+        seen: set[int] = set()
+        dot = prefix + "." if prefix else ""
+        for name, parameter in self.stage.parameters().items():
+            if id(parameter) not in seen or not remove_duplicate:
+                yield dot + name, parameter
+            seen.add(id(parameter))
+        if not seen:
+            yield dot + "nothing", self._nothing
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        dot = prefix + "." if prefix else ""
+        for name, buffer in self.stage.buffers().items():
+            yield dot + name, buffer
+
+    def state_dict(  # type: ignore[override]  # a part of the model has no prefix, no destination
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """This rank's parameters and persistent buffers, in the plain model's names."""
+        if args or kwargs:
+            raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
+        persistent = self.split.model.state_dict().keys()
+        named = {**self.stage.parameters(), **self.stage.buffers()}
+        return {name: tensor.detach() for name, tensor in named.items() if name in persistent}
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("give Varuna(state_dict=...) the plain model's state dict")
+
+    def train(self, mode: bool = True) -> Varuna:
+        self.training = mode
+        self.stage.train(mode)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self.gradients.parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Varuna runs whole batches: call step(inputs) or evaluate(inputs)")
+
+    # Training.
+
+    def set_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: float | str = "dynamic",
+        init_loss_scale: float = 2**20,
+        min_loss_scale: float = 1.0,
+    ) -> None:
+        """Say which optimizer the user steps; the loss scales are those of fp16."""
+        own = {id(parameter) for parameter in self.parameters()}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not held <= own:
+            raise ValueError(
+                "the optimizer holds parameters that are not this stage's: make it after Varuna, "
+                "from model.parameters()"
+            )
+        self.optimizer = optimizer
+
+    def step(
+        self, inputs: Mapping[str, Any], clip_grad_max_norm: float | None = None
+    ) -> tuple[Tensor, bool]:
+        """Forward and backward of the replica's batch: the global mean loss, and False (overflow).
+
+        Gradients add to what is there, as in plain PyTorch; the loss is the same on every rank.
+        """
+
+        def run(microbatches: list[MicroBatch], count: Callable[[], int]) -> Tensor:
+            actions = self._plan(len(microbatches))
+            summed = self.engine.run(actions, microbatches, self.iteration, count)
+            self.gradients.reduce()
+            square = self.gradients.square_norm()
+            loss, square = self._agree(summed, square, count)
+            self.last_grad_norm = square.sqrt().to(torch.get_default_dtype())
+            if clip_grad_max_norm is not None:
+                factor = clip_grad_max_norm / (square.sqrt() + 1e-6)
+                self.gradients.scale(factor.clamp(max=1.0))
+            return loss
+
+        loss = self._guarded(inputs, run)
+        self.iteration += 1
+        return loss, False
+
+    def evaluate(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The mean loss of the global batch without gradients, the same on every rank."""
+
+        def run(microbatches: list[MicroBatch], count: Callable[[], int]) -> Tensor:
+            self.links.hold(CAPACITY)
+            summed = self.engine.evaluate(microbatches, self.iteration)
+            return self._agree(summed, torch.zeros_like(summed), count)[0]
+
+        return self._guarded(inputs, run)
+
+    def close(self) -> None:
+        """Take leave of the other ranks; done at exit too."""
+        self.links.close()
+
+    def _guarded(
+        self,
+        inputs: Mapping[str, Any],
+        run: Callable[[list[MicroBatch], Callable[[], int]], Tensor],
+    ) -> Tensor:
+        """Run on the batch; a failure here or on another rank ends the step on all."""
+        if self.links.closed:
+            raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
+        try:
+            size = self._splitter.count(inputs)
+            first = self._find_first(size)
+            microbatches = self._splitter.split(inputs, self.chunk_size, first, self.device)
+            with kept_random_state(self.device):
+                return run(microbatches, self._start_count(size))
+        except BaseException as error:
+            mine = f"{self.links.name}: {describe_error(error)}"
+            first_error = self.links.board.write(mine)
+            self._counting = None  # it would keep its group open
+            self.links.abort()
+            if not is_connection_error(error):
+                raise
+            raise RankFailed(f"{self.links.name} stops: {first_error}") from error
+
+    def _find_first(self, size: int) -> int:
+        """The place of this batch in the global one: its even share, or the one dealt to it."""
+        if size * self.stage_map.num_replicas == self.batch_size:
+            return self.replica * size
+        if size > len(self.samples):
+            raise ValueError(
+                f"a batch of {size} samples: replica {self.replica} of "
+                f"{self.stage_map.num_replicas} takes {len(self.samples)} of {self.batch_size} "
+                f"(model.samples says which)"
+            )
+        return self.samples.start
+
+    def _start_count(self, size: int) -> Callable[[], int]:
+        """Begin to add up what the replicas were given; the last stage will ask for the sum."""
+        if self.links.replicas is None or not self.stage.is_last:
+            return lambda: size
+        total = torch.tensor([size])
+        self._counting = dist.all_reduce(total, group=self.links.replicas, async_op=True)
+
+        def wait() -> int:
+            if self._counting is not None:
+                self._counting.wait()
+            self._counting = None
+            return int(total.item())
+
+        return wait
+
+    def _agree(
+        self, summed: Tensor, square: Tensor, count: Callable[[], int]
+    ) -> tuple[Tensor, Tensor]:
+        """The mean loss and the square of the norm, the same on every rank."""
+        loss = torch.zeros_like(summed)
+        if self.stage.is_last:
+            total = count()
+            loss = summed / total if total else summed
+            if self.links.replicas is not None:
+                dist.all_reduce(loss, group=self.links.replicas)
+        both = torch.stack([loss, square])
+        if self.links.pipeline is not None:
+            dist.all_reduce(both, group=self.links.pipeline)
+        return both[0].to(torch.get_default_dtype()), both[1]
+
+    def _plan(self, num_microbatches: int) -> tuple[Action, ...]:
+        """This rank's actions for so many micro-batches, verified when first asked for."""
+        if not num_microbatches:
+            return ()
+        found = self._plans.get(num_microbatches)
+        if found is None:
+            schedule = build_schedule(
+                self.schedule_name,
+                self.stage_map.num_stages,
+                num_microbatches,
+                costs=estimate_costs(self.split),
+                recompute=self.recompute,
+            )
+            capacity = max(CAPACITY, find_capacity(schedule))
+            verify(schedule, capacity=capacity)
+            found = self._plans[num_microbatches] = schedule, capacity
+        schedule, capacity = found
+        self.links.hold(capacity)
+        return schedule.ranks[self.stage_index]
+
+
+def estimate_costs(split: Split) -> Costs:
+    """Of each stage from the dry run's count; a backward takes two forwards."""
+    unit = max(sum(split.costs), 1e-30)
+    each = tuple(sum(split.costs[s] for s in held) / unit for held in split.stages)
+    return Costs(forward=each, input_grad=each, weight_grad=each)
+
+
+def find_device(device: int | str | torch.device, local_rank: int) -> torch.device:
+    """As the ancestor: an index, -1 for the local rank's; or a name such as "cpu"."""
+    if not isinstance(device, int):
+        return torch.device(device)
+    index = device if device >= 0 else local_rank
+    if not torch.cuda.is_available():
+        if index >= 0:
+            raise ValueError(f'device {index}: there is no GPU here; say device="cpu"')
+        return torch.device("cpu")
+    return torch.device("cuda", max(index, 0))
+
+
+def _look_at(
+    dummy_inputs: Mapping[str, Any] | GetBatch, size: int
+) -> tuple[Mapping[str, Any], BatchSplitter]:
+    if isinstance(dummy_inputs, Mapping):
+        return dummy_inputs, BatchSplitter.from_inputs(dummy_inputs)
+    return dummy_inputs(size), BatchSplitter.from_function(dummy_inputs, size)
+
+
+def _refuse(
+    fp16: bool,
+    precision: str | None,
+    schedule: str,
+    recompute: str,
+    batch_size: int,
+    chunk_size: int,
+) -> None:
+    if fp16 or precision not in (None, "fp32"):
+        wanted = "fp16=True" if fp16 else f"precision {precision!r}"
+        raise ValueError(f"{wanted} is not in this version: leave it out, or say 'fp32'")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule {schedule!r}: this version runs {', '.join(SCHEDULES)}")
+    if recompute not in ("none", "full"):
+        raise ValueError(f"recompute {recompute!r}: this version knows 'none' and 'full'")
+    if batch_size < 1 or chunk_size < 1:
+        raise ValueError(f"batch_size {batch_size} and chunk_size {chunk_size} must be 1 or more")
