@@ -30,14 +30,13 @@ from varuna_core.microbatch import BatchSplitter, GetBatch, MicroBatch, deal_sam
 from varuna_core.random_streams import kept_random_state
 from varuna_core.schedule.actions import Action, Schedule
 from varuna_core.schedule.choice import build_schedule
-from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.order import find_capacity
 from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.verify import verify
-from varuna_core.split import Split, split_model
+from varuna_core.settings import estimate_costs, find_device, refuse_unknown
+from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
 
-SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble")
 # Messages that a channel takes before a sender waits, where the schedule needs no more.
 CAPACITY = 4
 
@@ -73,7 +72,7 @@ class Varuna(nn.Module):
         run is made anew each time.
         """
         super().__init__()
-        _refuse(fp16, precision, schedule, recompute, batch_size, chunk_size)
+        refuse_unknown(fp16, precision, schedule, recompute, batch_size, chunk_size)
         self.batch_size, self.chunk_size = batch_size, chunk_size
         self.schedule_name, self.recompute = schedule, recompute
         self.device = find_device(device, local_rank)
@@ -313,47 +312,9 @@ class Varuna(nn.Module):
         return schedule.ranks[self.stage_index]
 
 
-def estimate_costs(split: Split) -> Costs:
-    """Of each stage from the dry run's count; a backward takes two forwards."""
-    unit = max(sum(split.costs), 1e-30)
-    each = tuple(sum(split.costs[s] for s in held) / unit for held in split.stages)
-    return Costs(forward=each, input_grad=each, weight_grad=each)
-
-
-def find_device(device: int | str | torch.device, local_rank: int) -> torch.device:
-    """As the ancestor: an index, -1 for the local rank's; or a name such as "cpu"."""
-    if not isinstance(device, int):
-        return torch.device(device)
-    index = device if device >= 0 else local_rank
-    if not torch.cuda.is_available():
-        if index >= 0:
-            raise ValueError(f'device {index}: there is no GPU here; say device="cpu"')
-        return torch.device("cpu")
-    return torch.device("cuda", max(index, 0))
-
-
 def _look_at(
     dummy_inputs: Mapping[str, Any] | GetBatch, size: int
 ) -> tuple[Mapping[str, Any], BatchSplitter]:
     if isinstance(dummy_inputs, Mapping):
         return dummy_inputs, BatchSplitter.from_inputs(dummy_inputs)
     return dummy_inputs(size), BatchSplitter.from_function(dummy_inputs, size)
-
-
-def _refuse(
-    fp16: bool,
-    precision: str | None,
-    schedule: str,
-    recompute: str,
-    batch_size: int,
-    chunk_size: int,
-) -> None:
-    if fp16 or precision not in (None, "fp32"):
-        wanted = "fp16=True" if fp16 else f"precision {precision!r}"
-        raise ValueError(f"{wanted} is not in this version: leave it out, or say 'fp32'")
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule {schedule!r}: this version runs {', '.join(SCHEDULES)}")
-    if recompute not in ("none", "full"):
-        raise ValueError(f"recompute {recompute!r}: this version knows 'none' and 'full'")
-    if batch_size < 1 or chunk_size < 1:
-        raise ValueError(f"batch_size {batch_size} and chunk_size {chunk_size} must be 1 or more")

@@ -1,0 +1,48 @@
+"""What Varuna's arguments mean: what this version refuses, the device, what stages cost."""
+
+from __future__ import annotations
+
+import torch
+
+from varuna_core.schedule.costs import Costs
+from varuna_core.split import Split
+
+SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble")
+
+
+def estimate_costs(split: Split) -> Costs:
+    """Of each stage from the dry run's count; a backward takes two forwards."""
+    unit = max(sum(split.costs), 1e-30)
+    each = tuple(sum(split.costs[s] for s in held) / unit for held in split.stages)
+    return Costs(forward=each, input_grad=each, weight_grad=each)
+
+
+def find_device(device: int | str | torch.device, local_rank: int) -> torch.device:
+    """As the ancestor: an index, -1 for the local rank's; or a name such as "cpu"."""
+    if not isinstance(device, int):
+        return torch.device(device)
+    index = device if device >= 0 else local_rank
+    if not torch.cuda.is_available():
+        if index >= 0:
+            raise ValueError(f'device {index}: there is no GPU here; say device="cpu"')
+        return torch.device("cpu")
+    return torch.device("cuda", max(index, 0))
+
+
+def refuse_unknown(
+    fp16: bool,
+    precision: str | None,
+    schedule: str,
+    recompute: str,
+    batch_size: int,
+    chunk_size: int,
+) -> None:
+    if fp16 or precision not in (None, "fp32"):
+        wanted = "fp16=True" if fp16 else f"precision {precision!r}"
+        raise ValueError(f"{wanted} is not in this version: leave it out, or say 'fp32'")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule {schedule!r}: this version runs {', '.join(SCHEDULES)}")
+    if recompute not in ("none", "full"):
+        raise ValueError(f"recompute {recompute!r}: this version knows 'none' and 'full'")
+    if batch_size < 1 or chunk_size < 1:
+        raise ValueError(f"batch_size {batch_size} and chunk_size {chunk_size} must be 1 or more")
