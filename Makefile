@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONF ?= examples/quickstart.yaml
 
-.PHONY: demo test check lab-packages docs clean
+.PHONY: demo test check packages docs clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,15 +20,16 @@ demo: $(VENV)/.installed
 	$(BIN)/vjob submit $(CONF) --follow
 	$(BIN)/vjob status last
 
-# The Slurm lab needs Debian packages: installed when root, else its tests skip and say so.
-lab-packages:
+# The Slurm lab and the containers need Debian packages: installed when root, else their tests skip
+# and say so.
+packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  packages="$$($(PYTHON) -m tests.cluster packages) shellcheck charliecloud squashfs-tools podman runc uidmap catatonit"; \
 	  if ! dpkg -s $$packages >/dev/null 2>&1; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi
 
-test: lab-packages $(VENV)/.installed-dev check
+test: packages $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev

@@ -6,14 +6,7 @@ cluster's promises it keeps one less: ranks have your group, without the others 
 
 from __future__ import annotations
 
-from containers.podman import (
-    SHARED,
-    TRY,
-    build_end,
-    build_pull,
-    render_mount,
-    render_reference,
-)
+from containers.podman import SHARED, build_pull, plan_stored, render_mount, render_reference
 from containers.runtime import Argv, Commands, ImageKind, Request, Runtime, Unsuitable
 
 _TOOL = ("docker", "--log-level=error")
@@ -31,21 +24,8 @@ class Docker(Runtime):
 
     def plan(self, request: Request) -> Commands:
         image = render_reference(request.image, self.name)
-        start = (*_TOOL, "run", *build_options(request), "--pull=never", "--entrypoint=", image)
-        return Commands(
-            runtime=self.name,
-            image=request.image,
-            workdir=request.workdir,
-            probe=(*_TOOL, "info"),
-            prepare=(
-                build_pull(_TOOL, ("image", "inspect", "--format="), image, request),
-                build_end(_TOOL),
-                (*start, *TRY),
-            ),
-            start=start,
-            wraps=True,
-            clean=(build_end(_TOOL),),
-        )
+        pull = build_pull(_TOOL, ("image", "inspect", "--format="), image, request)
+        return plan_stored(self.name, _TOOL, build_options(request), image, pull, request)
 
 
 def build_options(request: Request) -> Argv:

@@ -78,28 +78,8 @@ class Podman(Runtime):
     def _plan_stored(self, request: Request) -> Commands:
         """An image that podman pulled, or somebody before us, to where the site keeps those."""
         image = render_reference(request.image, self.name)
-        start = (
-            *_TOOL,
-            "run",
-            *build_options(request),
-            "--pull=never",
-            "--entrypoint=",
-            image,
-        )
-        return Commands(
-            runtime=self.name,
-            image=request.image,
-            workdir=request.workdir,
-            probe=(*_TOOL, "info"),
-            prepare=(
-                build_pull(_TOOL, ("image", "exists"), image, request),
-                build_end(_TOOL),
-                (*start, *TRY),
-            ),
-            start=start,
-            wraps=True,
-            clean=(build_end(_TOOL),),
-        )
+        pull = build_pull(_TOOL, ("image", "exists"), image, request)
+        return plan_stored(self.name, _TOOL, build_options(request), image, pull, request)
 
 
 _TOOL = (
@@ -121,6 +101,24 @@ _PROBE = (
 
 _HOLDERS = {"dockerd": "docker", "podman": "podman"}
 """Schemes of what lies on this host, and where."""
+
+
+def plan_stored(
+    runtime: str, tool: Argv, options: Argv, image: str, pull: Argv, request: Request
+) -> Commands:
+    """The commands for an image in a store of the tool's own."""
+    start = (*tool, "run", *options, "--pull=never", "--entrypoint=", image)
+    end = build_end(tool)
+    return Commands(
+        runtime=runtime,
+        image=request.image,
+        workdir=request.workdir,
+        probe=(*tool, "info"),
+        prepare=(pull, end, (*start, *TRY)),
+        start=start,
+        wraps=True,
+        clean=(end,),
+    )
 
 
 def build_options(request: Request) -> Argv:

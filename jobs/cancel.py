@@ -17,7 +17,7 @@ from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.signals import write_signal
 
-POLL_S = 0.5
+POLL_S = 1.0
 FRESH_S = 3.0
 """In which an agent's beat tells of what changed on its node."""
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from containers.apptainer import LIBRARIES, Apptainer
-from containers.runtime import ImageKind, Request
 from tests.containers.real import Tools
+from tests.containers.request import make_request
 from tests.containers.test_behaviour import Box
 from varuna_core.agent.entry import COMMAND, build_entry
 
@@ -40,20 +40,7 @@ def test_the_drivers_libraries_are_found_in_a_tree_that_is_written(
     """With --writable apptainer makes no folder for them, and it sets no path in a foreign tree."""
     tools.need("apptainer")
     pretend_driver(tmp_path)
-    request = Request(
-        run="r",
-        image=str(image),
-        kind=ImageKind.SQUASHFS,
-        mounts=(),
-        workdir="/",
-        writable=True,
-        remap_root=False,
-        reuse="auto",
-        gpus=True,
-        user_id=os.getuid(),
-        scratch=str(scratch),
-        stamp="1",
-    )
+    request = make_request(image, scratch, writable=True, gpus=True)
     commands = Apptainer().plan(request)
     env = {**os.environ, **commands.env, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(commands.prepare[0], env=env, check=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from containers.enroot import build_paths
-from containers.runtime import ImageKind, Request
 from containers.store import Store
+from tests.containers.request import make_request
 
 HOOK = Path(__file__).parent.parent.parent / "containers/hooks/50-vjob.sh"
 
@@ -26,20 +26,7 @@ def test_a_container_started_by_hand_finds_the_runs_address(
     tmp_path: Path, image: Path, scratch: Path
 ) -> None:
     """The hook lies where a user without root puts it."""
-    request = Request(
-        run="r",
-        image=str(image),
-        kind=ImageKind.SQUASHFS,
-        mounts=(),
-        workdir="/",
-        writable=False,
-        remap_root=False,
-        reuse="auto",
-        gpus=False,
-        user_id=os.getuid(),
-        scratch=str(scratch),
-        stamp="1",
-    )
+    request = make_request(image, scratch)
     store = Store(request)
     config = tmp_path / "config"
     (config / "hooks.d").mkdir(parents=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from containers.registry import RUNTIMES
-from containers.runtime import Argv, ImageKind, Request
+from containers.runtime import Argv, ImageKind
 from tests.command import wait_for
 from tests.containers.real import Tools
+from tests.containers.request import make_request
 from tests.containers.test_behaviour import Box
 
 with_stores = pytest.mark.parametrize(
@@ -42,18 +43,11 @@ def test_what_a_killed_client_left_is_ended_by_the_next_attempt(
 ) -> None:
     """A killed agent's clients die with it, and nobody else knows of the ranks."""
     tools.need(runtime)
-    request = Request(
-        run="r",
-        image=tools.make_reference(runtime),
+    request = make_request(
+        tools.make_reference(runtime),
+        scratch,
         kind=ImageKind.REFERENCE,
-        mounts=(),
-        workdir="/",
         writable=True,
-        remap_root=False,
-        reuse="auto",
-        gpus=False,
-        user_id=os.getuid(),
-        scratch=str(scratch),
         stamp="",
     )
     commands = RUNTIMES[runtime]().plan(request)

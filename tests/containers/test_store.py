@@ -16,6 +16,7 @@ import pytest
 from containers.enroot import build_paths
 from containers.runtime import ImageKind, Mount, Request
 from containers.store import Store
+from tests.containers.request import make_request
 
 TOOLS = [
     pytest.param(
@@ -63,22 +64,13 @@ class Node:
 
 @pytest.fixture
 def node(tool: str, image: Path, scratch: Path) -> Node:
-    request = Request(
-        run="run-1",
-        image=str(image),
-        kind=ImageKind.SQUASHFS,
+    request = make_request(
+        image,
+        scratch,
         mounts=(
             Mount(source="/usr", target="/new/place"),
             Mount(source="/etc/passwd", target="/f"),
         ),
-        workdir="/",
-        writable=False,
-        remap_root=False,
-        reuse="auto",
-        gpus=False,
-        user_id=os.getuid(),
-        scratch=str(scratch),
-        stamp="1",
     )
     return Node(tool, request)
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from containers.runtime import ImageKind, Request
+from containers.runtime import ImageKind
 from containers.store import Store
 from jobs.container_store import find_mounts, measure, remove_tree
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from tests.containers.request import make_request
 
 AGO_S = 7200.0
 
@@ -32,20 +33,7 @@ class Node:
         self.vjob = Vjob(folder, {"XDG_CACHE_HOME": str(folder / "cache")})
         self.image = folder / "an image.sqsh"
         shutil.copyfile(image, self.image)
-        self.request = Request(
-            run="run-1",
-            image=str(self.image),
-            kind=ImageKind.SQUASHFS,
-            mounts=(),
-            workdir="/",
-            writable=False,
-            remap_root=False,
-            reuse="auto",
-            gpus=False,
-            user_id=os.getuid(),
-            scratch=str(folder / "scratch"),
-            stamp="1",
-        )
+        self.request = make_request(self.image, folder / "scratch")
 
     def prepare(self, age_s: float = AGO_S, **changes: Any) -> Path:
         """Unpack as a run would have some time ago; the tree."""

@@ -9,6 +9,7 @@ import re
 import time
 from typing import Callable, Iterator, Mapping, Sequence
 
+from varuna_core.agent.entry import PATH
 from varuna_core.agent.process import find_program, run
 from varuna_core.agent.sink import Sink
 from varuna_core.agent.site import Site
@@ -25,8 +26,6 @@ _OF_STEP = re.compile(
     r"(GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$"  # of Slurm, beside CUDA's
 )
 """What came with us into a container that srun started, and is not the image's."""
-
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def choose_container(site: Site) -> tuple[ContainerPlan | None, list[Check]]:
@@ -65,7 +64,7 @@ def build_environment(container: ContainerPlan, own: Mapping[str, str]) -> dict[
 def leave_step(own: Mapping[str, str], is_folder: Callable[[str], bool]) -> dict[str, str]:
     """The environment of an agent inside a container, as far as its ranks may have it."""
     env = {name: value for name, value in own.items() if not _OF_STEP.match(name)}
-    env.setdefault("PATH", _PATH)
+    env.setdefault("PATH", PATH)
     if not is_folder(env.get("HOME", "")):
         env["HOME"] = "/tmp"
     if not is_folder(env.get("TMPDIR", "/")):  # set on the node, by a task prolog

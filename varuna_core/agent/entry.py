@@ -19,7 +19,7 @@ COMMAND = ("/bin/sh", "-c", f'eval "${VARIABLE}"', "vjob")
 MAX_BYTES = 120_000
 """The kernel takes 128 KiB for one variable."""
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PLAIN = re.compile(r"[ -~]*\Z")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -48,7 +48,7 @@ _LIBRARIES = (
 def build_entry(env: Mapping[str, str], workdir: str, *, reads_image: bool) -> str:
     """The code: the image's variables, ours over them, the home folder, the working directory."""
     parts = [_READ_IMAGE] if reads_image else []
-    parts.append(f': "${{PATH:={_PATH}}}"; export PATH; ')
+    parts.append(f': "${{PATH:={PATH}}}"; export PATH; ')
     parts += [_export(name, env[name]) for name in sorted(env) if _NAME.match(name)]
     parts.append('[ -d "$HOME" ] || export HOME=/tmp; ')
     parts.append(_LIBRARIES)
