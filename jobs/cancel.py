@@ -30,12 +30,15 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
     if not view.record.jobs:
         raise VjobError(f"{run.name} has no job yet; look again in a moment")
     executor = choose_executor(view.record.scheduler)
-    append_event(run.vjob_events, "cancel-asked", now=now)
-    if not now and _can_checkpoint(view):
-        say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
-        write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
-        if _wait_over(run, wait_s):
-            return _tell_how_it_left(view_run(run))
+    try:
+        append_event(run.vjob_events, "cancel-asked", now=now)
+        if not now and _can_checkpoint(view):
+            say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
+            write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
+            if _wait_over(run, wait_s):
+                return _tell_how_it_left(view_run(run))
+    except OSError as error:  # a full disk must not keep a run from its end
+        say(f"{run.path} cannot be written: {error.strerror}; nobody is asked to checkpoint")
     problems = _cancel_all(view, executor.cancel)
     if problems and view_run(run).record.state != records.ENDED:
         raise problems[0]

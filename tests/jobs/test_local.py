@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cancel import cancel_run
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.runfolder import RunFolder
 
@@ -132,6 +133,22 @@ def test_a_checkpoint_that_fails_is_not_called_one(vjob: Vjob) -> None:
     wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
     said = vjob("cancel", "last", code=1).stderr
     assert "not as after a checkpoint: FAILED: rank" in said and "exited 3" in said
+
+
+def test_cancel_ends_a_run_whose_folder_cannot_be_written(
+    vjob: Vjob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = vjob.submit(fate("-1", "hang", "catch"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+
+    def refuse(*args: object, **facts: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jobs.cancel.append_event", refuse)
+    monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
+    said: list[object] = []
+    assert "is cancelled" in cancel_run(run, now=False, wait_s=30, say=said.append)
+    assert "No space left on device; nobody is asked to checkpoint" in str(said)
 
 
 def test_cancel_of_ranks_without_a_handler_ends_them(vjob: Vjob) -> None:
