@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
+DEADLINE_S = 200.0
+"""Bounds a hang on a machine that is busy with something else."""
 
 
 @contextmanager
@@ -40,7 +42,9 @@ def start_ranks(
             rank.communicate()
 
 
-def collect(ranks: Sequence[subprocess.Popen[str]], timeout_s: float) -> list[tuple[int, str]]:
+def collect(
+    ranks: Sequence[subprocess.Popen[str]], timeout_s: float = DEADLINE_S
+) -> list[tuple[int, str]]:
     """Exit code and output of each rank."""
     deadline = time.monotonic() + timeout_s
     done = []

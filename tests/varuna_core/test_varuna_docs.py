@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.varuna_core.ranks import DEADLINE_S
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -33,7 +35,7 @@ def run(script: Path, world_size: int) -> set[str]:
         for rank in range(world_size)
     ]
     try:
-        outputs = {rank.communicate(timeout=60)[0] for rank in ranks}
+        outputs = {rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks}
         assert [rank.returncode for rank in ranks] == [0] * world_size
         return outputs
     finally:

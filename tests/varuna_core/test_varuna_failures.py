@@ -23,7 +23,7 @@ def find_error(output: str) -> str:
 )
 def test_all_ranks_stop_with_the_first_error(tmp_path: Path, how: str, world_size: int) -> None:
     with start_ranks(PROGRAM, world_size, str(tmp_path), how) as ranks:
-        done = collect(ranks, 40)
+        done = collect(ranks)
     exits = {"raises": 1, "killed": -9, "leaves": 0}
     assert done[1][0] == exits[how], done[1][1]
     others = [result for rank, result in enumerate(done) if rank != 1]
@@ -41,7 +41,7 @@ def test_all_ranks_stop_with_the_first_error(tmp_path: Path, how: str, world_siz
 
 def test_a_rank_that_fails_and_lives_on_holds_up_nobody(tmp_path: Path) -> None:
     with start_ranks(PROGRAM, 4, str(tmp_path), "lingers") as ranks:
-        others = collect([ranks[0], ranks[2], ranks[3]], 40)
+        others = collect([ranks[0], ranks[2], ranks[3]])
         assert ranks[1].poll() is None
         for code, output in others:
             assert code == 1 and "KeyError: 'no such block'" in find_error(output)
@@ -51,5 +51,5 @@ def test_a_rank_that_fails_and_lives_on_holds_up_nobody(tmp_path: Path) -> None:
 def test_a_run_without_close_ends_well(tmp_path: Path, how: str) -> None:
     """Whether the user takes down torch.distributed or not."""
     with start_ranks(PROGRAM, 3, str(tmp_path), how) as ranks:
-        for code, output in collect(ranks, 40):
+        for code, output in collect(ranks):
             assert code == 0 and output.endswith("step 3\n"), output

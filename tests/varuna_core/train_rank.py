@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.varuna_core import models
+from tests.varuna_core.ranks import DEADLINE_S
 from varuna_core import Varuna
 
 RATE, MOMENTUM, SEED = 0.05, 0.9, 7
@@ -123,7 +124,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
 
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(DEADLINE_S - 20, exit=True)
     torch.set_num_threads(1)
     if world > 1:
         store = dist.FileStore(str(folder / "store"), world)
