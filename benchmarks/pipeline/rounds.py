@@ -36,10 +36,13 @@ def run_rounds(
     rounds: int,
     rank: int,
     *,
-    check_gradients: bool = True,
+    same_model: bool = True,
     each_round: Callable[[], None] = lambda: None,
 ) -> None:
-    """A first step of each to warm up, then the rounds."""
+    """A first step of each to warm up, then the rounds.
+
+    `same_model`: all compute the same, each rank on a core of its own.
+    """
     norms = {}
     for job in jobs:
         job.clear()
@@ -49,9 +52,9 @@ def run_rounds(
         dist.all_reduce(total)
         norms[job.name] = math.sqrt(total.item())
         job.clear()
-    if check_gradients:
+    if same_model:
         _check_equal(norms)
-    pin(rank)
+        pin(rank)
     each_round()
     for job in jobs:
         job.forget()
@@ -66,6 +69,7 @@ def run_rounds(
             job.clear()
         each_round()
         gc.collect()
+    gc.enable()
 
 
 def _check_equal(norms: dict[str, float]) -> None:
@@ -88,6 +92,7 @@ def measure(jobs: Sequence[Job], world: int) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
     for job in jobs:
         result: dict[str, Any] = {"step": find_spans(job.stamps, world)}
+        result["cpu"] = [sum(ranks) for ranks in zip(*gather(job.cpu, world), strict=True)]
         if job.engine:
             result["engine"] = find_spans(job.engine, world)
             result["traces"] = gather(job.traces, world)
