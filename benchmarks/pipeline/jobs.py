@@ -85,12 +85,15 @@ class Job:
     """What each took of the process's time on its cores, all threads."""
     engine: list[Stamp] = field(default_factory=list)
     """The same of the engine alone, for ours."""
+    engine_cpu: list[float] = field(default_factory=list)
     traces: list[list[Traced]] = field(default_factory=list)
     placement: list[int] = field(default_factory=list)
     """The rank of each stage, for ours."""
     square_norm: Callable[[], float] | None = None
     """Where the gradients are gone after the step."""
-    close: Callable[[], None] = lambda: None
+    varuna: Any = None
+    on_action: Callable[[], None] | None = None
+    """Called after each of our actions."""
 
     def clear(self) -> None:
         for parameter in self.parameters:
@@ -103,9 +106,19 @@ class Job:
         self.stamps.append((begin, time.perf_counter()))
         self.cpu.append(time.process_time() - cpu)
 
+    def trace(self, *event: Any) -> None:
+        if self.traces:
+            self.traces[-1].append(event)  # type: ignore[arg-type]  # as Varuna's trace has them
+        if self.on_action is not None:
+            self.on_action()
+
+    def close(self) -> None:
+        if self.varuna is not None:
+            self.varuna.close()
+
     def forget(self) -> None:
         """Drop what warming up left."""
-        for kept in (self.stamps, self.cpu, self.engine, self.traces):
+        for kept in (self.stamps, self.cpu, self.engine, self.engine_cpu, self.traces):
             kept.clear()
 
     def sum_squares(self) -> float:
@@ -143,20 +156,21 @@ def build_ours(
         partition=partition,
         schedule=ours.schedule,
         recompute=ours.recompute,  # type: ignore[arg-type]  # data
-        trace=lambda *event: job.traces[-1].append(event) if job.traces else None,
+        trace=job.trace,
     )
     job.parameters = list(varuna.parameters())
     run_engine = varuna.engine.run
 
     def time_engine(*args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
+        cpu, begin = time.process_time(), time.perf_counter()
         result = run_engine(*args, **kwargs)
         job.engine.append((begin, time.perf_counter()))
+        job.engine_cpu.append(time.process_time() - cpu)
         return result
 
     varuna.engine.run = time_engine  # type: ignore[method-assign]
     job.run = lambda: varuna.step(batch)
-    job.close = varuna.close
+    job.varuna = varuna
     return job
 
 
