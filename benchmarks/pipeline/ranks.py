@@ -35,7 +35,7 @@ def run_ranks(
     *,
     prefixes: Sequence[Sequence[str]] = (),
     environment: dict[str, str] | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = 1800.0,
 ) -> Any:
     """`python -m <module>` once a rank; `prefixes` are commands to start each rank with."""
     quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
