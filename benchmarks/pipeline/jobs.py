@@ -108,7 +108,7 @@ class Job:
 
     def trace(self, *event: Any) -> None:
         if self.traces:
-            self.traces[-1].append(event)  # type: ignore[arg-type]  # as Varuna's trace has them
+            self.traces[-1].append(event)
         if self.on_action is not None:
             self.on_action()
 
@@ -155,7 +155,7 @@ def build_ours(
         device="cpu",
         partition=partition,
         schedule=ours.schedule,
-        recompute=ours.recompute,  # type: ignore[arg-type]  # data
+        recompute=ours.recompute,
         trace=job.trace,
     )
     job.parameters = list(varuna.parameters())
@@ -168,7 +168,7 @@ def build_ours(
         job.engine_cpu.append(time.process_time() - cpu)
         return result
 
-    varuna.engine.run = time_engine  # type: ignore[method-assign]
+    varuna.engine.run = time_engine
     job.run = lambda: varuna.step(batch)
     job.varuna = varuna
     return job
@@ -232,7 +232,23 @@ def build_deepspeed(
     num_ranks: int,
     loss_fn: Callable[[Tensor, Tensor], Tensor],
 ) -> Job:
-    """`train_batch` of its pipeline engine: its 1F1B, and its mean loss on all ranks."""
+    """`train_batch` of its pipeline engine: its 1F1B, and its mean loss on all ranks.
+
+    ValueError where it does not start: it compiles code of its own on first use.
+    """
+    try:
+        return _build_deepspeed(layers, batch, chunk_size, num_ranks, loss_fn)
+    except Exception as error:
+        raise ValueError(f"DeepSpeed does not start: {type(error).__name__}: {error}") from error
+
+
+def _build_deepspeed(
+    layers: Sequence[nn.Module],
+    batch: dict[str, Tensor],
+    chunk_size: int,
+    num_ranks: int,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+) -> Job:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
     from deepspeed.pipe import PipelineModule

@@ -131,7 +131,7 @@ class Alone:
             elif kind in "BI":
                 self.grads.putting_off = kind == "I"
                 torch.autograd.backward(
-                    output if stage.is_last else output.tensors[0],  # type: ignore[union-attr]
+                    output if stage.is_last else output.tensors[0],
                     gradient,
                 )
                 self.grads.putting_off = False
