@@ -138,6 +138,48 @@ def test_put_off_weight_gradients_equal_the_usual_ones() -> None:
         torch.testing.assert_close(parameter.grad, 2 * gradient)  # type: ignore[operator]
 
 
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: OwnLayer) -> torch.Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return x * layer.weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (x,), layer = ctx.saved_tensors, ctx.layer
+        assert layer.grads.putting_off
+        layer.grads.add(lambda: setattr(layer.weight, "grad", (grad * x).sum()))
+        return grad * layer.weight, None
+
+
+class OwnLayer(nn.Module):
+    """Puts off its weight gradient itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(3.0))
+
+    def put_off_to(self, grads: WeightGrads) -> None:
+        self.grads = grads
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return _Scaled.apply(x, self)  # type: ignore[no-untyped-call]  # torch: untyped
+
+
+def test_a_module_may_put_off_its_own_weight_gradient() -> None:
+    model, x = nn.Sequential(OwnLayer()), torch.tensor([2.0, 5.0], requires_grad=True)
+    grads = WeightGrads()
+    grads.install(model)
+    grads.putting_off = True
+    model(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3.0, 3.0]
+    assert model[0].weight.grad is None
+    (work,) = grads.take()
+    work()
+    assert model[0].weight.grad.item() == 7.0
+
+
 def test_an_error_is_told_without_gloos_file_and_advice() -> None:
     text = "[/x/gloo/pair.cc:553] Connection closed by peer [1.2.3.4]:5. This is typically caused"
     told = describe_error(RuntimeError(text))
