@@ -1,0 +1,363 @@
+"""A folder of checkpoints: which are complete, whose they are, which are cleared away.
+
+    <store>/
+      owner.json                               the job that saves here now
+      varuna_ckpt_100/                         complete
+      varuna_ckpt_200.<job>.<n>.partial/       being written, or left by a job that died
+      varuna_ckpt_50.<job>.<n>.removed/        about to go
+
+A checkpoint is complete once it has a manifest; the rename to its short name only makes it easy to
+find. Ranks do not talk: each lands its marker, and whoever then sees all markers writes the
+manifest. Two may; they write the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.checkpoint.document import read_document, sync_folder, write_document
+from varuna_core.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    FolderTaken,
+    ForeignCheckpoint,
+    NoCheckpoint,
+)
+from varuna_core.checkpoint.manifest import (
+    MANIFEST,
+    Marker,
+    Save,
+    add_up,
+    parse_marker,
+    read_manifest,
+    render_manifest,
+    render_marker,
+)
+from varuna_core.records.files import list_names
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 3600.0
+"""A partial checkpoint of another training in which nothing changed for so long is nobody's."""
+_NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+)\.(partial|removed))?")
+_JOB = re.compile(r"[A-Za-z0-9_.-]{1,120}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complete:
+    """A complete checkpoint."""
+
+    iteration: int
+    path: Path
+
+    @property
+    def written_at(self) -> float:
+        """Seconds since the epoch, by the file system's clock."""
+        return (self.path / MANIFEST).stat().st_mtime
+
+
+def name_of(iteration: int) -> str:
+    return f"varuna_ckpt_{iteration}"
+
+
+def list_complete(store: Path) -> list[Complete]:
+    """Oldest iteration first."""
+    found: dict[int, Path] = {}
+    # A short name sorts before a partial one of the same iteration, and wins.
+    for name in sorted(list_names(store)):
+        match = _NAME.fullmatch(name)
+        if match and match[3] != "removed" and (store / name / MANIFEST).is_file():
+            found.setdefault(int(match[1]), store / name)
+    return [Complete(iteration=i, path=found[i]) for i in sorted(found)]
+
+
+def find_complete(store: Path, iteration: int | None = None) -> Complete:
+    """The checkpoint of this iteration, or the newest; an error offers what there is."""
+    complete = list_complete(store)
+    if iteration is None and complete:
+        return complete[-1]
+    for found in complete:
+        if found.iteration == iteration:
+            return found
+    there = ", ".join(str(found.iteration) for found in complete) or "none"
+    if iteration is None:
+        named = [name for name in list_names(store) if _NAME.fullmatch(name)]
+        raise NoCheckpoint(f"{store} holds no complete checkpoint" + _describe_rest(store, named))
+    named = [name for name in list_names(store) if name.split(".")[0] == name_of(iteration)]
+    raise NoCheckpoint(
+        f"{store} holds no complete checkpoint of iteration {iteration} (complete: {there})"
+        + _describe_rest(store, named)
+    )
+
+
+def _describe_rest(store: Path, names: list[str]) -> str:
+    for name in sorted(names):
+        if any(inside.startswith("opt-") for inside in list_names(store / name)):
+            return f"; {name} holds pickles of the Varuna of old, which are not read"
+    return f"; incomplete: {', '.join(sorted(names))}" if names else ""
+
+
+def find_good(store: Path, but_not: Path | None = None) -> Complete | None:
+    """The newest complete checkpoint whose files are all there with their sizes."""
+    for found in reversed(list_complete(store)):
+        if found.path != but_not and not list_wrong_sizes(found.path):
+            return found
+    return None
+
+
+def offer_good(folder: Path) -> str:
+    """What to load in place of this checkpoint, as the end of a message."""
+    good = find_good(folder.parent, folder)
+    if good is None:
+        return ""
+    return f"; load iteration {good.iteration} instead ({good.path}: all files there)"
+
+
+def list_wrong_sizes(folder: Path) -> list[str]:
+    """Files that are missing or of another size, without reading them; or the manifest's fault."""
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        return [str(error)]
+    wrong = []
+    for name, held in manifest.files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+        except OSError:
+            wrong.append(f"{path} is missing")
+            continue
+        if size != held.size:
+            wrong.append(f"{path} has {size} bytes, was written with {held.size}")
+    return wrong
+
+
+class SaveFolder:
+    """One save on its way: the same folder for all ranks, under its partial name."""
+
+    def __init__(self, store: Path, save: Save) -> None:
+        self.store, self.save = store, save
+        self.path = store / f"{name_of(save.iteration)}.{save.save}.partial"
+        self.final = store / name_of(save.iteration)
+
+    @property
+    def markers(self) -> Path:
+        return self.path / "markers"
+
+    def make(self) -> None:
+        """Fine if another rank was first."""
+        self.markers.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "save.json").exists():
+            write_document(self.path / "save.json", "save", vars(self.save))
+        sync_folder(self.store)
+
+    def mark(self, marker: Marker) -> None:
+        """All that this rank writes is on the disk."""
+        sync_folder(self.path)
+        path = self.markers / f"rank-{marker.rank:04d}.json"
+        write_document(path, "marker", render_marker(marker))
+
+    def complete(self) -> bool:
+        """Write the manifest if all markers are there; whether they are."""
+        names = [name for name in list_names(self.markers) if name.startswith("rank-")]
+        try:
+            first = self._read_marker(names[0]) if names else None
+            if first is None or len(names) < first.world_size:
+                return self._is_gone()
+            manifest = add_up([first, *(self._read_marker(name) for name in names[1:])])
+            write_document(self.path / MANIFEST, "manifest", render_manifest(manifest))
+        except (FileNotFoundError, DamagedCheckpoint):
+            if not self._is_gone():
+                raise
+        return True
+
+    def _is_gone(self) -> bool:
+        """Whether another rank, which saw all markers too, has renamed the folder."""
+        if self._is_published():
+            return True
+        if not self.path.exists():
+            raise CheckpointError(
+                f"{self.path} was removed before it was complete: another rank failed to write, "
+                f"or another job saves into {self.store}"
+            )
+        return False
+
+    def _read_marker(self, name: str) -> Marker:
+        path = self.markers / name
+        marker = parse_marker(read_document(path, "marker"), path)
+        if marker.save != self.save:
+            raise DamagedCheckpoint(f"{path} is of another save, {marker.save.save}")
+        return marker
+
+    def _is_published(self) -> bool:
+        found = read_save(self.final)
+        return found is not None and found.save == self.save.save
+
+    def publish(self, may_replace: Callable[[Save | None], bool]) -> None:
+        """Give it the short name; what has it goes if `may_replace` says so."""
+        while True:
+            try:
+                os.rename(self.path, self.final)
+                break
+            except FileNotFoundError:
+                if self._is_gone():
+                    return
+                raise
+            except OSError:
+                there = read_save(self.final)
+                if there is not None and there.save == self.save.save:
+                    return
+                if not self.final.exists():
+                    raise
+                if not may_replace(there):
+                    raise FolderTaken(self.describe_taken(there)) from None
+                remove(self.final, there)
+        sync_folder(self.store)
+
+    def describe_taken(self, there: Save | None) -> str:
+        whose = f"of job {there.job}" if there else "of which nobody knows whose it is"
+        return (
+            f"{self.final} is there already, {whose}, which this training (job {self.save.job}) "
+            "does not continue: save into another folder, or move it away"
+        )
+
+
+def read_save(folder: Path) -> Save | None:
+    """Whose a folder is; None where that is not written or not readable."""
+    try:
+        return Save(**read_document(folder / "save.json", "save"))
+    except (CheckpointError, TypeError):
+        return None
+
+
+def remove(folder: Path, save: Save | None) -> None:
+    """Take it out of the list in one step, then delete it."""
+    match = _NAME.fullmatch(folder.name)
+    assert match, folder
+    aside = folder.with_name(f"{name_of(int(match[1]))}.{save.save if save else 'x'}.removed")
+    try:
+        os.rename(folder, aside)
+    except FileNotFoundError:
+        return
+    except OSError:  # one that an earlier removal did not finish
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(folder, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+class Owner:
+    """A job's claim on a store: who came last writes; the one before is told at its next save.
+
+    It also remembers what was there when the job came, which alone it may replace and clear away,
+    and only if it continues that training.
+    """
+
+    def __init__(self, store: Path, job: str, line: str) -> None:
+        if not _JOB.fullmatch(job):
+            raise ValueError(f"job {job!r}: at most 120 of letters, digits, - _ and .")
+        self.store, self.job, self.line = store, job, line
+        self.path = store / "owner.json"
+
+    def claim(self) -> None:
+        """By rank 0, before its first save."""
+        self.store.mkdir(parents=True, exist_ok=True)
+        found = [read_save(complete.path) for complete in list_complete(self.store)]
+        others = sorted({save.job for save in found if save and save.line != self.line})
+        if others:
+            log.warning("%s also holds checkpoints of another training: %s", self.store, others)
+        content = {
+            "job": self.job,
+            "line": self.line,
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "found": [save.save for save in found if save and save.line == self.line],
+        }
+        write_document(self.path, "owner", content)
+
+    def check(self) -> None:
+        """By rank 0, before each later save."""
+        owner = self._read()
+        if owner["job"] != self.job:
+            raise FolderTaken(
+                f"job {owner['job']} on {owner['host']} saves into {self.store} since "
+                f"{owner['since']}; this is job {self.job}, which stops saving there: "
+                "end one of them, or give each a folder of its own"
+            )
+
+    def _read(self) -> dict[str, Any]:
+        found: dict[str, Any] = read_document(self.path, "owner")
+        return found
+
+    def may_replace(self, there: Save | None) -> bool:
+        """Of this job, or of the training it continues and there before it came."""
+        if there is None or there.line != self.line:
+            return False
+        return there.job == self.job or there.save in self._read()["found"]
+
+    def keep(self, count: int) -> None:
+        """Remove all but the newest `count` that this job may remove, by when they were made."""
+        mine = []
+        for complete in list_complete(self.store):
+            save = read_save(complete.path)
+            if save and complete.path.name == name_of(save.iteration) and self.may_replace(save):
+                order = _number(save) if save.job == self.job else -1
+                mine.append((order, save.iteration, complete.path, save))
+        for _, _, path, save in sorted(mine)[:-count]:
+            remove(path, save)
+
+    def clean(self, done: Save) -> None:
+        """Remove what nobody writes any more, now that `done` is complete."""
+        now = (self.store / name_of(done.iteration) / MANIFEST).stat().st_mtime
+        for name in sorted(list_names(self.store)):
+            match = _NAME.fullmatch(name)
+            path = self.store / name
+            if not match or not match[2]:
+                continue
+            if match[3] == "removed":
+                shutil.rmtree(path, ignore_errors=True)
+            elif self._is_abandoned(path, done, now):
+                log.info("removing %s, which was never finished", path)
+                remove(path, read_save(path))
+
+    def _is_abandoned(self, path: Path, done: Save, now: float) -> bool:
+        save = read_save(path)
+        if save and save.job == self.job:
+            # Ranks save in order: who has finished `done` has no part in an earlier one.
+            return _number(save) < _number(done)
+        if save and save.line == self.line:
+            return bool(self._read()["job"] == self.job)
+        return now - _last_change(path) > IDLE_S
+
+
+def _number(save: Save) -> int:
+    return int(save.save.rpartition(".")[2])
+
+
+def _last_change(folder: Path) -> float:
+    latest = 0.0
+    for path in (folder, folder / "markers", *folder.glob("*")):
+        try:
+            latest = max(latest, path.stat().st_mtime)
+        except OSError:
+            continue
+    return latest
+
+
+def expect_ours(folder: Path) -> None:
+    """An error that says what a folder is, if it has no manifest."""
+    if (folder / MANIFEST).exists():
+        return
+    if not folder.is_dir():
+        raise NoCheckpoint(f"there is no folder {folder}" + offer_good(folder))
+    if (folder / "save.json").exists():
+        raise NoCheckpoint(f"{folder} was never finished" + offer_good(folder))
+    raise ForeignCheckpoint(f"{folder} is not a checkpoint of vjob" + offer_good(folder))
