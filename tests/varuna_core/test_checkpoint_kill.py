@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.varuna_core.checkpoint_world import (
     IN_MEMORY,
@@ -54,37 +55,53 @@ def expect_whole(store: Path) -> list[int]:
     return [found.iteration for found in complete]
 
 
+def list_left(store: Path) -> set[str]:
+    """Names, but for those of a start that was cut off before anything was in it: an hour is left
+    to whoever may be making it."""
+    return {
+        path.name
+        for path in store.iterdir()
+        if not path.name.startswith(".")
+        and not (path.name.endswith(".partial") and not (path / "save.json").exists())
+    }
+
+
 @pytest.mark.parametrize("how_many", ["one", "all"])
-def test_kill_9_at_seeded_instants_of_a_save(world: World, tmp_path: Path, how_many: str) -> None:
+def test_kill_9_at_seeded_instants_of_a_save(world: World, how_many: str) -> None:
     """Each job continues what the one before it left, as after a restart."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        kill_often(world, Path(folder), how_many)
+
+
+def kill_often(world: World, store: Path, how_many: str) -> None:
     draw = random.Random(how_many)
-    layout = Job(store=str(tmp_path), job="first", iterations=[0], line="root", keep=2)
+    layout = Job(store=str(store), job="first", iterations=[0], line="root", keep=2)
     layout = replace(layout, stages=2, replicas=2, shard=True, scale=SCALE)
-    start = time.monotonic()
     assert world.run(layout) == [(0, "")] * 4
+    start = time.monotonic()
+    assert world.run(replace(layout, job="second", iterations=[1])) == [(0, "")] * 4
     whole_s = time.monotonic() - start
-    last, outcomes = 0, set()
-    for instant in range(1, 26):
+    last, outcomes = 1, set()
+    for instant in range(25):
         job = replace(layout, job=f"job-{instant}", iterations=[last + 1])
         job = replace(job, background=instant % 2 == 0)
         pids = world.start(job)
-        time.sleep(draw.uniform(0, 1.1) * whole_s)  # the instant is what is tried
+        time.sleep(draw.uniform(0, whole_s))  # the instant is what is tried
         for pid in pids if how_many == "all" else [draw.choice(pids)]:
-            with contextlib.suppress(ProcessLookupError):  # done already; unreaped, so not reused
+            with contextlib.suppress(ProcessLookupError):  # done before its instant
                 os.kill(pid, signal.SIGKILL)
         world.finish()
-        newest = expect_whole(tmp_path)[-1]
+        newest = expect_whole(store)[-1]
         assert newest in (last, last + 1)
         outcomes.add(newest - last)
         last = newest
-    assert outcomes == {0, 1}, "every instant fell on the same side: the test tries nothing"
+    assert 0 in outcomes, "no instant fell into a save: the test tries nothing"
     assert world.run(replace(layout, job="end", iterations=[last + 1])) == [(0, "")] * 4
-    assert expect_whole(tmp_path) == [last, last + 1]
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"owner.json", f"varuna_ckpt_{last}", f"varuna_ckpt_{last + 1}"}
+    assert expect_whole(store) == [last, last + 1]
+    assert list_left(store) == {"owner.json", *(f"varuna_ckpt_{last + i}" for i in (0, 1))}
 
 
-CALLS = ("mkdir", "openat", "write", "fsync", "rename", "unlink", "unlinkat", "rmdir")
+CALLS = ("mkdir", "openat", "write", "fsync", "rename", "unlinkat", "rmdir")
 
 
 def can_trace() -> bool:
@@ -111,11 +128,7 @@ def test_kill_9_before_each_system_call_that_changes_the_folder(world: World, ca
             if code == 0:
                 break
         assert instant > 1 and expect_whole(store) == [2, 3]
-        assert {path.name for path in store.iterdir()} == {
-            "owner.json",
-            "varuna_ckpt_2",
-            "varuna_ckpt_3",
-        }
+        assert list_left(store) == {"owner.json", "varuna_ckpt_2", "varuna_ckpt_3"}
 
 
 @pytest.fixture
@@ -166,13 +179,17 @@ def test_a_full_local_folder_is_an_error_and_not_a_crash(small_disk: Path, tmp_p
     assert list(small_disk.iterdir()) == []
 
 
-def test_one_rank_out_of_space_leaves_no_partial_checkpoint(world: World, tmp_path: Path) -> None:
-    """The others' parts are of no use without it: the next save clears them away."""
-    job = Job(store=str(tmp_path), job="a", iterations=[1], stages=2, scale=SCALE)
-    assert world.run(job) == [(0, "")] * 2
-    job = replace(job, job="b", line="a", iterations=[2])
-    (tmp_path / "owner.json").chmod(0o600)
-    pids = world.start(job)
-    os.kill(pids[1], signal.SIGKILL)
-    world.finish()
-    assert expect_whole(tmp_path)[-1] in (1, 2)
+def test_a_rank_that_cannot_write_tells_the_others(tmp_path: Path) -> None:
+    """The parts of the others are of no use without its own, and their space is wanted."""
+    job = Job(store=str(tmp_path), job="a", iterations=[], stages=2)
+    writers = [CheckpointWriter(tmp_path, job="a", rank=r, world_size=2) for r in range(2)]
+    writers[0].save(make_part(job, 0, 1))
+    part = make_part(job, 1, 1)
+    unknown = replace(part.segments[2][0], load=lambda: torch.empty(3))
+    with pytest.raises(CheckpointError, match=r"not saved by rank 1: .* has changed its shape"):
+        writers[1].save(replace(part, segments={2: [unknown]}))
+    assert list(tmp_path.glob("varuna_ckpt*")) == []
+    for rank, writer in enumerate(writers):
+        writer.save(make_part(job, rank, 2))
+    with CheckpointReader.open(tmp_path) as reader:
+        expect_state(reader)

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 3600.0
 """A partial checkpoint of another training in which nothing changed for so long is nobody's."""
-_NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+)\.(partial|removed))?")
+_NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed))?")
 _JOB = re.compile(r"[A-Za-z0-9_.-]{1,120}")
 
 
@@ -318,21 +318,24 @@ class Owner:
         """Remove what nobody writes any more, now that `done` is complete."""
         now = (self.store / name_of(done.iteration) / MANIFEST).stat().st_mtime
         for name in sorted(list_names(self.store)):
-            match = _NAME.fullmatch(name)
             path = self.store / name
+            if name.startswith(f".{self.path.name}.") and now - _last_change(path) > IDLE_S:
+                path.unlink(missing_ok=True)  # of a claim that was cut off
+            match = _NAME.fullmatch(name)
             if not match or not match[2]:
                 continue
             if match[3] == "removed":
                 shutil.rmtree(path, ignore_errors=True)
-            elif self._is_abandoned(path, done, now):
+            elif self._is_abandoned(path, match[2], done, now):
                 log.info("removing %s, which was never finished", path)
                 remove(path, read_save(path))
 
-    def _is_abandoned(self, path: Path, done: Save, now: float) -> bool:
-        save = read_save(path)
-        if save and save.job == self.job:
+    def _is_abandoned(self, path: Path, word: str, done: Save, now: float) -> bool:
+        job, _, number = word.rpartition(".")
+        if job == self.job:
             # Ranks save in order: who has finished `done` has no part in an earlier one.
-            return _number(save) < _number(done)
+            return int(number) < _number(done)
+        save = read_save(path)
         if save and save.line == self.line:
             return bool(self._read()["job"] == self.job)
         return now - _last_change(path) > IDLE_S
