@@ -46,6 +46,14 @@ def list_iterations(store: Path) -> list[int]:
     return [found.iteration for found in list_complete(store)]
 
 
+@pytest.mark.parametrize("keep", [1, 2, 6])
+def test_keep_counts_from_the_first_checkpoint_on(tmp_path: Path, keep: int) -> None:
+    writer = CheckpointWriter(tmp_path, job="a", keep=keep)
+    for iteration in range(1, 9):
+        save(writer, iteration)
+        assert list_iterations(tmp_path) == list(range(max(1, iteration + 1 - keep), iteration + 1))
+
+
 def test_of_a_hundred_checkpoints_the_newest_three_are_kept() -> None:
     part = make_part(PLAIN, 0, 1)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
@@ -89,6 +97,14 @@ def test_the_same_iteration_again_replaces_it(tmp_path: Path) -> None:
     assert (before, after.manifest.save.save) == ("a.1", "a.2")
     expect_state(after)
     assert names(tmp_path) == ["owner.json", "varuna_ckpt_10"]
+
+
+def test_whose_it_is_can_be_read_from_the_manifest_alone(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, job="a", keep=1)
+    save(writer, 10)
+    (tmp_path / "varuna_ckpt_10" / "save.json").write_text("")
+    save(writer, 10, 11)
+    assert list_iterations(tmp_path) == [11]
 
 
 def test_of_two_jobs_in_one_folder_the_first_is_told_and_both_keep_theirs(tmp_path: Path) -> None:

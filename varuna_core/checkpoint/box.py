@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 """What one checksum covers, about: a slice is read and checked in whole blocks."""
 
 

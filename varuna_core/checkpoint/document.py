@@ -35,10 +35,16 @@ def _canonical(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
-def write_document(path: Path, what: str, content: Any) -> None:
-    """Land it whole and on the disk, its name too."""
-    write_atomic(path, json.dumps(_seal(what, content)) + "\n", READABLE)
-    sync_folder(path.parent)
+def write_document(path: Path, what: str, content: Any, durable: bool = True) -> None:
+    """Land it whole; if `durable`, it is on the disk when this returns, its name too."""
+    text = json.dumps(_seal(what, content)) + "\n"
+    if durable:
+        write_atomic(path, text, READABLE)
+        sync_folder(path.parent)
+        return
+    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.part")
+    part.write_text(text)
+    os.replace(part, path)
 
 
 def read_document(path: Path, what: str) -> Any:

@@ -41,8 +41,9 @@ def export_checkpoint(folder: Path, target: Path) -> int:
         try:
             if target.suffix == SAFETENSORS:
                 entries = [_read_later(reader, name) for name in names]
+                notes = {"iteration": str(reader.iteration)}
                 with ThreadPoolExecutor(1) as beside:
-                    write_file(part, entries, {"iteration": str(reader.iteration)}, beside)
+                    write_file(part, entries, notes, beside).result()
             elif target.suffix in TORCH:
                 leads = {name: names[0] for names in reader.state.ties for name in names}
                 held = {lead: reader.read(lead) for lead in {leads.get(n, n) for n in names}}

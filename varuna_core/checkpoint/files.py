@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +37,8 @@ def key_of(entry: Entry) -> str:
 
 def write_file(
     path: Path, entries: Sequence[Entry], notes: dict[str, str], beside: Executor
-) -> HeldFile:
-    """A new file of these entries; `beside` computes the checksums.
+) -> Future[HeldFile]:
+    """A new file of these entries; `beside` computes the checksums, and waits for the disk.
 
     Holds one tensor in CPU memory at a time, and none that lies there contiguous already.
     """
@@ -47,26 +48,45 @@ def write_file(
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, READABLE)
     except FileExistsError as error:
-        raise CheckpointError(f"two ranks write {path}: say shared=True in both") from error
+        raise CheckpointError(
+            f"{path} is there already: two ranks write it (say shared=True in both), or an earlier "
+            "start had the same job name"
+        ) from error
     try:
-        _write_all(fd, memoryview(head))
-        for entry, at in zip(entries, laid, strict=True):
-            piece = place(
-                kind=entry.kind,
-                name=entry.name,
-                dtype=entry.dtype,
-                shape=entry.shape,
-                box=entry.box,
-                start=at.start,
-            )
-            pieces.append(_write_piece(fd, entry, piece, beside))
-        size = os.fstat(fd).st_size
-        os.fsync(fd)
+        with _named(path):
+            _write_all(fd, memoryview(head))
+            for entry, at in zip(entries, laid, strict=True):
+                piece = place(
+                    kind=entry.kind,
+                    name=entry.name,
+                    dtype=entry.dtype,
+                    shape=entry.shape,
+                    box=entry.box,
+                    start=at.start,
+                )
+                pieces.append(_write_piece(fd, entry, piece, beside))
+            size = os.fstat(fd).st_size
+    except BaseException:
+        os.close(fd)
+        raise
+
+    def land() -> HeldFile:
+        try:
+            with _named(path):
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        return HeldFile(size=size, head=crc_text(head), pieces=tuple(pieces))
+
+    return beside.submit(land)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        os.close(fd)
-    return HeldFile(size=size, head=crc_text(head), pieces=tuple(pieces))
 
 
 def _write_piece(fd: int, entry: Entry, piece: Piece, beside: Executor) -> Piece:

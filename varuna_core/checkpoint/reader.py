@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from varuna_core.checkpoint.manifest import (
 )
 from varuna_core.checkpoint.plain import from_plain
 from varuna_core.checkpoint.store import expect_ours, find_complete, list_wrong_sizes, offer_good
+from varuna_core.checkpoint.tensorfile import ITEM_BYTES
 
 T = TypeVar("T")
 OPTIMIZER = "optimizer."
@@ -69,6 +71,7 @@ class CheckpointReader:
         self._pieces = group_pieces(self.manifest)
         self._leads = find_leads(self.manifest.state.ties)
         self._handles: dict[str, int] = {}
+        self._scratch = threading.local()
         self._pool = ThreadPoolExecutor(NUM_THREADS)
 
     @classmethod
@@ -215,12 +218,20 @@ class CheckpointReader:
             if direct and out.device.type == "cpu":
                 self._read_block(fd, file, piece, start, check, out)
                 return
-            held = torch.empty(block.extent, dtype=dtype)
+            held = self._borrow(piece, block)
             self._read_block(fd, file, piece, start, check, held)
             with torch.no_grad():
                 out.copy_(held[common.seen_from(block).slices])
 
         return run
+
+    def _borrow(self, piece: Piece, block: Box) -> Tensor:
+        """This thread's memory for a block, used again for the next."""
+        size = block.volume * ITEM_BYTES[piece.dtype]
+        held: Tensor | None = getattr(self._scratch, "held", None)
+        if held is None or len(held) < size:
+            held = self._scratch.held = torch.empty(size, dtype=torch.uint8)
+        return held[:size].view(DTYPES[piece.dtype]).view(block.extent)
 
     def _read_block(
         self, fd: int, file: str, piece: Piece, start: int, check: str, out: Tensor

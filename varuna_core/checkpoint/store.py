@@ -157,14 +157,17 @@ class SaveFolder:
         """Fine if another rank was first."""
         self.markers.mkdir(parents=True, exist_ok=True)
         if not (self.path / "save.json").exists():
-            write_document(self.path / "save.json", "save", vars(self.save))
-        sync_folder(self.store)
+            write_document(self.path / "save.json", "save", vars(self.save), durable=False)
 
     def mark(self, marker: Marker) -> None:
-        """All that this rank writes is on the disk."""
+        """All that this rank writes is on the disk.
+
+        The marker itself need not be: it is for the other ranks to see, and after a power cut they
+        are gone. What outlives one is the manifest.
+        """
         sync_folder(self.path)
         path = self.markers / f"rank-{marker.rank:04d}.json"
-        write_document(path, "marker", render_marker(marker))
+        write_document(path, "marker", render_marker(marker), durable=False)
 
     def complete(self) -> bool:
         """Write the manifest if all markers are there; whether they are."""
@@ -236,6 +239,10 @@ def read_save(folder: Path) -> Save | None:
     try:
         return Save(**read_document(folder / "save.json", "save"))
     except (CheckpointError, TypeError):
+        pass
+    try:  # a power cut may take the small file and leave the manifest
+        return read_manifest(folder).save
+    except CheckpointError:
         return None
 
 
@@ -303,20 +310,30 @@ class Owner:
             return False
         return there.job == self.job or there.save in self._read()["found"]
 
-    def keep(self, count: int) -> None:
-        """Remove all but the newest `count` that this job may remove, by when they were made."""
+    def keep(self, count: int, done: Save) -> None:
+        """Remove all but `done` and what this job made before it, as many as are to stay.
+
+        Those of earlier jobs go first, whatever their iteration: they may be of a future that was
+        left when training went back.
+        """
         mine = []
         for complete in list_complete(self.store):
             save = read_save(complete.path)
-            if save and complete.path.name == name_of(save.iteration) and self.may_replace(save):
+            if save is None or save.save == done.save or complete.path != self._path_of(save):
+                continue
+            if self.may_replace(save):
                 order = _number(save) if save.job == self.job else -1
                 mine.append((order, save.iteration, complete.path, save))
-        for _, _, path, save in sorted(mine)[:-count]:
+        mine.sort(key=lambda one: one[:2])
+        for _, _, path, save in mine[: max(0, len(mine) - count + 1)]:
             remove(path, save)
+
+    def _path_of(self, save: Save) -> Path:
+        return self.store / name_of(save.iteration)
 
     def clean(self, done: Save) -> None:
         """Remove what nobody writes any more, now that `done` is complete."""
-        now = (self.store / name_of(done.iteration) / MANIFEST).stat().st_mtime
+        now = (self._path_of(done) / MANIFEST).stat().st_mtime
         for name in sorted(list_names(self.store)):
             path = self.store / name
             if name.startswith(f".{self.path.name}.") and now - _last_change(path) > IDLE_S:

@@ -34,20 +34,20 @@ log = logging.getLogger(__name__)
 def write_rank(folder: SaveFolder, part: RankPart, rank: int, world_size: int) -> None:
     """This rank's files, then its marker."""
     folder.make()
-    files = {}
+    landing = {}
     ending = f".rank-{rank:04d}" if part.shared else ""
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(2) as beside:  # one for checksums while the other waits for the disk
         for number, entries in part.segments.items():
             if entries:
                 name = f"segment-{number:04d}{ending}.safetensors"
                 notes = {"iteration": str(part.iteration), "segment": str(number)}
-                files[name] = write_file(folder.path / name, entries, notes, beside)
+                landing[name] = write_file(folder.path / name, entries, notes, beside)
     folder.mark(
         Marker(
             save=folder.save,
             rank=rank,
             world_size=world_size,
-            files=files,
+            files={name: landed.result() for name, landed in landing.items()},
             optimizer=part.optimizer,
             own=part.own,
             state=part.state,
@@ -158,7 +158,7 @@ class CheckpointWriter:
         """By the rank that was the last to finish."""
         folder.publish(self._owner.may_replace)
         if self.keep is not None:
-            self._owner.keep(self.keep)
+            self._owner.keep(self.keep, folder.save)
         self._owner.clean(folder.save)
 
     def _settle(self) -> None:
