@@ -83,17 +83,26 @@ def time_s(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def compare(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> list[float]:
-    """Ratios of seconds, one a round, in order of size; who goes first changes each round."""
-    ratios = []
+@dataclass(frozen=True)
+class Ratios:
+    """Of seconds, one a round, in order of size; and of the best round of each."""
+
+    each: list[float]
+    best: float
+
+
+def compare(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> Ratios:
+    """In turn; who goes first changes each round."""
+    pairs = []
     for number in range(rounds + 1):
         if number % 2:
             mine, other = ours(), theirs()
         else:
             other, mine = theirs(), ours()
         if number:  # the first round makes buffers and folders
-            ratios.append(mine / other)
-    return sorted(ratios)
+            pairs.append((mine, other))
+    best = min(mine for mine, _ in pairs) / min(other for _, other in pairs)
+    return Ratios(sorted(mine / other for mine, other in pairs), best)
 
 
 def write_bytes(path: Path, tensors: list[Tensor]) -> None:
@@ -106,7 +115,7 @@ def write_bytes(path: Path, tensors: list[Tensor]) -> None:
     os.close(fd)
 
 
-def measure_save(state: State, folder: Path, rounds: int) -> list[float]:
+def measure_save(state: State, folder: Path, rounds: int) -> Ratios:
     writer = CheckpointWriter(folder / "ours", job="bench", keep=1)
     tensors = list(state.tensors.values())
 
@@ -139,7 +148,7 @@ def save_two_stages(state: State, folder: Path) -> None:
         writer.save(state.part(1, range(4 * rank, 4 * rank + 4), rank))
 
 
-def measure_load(state: State, folder: Path, rounds: int, cold: bool, halves: bool) -> list[float]:
+def measure_load(state: State, folder: Path, rounds: int, cold: bool, halves: bool) -> Ratios:
     """Saved by two stages of four layers; one loads the middle four, or its half of every tensor.
 
     Against reading the same layers' files into memory, with nothing checked.
@@ -155,7 +164,7 @@ def measure_load(state: State, folder: Path, rounds: int, cold: bool, halves: bo
             wanted.append(Wanted(name=name, kind=kind, out=out, box=Box(low, rows)))
     files = [path / f"segment-{layer:04d}.safetensors" for layer in layers]
     share = sum(one.out.nbytes for one in wanted) / sum(file.stat().st_size for file in files)
-    buffer = bytearray(max(file.stat().st_size for file in files))
+    buffers = [bytearray(int(file.stat().st_size * share)) for file in files]
 
     def ours() -> float:
         if cold:
@@ -172,10 +181,9 @@ def measure_load(state: State, folder: Path, rounds: int, cold: bool, halves: bo
             forget(path)
 
         def read() -> None:
-            for file in files:
+            for file, buffer in zip(files, buffers, strict=True):
                 with open(file, "rb", buffering=0) as handle:
-                    left = int(file.stat().st_size * share)
-                    view = memoryview(buffer)[:left]
+                    view = memoryview(buffer)
                     while view:
                         view = view[handle.readinto(view) or len(view) :]
 
@@ -186,7 +194,7 @@ def measure_load(state: State, folder: Path, rounds: int, cold: bool, halves: bo
 
 def measure_stall(
     state: State, folder: Path, rounds: int, tempdir: Path | None
-) -> tuple[list[float], float]:
+) -> tuple[Ratios, float]:
     """Ratios of the time that the caller waits, and the median of ours in milliseconds."""
     store = Path(tempfile.mkdtemp(dir=folder))
     writer = CheckpointWriter(store, job="bench", keep=1, background=True, tempdir=tempdir)
@@ -233,17 +241,18 @@ def read_kib(word: str) -> int:
     raise LookupError(word)
 
 
-def render_row(what: str, bound: float, ratios: list[float]) -> str:
-    middle = statistics.median(ratios)
-    return f"| {what} | {bound} | {ratios[0]:.2f} | {middle:.2f} | {ratios[-1]:.2f} |"
+def render_row(what: str, bound: float, ratios: Ratios) -> str:
+    least, most = ratios.each[0], ratios.each[-1]
+    middle = statistics.median(ratios.each)
+    return f"| {what} | {bound} | {least:.2f} | {middle:.2f} | {most:.2f} | {ratios.best:.2f} |"
 
 
 def measure(state: State, folder: Path, rounds: int) -> list[str]:
     blocking = measure_memory(state, folder, background=False)
     copied = measure_memory(state, folder, background=True)
     rows = [
-        "| what, over what | bound | smallest | median | largest |",
-        "|---|---|---|---|---|",
+        "| what, over what | bound | smallest | median | largest | best round / best round |",
+        "|---|---|---|---|---|---|",
         render_row(
             "blocking save / the same bytes and fsync", 1.3, measure_save(state, folder, rounds)
         ),

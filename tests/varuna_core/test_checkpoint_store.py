@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.varuna_core.checkpoint_world import IN_MEMORY, Job, expect_state, make_part
-from varuna_core.checkpoint import store as stores
 from varuna_core.checkpoint.cli import main
 from varuna_core.checkpoint.document import crc_text
 from varuna_core.checkpoint.errors import (
@@ -25,6 +24,7 @@ from varuna_core.checkpoint.errors import (
     NoCheckpoint,
 )
 from varuna_core.checkpoint.manifest import Save
+from varuna_core.checkpoint.owner import Owner
 from varuna_core.checkpoint.reader import CheckpointReader
 from varuna_core.checkpoint.store import SaveFolder, list_complete
 from varuna_core.checkpoint.verify import find_damage
@@ -137,11 +137,11 @@ def test_two_jobs_that_finish_one_iteration_at_once(tmp_path: Path, who_first: i
     """Both have looked and found it free; the rename decides."""
     folders = []
     for job in ("a", "b"):
-        stores.Owner(tmp_path, job, job).claim()
+        Owner(tmp_path, job, job).claim()
         folder = SaveFolder(tmp_path, Save(iteration=7, save=f"{job}.1", job=job, line=job))
         write_rank(folder, make_part(PLAIN, 0, 7), 0, 1)
         assert folder.complete()
-        folders.append((folder, stores.Owner(tmp_path, job, job)))
+        folders.append((folder, Owner(tmp_path, job, job)))
     folder, owner = folders[who_first]
     folder.publish(owner.may_replace)
     folder, owner = folders[1 - who_first]
@@ -153,7 +153,7 @@ def test_two_jobs_that_finish_one_iteration_at_once(tmp_path: Path, who_first: i
 
 
 def test_two_ranks_that_both_see_all_markers_publish_once(tmp_path: Path) -> None:
-    stores.Owner(tmp_path, "a", "a").claim()
+    Owner(tmp_path, "a", "a").claim()
     one, other = (
         SaveFolder(tmp_path, Save(iteration=7, save="a.1", job="a", line="a")) for _ in range(2)
     )
@@ -273,6 +273,29 @@ def test_a_manifest_of_other_fields_is_no_manifest(tmp_path: Path) -> None:
     (tmp_path / "varuna_ckpt_5" / "manifest.json").write_text('{"some": "json"}')
     with pytest.raises(ForeignCheckpoint, match="not a file of vjob's checkpoints"):
         CheckpointReader.open(tmp_path)
+
+
+def test_a_failed_save_on_one_rank_leaves_the_ranks_in_step(tmp_path: Path) -> None:
+    """Its error comes out in place of the next save; the one after that is whole again."""
+    job = replace(PLAIN, stages=2)
+    writers = [
+        CheckpointWriter(tmp_path, job="a", rank=rank, world_size=2, background=True)
+        for rank in range(2)
+    ]
+    part = make_part(job, 1, 1)
+    unknown = replace(part.segments[2][0], kind="weight\0", name="")
+    bad = replace(part, segments={2: [unknown, unknown]})
+    for iteration in (1, 2, 3):
+        writers[0].save(make_part(job, 0, iteration))
+        writers[0].wait()
+        if iteration == 2:
+            with pytest.raises(ValueError, match="two tensors of one file"):
+                writers[1].save(make_part(job, 1, iteration))
+        else:
+            writers[1].save(bad if iteration == 1 else make_part(job, 1, iteration))
+    for writer in writers:
+        writer.close()
+    assert list_iterations(tmp_path) == [3]
 
 
 def test_an_error_of_the_background_comes_out_at_the_next_call(tmp_path: Path) -> None:

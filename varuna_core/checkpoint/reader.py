@@ -36,7 +36,7 @@ from varuna_core.checkpoint.manifest import (
     read_manifest,
 )
 from varuna_core.checkpoint.plain import from_plain
-from varuna_core.checkpoint.store import expect_ours, find_complete, list_wrong_sizes, offer_good
+from varuna_core.checkpoint.store import compare_sizes, expect_ours, find_complete, offer_good
 from varuna_core.checkpoint.tensorfile import ITEM_BYTES
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class CheckpointReader:
         expect_ours(self.folder)
         self.manifest = self._named(lambda: read_manifest(self.folder))
         if check_complete:
-            wrong = list_wrong_sizes(self.folder)
+            wrong = compare_sizes(self.folder, self.manifest)
             if wrong:
                 more = f", and {len(wrong) - 1} other files" if len(wrong) > 1 else ""
                 raise DamagedCheckpoint(wrong[0] + more + offer_good(self.folder))

@@ -28,22 +28,20 @@ class Staging:
 
     def take(self, segments: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
         """The same entries, from the copy. What an earlier one gave is overwritten."""
-        loaded = {
-            number: [(entry, entry.load().detach()) for entry in entries]
-            for number, entries in segments.items()
-        }
-        devices = {t.device for held in loaded.values() for _, t in held if t.is_cuda}
         size = sum(_padded(entry.num_bytes) for held in segments.values() for entry in held)
         if size > len(self._buffer):
             self._buffer = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is made
-            self._buffer = self._allocate(size, pinned=bool(devices))
+            self._buffer = self._allocate(size)
         staged: dict[int, list[Entry]] = {}
+        devices = set()
         at = 0
-        for number, held in loaded.items():
+        for number, held in segments.items():
             staged[number] = []
-            for entry, tensor in held:
-                copy = self._view(at, entry)
+            for entry in held:
+                tensor, copy = entry.load().detach(), self._view(at, entry)
                 copy.copy_(tensor, non_blocking=True)
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
                 at += _padded(entry.num_bytes)
                 staged[number].append(replace(entry, load=_give(copy)))
         for device in devices:
@@ -54,9 +52,9 @@ class Staging:
         run = self._buffer[at : at + entry.num_bytes]
         return run.view(DTYPES[entry.dtype]).view(entry.box.extent)
 
-    def _allocate(self, size: int, pinned: bool) -> Tensor:
+    def _allocate(self, size: int) -> Tensor:
         if self.folder is None:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+            return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         self.folder.mkdir(parents=True, exist_ok=True)
         fd, name = tempfile.mkstemp(prefix=".varuna-staging-", dir=self.folder)
         try:

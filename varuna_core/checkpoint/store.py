@@ -17,12 +17,9 @@ import logging
 import os
 import re
 import shutil
-import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from varuna_core.checkpoint.document import read_document, sync_folder, write_document
 from varuna_core.checkpoint.errors import (
@@ -34,6 +31,7 @@ from varuna_core.checkpoint.errors import (
 )
 from varuna_core.checkpoint.manifest import (
     MANIFEST,
+    Manifest,
     Marker,
     Save,
     add_up,
@@ -46,10 +44,7 @@ from varuna_core.records.files import list_names
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 3600.0
-"""A partial checkpoint of another training in which nothing changed for so long is nobody's."""
-_NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed))?")
-_JOB = re.compile(r"[A-Za-z0-9_.-]{1,120}")
+NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +69,7 @@ def list_complete(store: Path) -> list[Complete]:
     found: dict[int, Path] = {}
     # A short name sorts before a partial one of the same iteration, and wins.
     for name in sorted(list_names(store)):
-        match = _NAME.fullmatch(name)
+        match = NAME.fullmatch(name)
         if match and match[3] != "removed" and (store / name / MANIFEST).is_file():
             found.setdefault(int(match[1]), store / name)
     return [Complete(iteration=i, path=found[i]) for i in sorted(found)]
@@ -90,7 +85,7 @@ def find_complete(store: Path, iteration: int | None = None) -> Complete:
             return found
     there = ", ".join(str(found.iteration) for found in complete) or "none"
     if iteration is None:
-        named = [name for name in list_names(store) if _NAME.fullmatch(name)]
+        named = [name for name in list_names(store) if NAME.fullmatch(name)]
         raise NoCheckpoint(f"{store} holds no complete checkpoint" + _describe_rest(store, named))
     named = [name for name in list_names(store) if name.split(".")[0] == name_of(iteration)]
     raise NoCheckpoint(
@@ -125,9 +120,12 @@ def offer_good(folder: Path) -> str:
 def list_wrong_sizes(folder: Path) -> list[str]:
     """Files that are missing or of another size, without reading them; or the manifest's fault."""
     try:
-        manifest = read_manifest(folder)
+        return compare_sizes(folder, read_manifest(folder))
     except CheckpointError as error:
         return [str(error)]
+
+
+def compare_sizes(folder: Path, manifest: Manifest) -> list[str]:
     wrong = []
     for name, held in manifest.files.items():
         path = folder / name
@@ -248,7 +246,7 @@ def read_save(folder: Path) -> Save | None:
 
 def remove(folder: Path, save: Save | None) -> None:
     """Take it out of the list in one step, then delete it."""
-    match = _NAME.fullmatch(folder.name)
+    match = NAME.fullmatch(folder.name)
     assert match, folder
     aside = folder.with_name(f"{name_of(int(match[1]))}.{save.save if save else 'x'}.removed")
     try:
@@ -259,117 +257,6 @@ def remove(folder: Path, save: Save | None) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-class Owner:
-    """A job's claim on a store: who came last writes; the one before is told at its next save.
-
-    It also remembers what was there when the job came, which alone it may replace and clear away,
-    and only if it continues that training.
-    """
-
-    def __init__(self, store: Path, job: str, line: str) -> None:
-        if not _JOB.fullmatch(job):
-            raise ValueError(f"job {job!r}: at most 120 of letters, digits, - _ and .")
-        self.store, self.job, self.line = store, job, line
-        self.path = store / "owner.json"
-
-    def claim(self) -> None:
-        """By rank 0, before its first save."""
-        self.store.mkdir(parents=True, exist_ok=True)
-        found = [read_save(complete.path) for complete in list_complete(self.store)]
-        others = sorted({save.job for save in found if save and save.line != self.line})
-        if others:
-            log.warning("%s also holds checkpoints of another training: %s", self.store, others)
-        content = {
-            "job": self.job,
-            "line": self.line,
-            "host": socket.gethostname(),
-            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            "found": [save.save for save in found if save and save.line == self.line],
-        }
-        write_document(self.path, "owner", content)
-
-    def check(self) -> None:
-        """By rank 0, before each later save."""
-        owner = self._read()
-        if owner["job"] != self.job:
-            raise FolderTaken(
-                f"job {owner['job']} on {owner['host']} saves into {self.store} since "
-                f"{owner['since']}; this is job {self.job}, which stops saving there: "
-                "end one of them, or give each a folder of its own"
-            )
-
-    def _read(self) -> dict[str, Any]:
-        found: dict[str, Any] = read_document(self.path, "owner")
-        return found
-
-    def may_replace(self, there: Save | None) -> bool:
-        """Of this job, or of the training it continues and there before it came."""
-        if there is None or there.line != self.line:
-            return False
-        return there.job == self.job or there.save in self._read()["found"]
-
-    def keep(self, count: int, done: Save) -> None:
-        """Remove all but `done` and what this job made before it, as many as are to stay.
-
-        Those of earlier jobs go first, whatever their iteration: they may be of a future that was
-        left when training went back.
-        """
-        mine = []
-        for complete in list_complete(self.store):
-            save = read_save(complete.path)
-            if save is None or save.save == done.save or complete.path != self._path_of(save):
-                continue
-            if self.may_replace(save):
-                order = _number(save) if save.job == self.job else -1
-                mine.append((order, save.iteration, complete.path, save))
-        mine.sort(key=lambda one: one[:2])
-        for _, _, path, save in mine[: max(0, len(mine) - count + 1)]:
-            remove(path, save)
-
-    def _path_of(self, save: Save) -> Path:
-        return self.store / name_of(save.iteration)
-
-    def clean(self, done: Save) -> None:
-        """Remove what nobody writes any more, now that `done` is complete."""
-        now = (self._path_of(done) / MANIFEST).stat().st_mtime
-        for name in sorted(list_names(self.store)):
-            path = self.store / name
-            if name.startswith(f".{self.path.name}.") and now - _last_change(path) > IDLE_S:
-                path.unlink(missing_ok=True)  # of a claim that was cut off
-            match = _NAME.fullmatch(name)
-            if not match or not match[2]:
-                continue
-            if match[3] == "removed":
-                shutil.rmtree(path, ignore_errors=True)
-            elif self._is_abandoned(path, match[2], done, now):
-                log.info("removing %s, which was never finished", path)
-                remove(path, read_save(path))
-
-    def _is_abandoned(self, path: Path, word: str, done: Save, now: float) -> bool:
-        job, _, number = word.rpartition(".")
-        if job == self.job:
-            # Ranks save in order: who has finished `done` has no part in an earlier one.
-            return int(number) < _number(done)
-        save = read_save(path)
-        if save and save.line == self.line:
-            return bool(self._read()["job"] == self.job)
-        return now - _last_change(path) > IDLE_S
-
-
-def _number(save: Save) -> int:
-    return int(save.save.rpartition(".")[2])
-
-
-def _last_change(folder: Path) -> float:
-    latest = 0.0
-    for path in (folder, folder / "markers", *folder.glob("*")):
-        try:
-            latest = max(latest, path.stat().st_mtime)
-        except OSError:
-            continue
-    return latest
 
 
 def expect_ours(folder: Path) -> None:

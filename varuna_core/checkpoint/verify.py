@@ -9,7 +9,7 @@ from pathlib import Path
 from varuna_core.checkpoint.document import crc_text
 from varuna_core.checkpoint.errors import CheckpointError
 from varuna_core.checkpoint.manifest import HeldFile, find_faults, read_manifest
-from varuna_core.checkpoint.store import expect_ours, list_wrong_sizes
+from varuna_core.checkpoint.store import compare_sizes, expect_ours
 from varuna_core.checkpoint.tensorfile import read_head
 
 
@@ -21,7 +21,7 @@ def find_damage(folder: Path) -> Iterator[str]:
     except CheckpointError as error:
         yield str(error)
         return
-    wrong = list_wrong_sizes(folder)
+    wrong = compare_sizes(folder, manifest)
     yield from wrong
     yield from (f"{folder}: {fault}" for fault in find_faults(manifest))
     for name, held in manifest.files.items():

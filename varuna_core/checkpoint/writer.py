@@ -24,9 +24,10 @@ from varuna_core.checkpoint.entries import RankPart
 from varuna_core.checkpoint.errors import CheckpointError, FolderTaken
 from varuna_core.checkpoint.files import write_file
 from varuna_core.checkpoint.manifest import Marker, Save
+from varuna_core.checkpoint.owner import Owner
 from varuna_core.checkpoint.plain import to_plain
 from varuna_core.checkpoint.staging import Staging
-from varuna_core.checkpoint.store import Owner, SaveFolder, read_save
+from varuna_core.checkpoint.store import SaveFolder, read_save
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class CheckpointWriter:
         self.rank, self.world_size, self.keep = rank, world_size, keep
         self._owner = Owner(self.store, job, self.line)
         self._count = 0
+        self._claimed = False
         self._last: SaveFolder | None = None
         self._background = background or tempdir is not None
         self._staging = Staging(Path(tempdir) if tempdir is not None else None)
@@ -89,8 +91,9 @@ class CheckpointWriter:
 
     def save(self, part: RankPart) -> None:
         """Add this rank's part of a checkpoint; in the background, once the last one is written."""
-        self.wait()
+        # Of calls, not of successes: this rank's next save is the next of the others too.
         self._count += 1
+        self.wait()
         save = Save(
             iteration=part.iteration,
             save=f"{self.job}.{self._count}",
@@ -146,10 +149,11 @@ class CheckpointWriter:
             self._publish(folder)
 
     def _look_around(self, folder: SaveFolder) -> None:
-        if self._count == 1:
-            self._owner.claim()
-        else:
+        if self._claimed:
             self._owner.check()
+        else:
+            self._owner.claim()
+            self._claimed = True
         there = read_save(folder.final)
         if folder.final.exists() and not self._owner.may_replace(there):
             raise FolderTaken(folder.describe_taken(there))
