@@ -1,0 +1,7 @@
+"""`python -m varuna_core.checkpoint`."""
+
+import sys
+
+from varuna_core.checkpoint.cli import main
+
+sys.exit(main())

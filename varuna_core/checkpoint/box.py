@@ -1,0 +1,123 @@
+"""Pieces of tensors as boxes: an offset and an extent in each dimension. Plain arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+BLOCK_BYTES = 1 << 20
+"""What one checksum covers, about: a slice is read and checked in whole blocks."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """The elements from `offset` on, `extent` of them, in each dimension."""
+
+    offset: tuple[int, ...]
+    extent: tuple[int, ...]
+
+    @property
+    def volume(self) -> int:
+        return prod(self.extent)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(o, o + e) for o, e in zip(self.offset, self.extent, strict=True))
+
+    def intersect(self, other: Box) -> Box | None:
+        """What lies in both; None where nothing does."""
+        low = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
+        high = tuple(min(a.stop, b.stop) for a, b in zip(self.slices, other.slices, strict=True))
+        extent = tuple(h - o for o, h in zip(low, high, strict=True))
+        return Box(low, extent) if all(e > 0 for e in extent) else None
+
+    def seen_from(self, outer: Box) -> Box:
+        """The same elements, counted from the corner of `outer`."""
+        moved = tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True))
+        return Box(moved, self.extent)
+
+    def inside(self, outer: Box) -> Box:
+        """A box counted from the corner of `outer`, in the coordinates of what `outer` lies in."""
+        moved = tuple(a + b for a, b in zip(self.offset, outer.offset, strict=True))
+        return Box(moved, self.extent)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        return len(shape) == len(self.offset) == len(self.extent) and all(
+            o >= 0 and e >= 0 and o + e <= size
+            for o, e, size in zip(self.offset, self.extent, shape, strict=True)
+        )
+
+    def __str__(self) -> str:
+        """As numpy writes it: [0:4,8:16]."""
+        return "[" + ",".join(f"{s.start}:{s.stop}" for s in self.slices) + "]"
+
+
+def whole(shape: Sequence[int]) -> Box:
+    return Box((0,) * len(shape), tuple(shape))
+
+
+def split_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """The elements start..stop of the flattened tensor as boxes, in order; each lies in one run.
+
+    At most two boxes a dimension: what is left of the first row, whole rows, the head of the last.
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield Box((), ())
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if first > last:
+        yield from _within_row(shape, last, start - last * row, stop - last * row)
+        return
+    if start % row:
+        yield from _within_row(shape, first - 1, start % row, row)
+    if first < last:
+        yield Box((first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]))
+    if stop % row:
+        yield from _within_row(shape, last, 0, stop % row)
+
+
+def _within_row(shape: Sequence[int], row: int, start: int, stop: int) -> Iterator[Box]:
+    for box in split_range(shape[1:], start, stop):
+        yield Box((row, *box.offset), (1, *box.extent))
+
+
+def count_block_rows(extent: Sequence[int], item_bytes: int) -> int:
+    """Rows (of dimension 0) that one checksum covers."""
+    return max(1, BLOCK_BYTES // max(1, prod(extent[1:]) * item_bytes))
+
+
+def list_blocks(extent: Sequence[int], rows: int) -> list[Box]:
+    """The blocks of a piece, counted from its own corner; none of a piece without elements."""
+    if not prod(extent):
+        return []
+    if not extent:
+        return [Box((), ())]
+    rest = tuple(extent[1:])
+    return [
+        Box((low, *(0,) * len(rest)), (min(rows, extent[0] - low), *rest))
+        for low in range(0, extent[0], rows)
+    ]
+
+
+def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
+    """Why the boxes are not the tensor, each element once; None if they are."""
+    for box in boxes:
+        if not box.fits(shape):
+            return f"{box} does not lie in a tensor of {list(shape)}"
+    if not boxes:
+        return "nobody wrote it"
+    if not shape or not prod(shape):
+        return None if len(boxes) == 1 else f"{len(boxes)} ranks wrote it"
+    reaching: list[Box] = []
+    for box in sorted(boxes, key=lambda box: box.offset):
+        reaching = [other for other in reaching if other.slices[0].stop > box.offset[0]]
+        for other in reaching:
+            if box.intersect(other):
+                return f"{other} and {box} were both written and overlap"
+        reaching.append(box)
+    missing = prod(shape) - sum(box.volume for box in boxes)
+    return f"{missing} of its {prod(shape)} elements were written by nobody" if missing else None

@@ -1,0 +1,173 @@
+"""`python -m varuna_core.checkpoint inspect | verify | export | import`.
+
+inspect and verify need no torch. Exit code 0 is good, 1 is damaged or failed, 2 is your input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from varuna_core.checkpoint.errors import CheckpointError, ForeignCheckpoint, NoCheckpoint
+from varuna_core.checkpoint.manifest import MANIFEST, Manifest, group_pieces, read_manifest
+from varuna_core.checkpoint.store import (
+    Complete,
+    expect_ours,
+    find_complete,
+    list_complete,
+    list_wrong_sizes,
+    offer_good,
+)
+from varuna_core.checkpoint.verify import find_damage
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; what it returns is the exit code."""
+    options = _build_parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        return code
+    except (NoCheckpoint, ForeignCheckpoint, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (CheckpointError, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m varuna_core.checkpoint", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    where = "a varuna_ckpt_<iteration> folder, or the folder of them"
+
+    inspect = commands.add_parser("inspect", help="what a checkpoint, or a folder of them, holds")
+    inspect.add_argument("path", type=Path, help=where)
+    inspect.add_argument("--tensors", action="store_true", help="every tensor, with its pieces")
+    inspect.set_defaults(run=_inspect)
+
+    verify = commands.add_parser("verify", help="read everything and hold it to its checksums")
+    verify.add_argument("path", type=Path, help=where + ": then the newest")
+    verify.add_argument("--iteration", type=int)
+    verify.set_defaults(run=_verify)
+
+    export = commands.add_parser("export", help="weights and buffers as one plain state dict")
+    export.add_argument("path", type=Path, help=where + ": then the newest")
+    export.add_argument("target", type=Path, help="a file that ends in .safetensors or .pt")
+    export.add_argument("--iteration", type=int)
+    export.set_defaults(run=_export)
+
+    take = commands.add_parser("import", help="a checkpoint of a plain state dict's weights")
+    take.add_argument("source", type=Path, help="a safetensors file, or one of torch.save")
+    take.add_argument("store", type=Path, help="the folder of checkpoints")
+    take.add_argument("--iteration", type=int, default=0)
+    tied = "names of one tensor; once for each group"
+    take.add_argument("--tied", nargs="+", action="append", default=[], metavar="NAME", help=tied)
+    take.set_defaults(run=_import)
+    return parser
+
+
+def _find_folder(path: Path, iteration: int | None) -> Path:
+    """The path itself if it is a checkpoint, else one in it."""
+    if iteration is None and ((path / MANIFEST).exists() or not list_complete(path)):
+        if path.is_dir() and not path.name.startswith("varuna_ckpt_"):
+            return find_complete(path).path
+        expect_ours(path)
+        return path
+    return find_complete(path, iteration).path
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    complete = list_complete(options.path)
+    if not complete:
+        folder = _find_folder(options.path, None)
+        manifest = read_manifest(folder)
+        _print_one(manifest)
+        if options.tensors:
+            _print_tensors(manifest)
+        return _print_wrong(folder)
+    return max([_print_row(found) for found in complete])
+
+
+def _print_row(found: Complete) -> int:
+    try:
+        manifest = read_manifest(found.path)
+    except CheckpointError as error:
+        print(f"{found.iteration:>10}  {error}")
+        return 1
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.written_at))
+    size = sum(held.size for held in manifest.files.values())
+    wrong = list_wrong_sizes(found.path)
+    what = f"{len(wrong)} files missing or cut short" if wrong else "all files there"
+    job = manifest.save.job
+    print(f"{found.iteration:>10}  {when}  {size / 2**20:>10.1f} MiB  job {job}  {what}")
+    return 1 if wrong else 0
+
+
+def _print_one(manifest: Manifest) -> None:
+    save, state = manifest.save, manifest.state
+    found = group_pieces(manifest)
+    kinds: dict[str, list[int]] = {}
+    for (kind, _), held in found.items():
+        row = kinds.setdefault(kind, [0, 0, 0])
+        row[0] += 1
+        row[1] += len(held)
+        row[2] += sum(piece.num_bytes for _, piece in held)
+    begun = "" if save.line == save.job else f", which continues {save.line}"
+    print(f"iteration {save.iteration}, job {save.job}{begun}")
+    print(f"partition {state.partition or '-'}, {manifest.world_size} ranks")
+    print(f"{len(manifest.files)} files, {len(state.ties)} groups of tied names")
+    for kind, (tensors, pieces, size) in kinds.items():
+        print(f"  {kind:<24} {tensors:>6} tensors {pieces:>6} pieces {size / 2**20:>10.1f} MiB")
+    for word in ("loss_scale", "lr_schedule", "data_position", "user"):
+        value = getattr(state, word)
+        if value is not None:
+            print(f"{word}: {value}")
+
+
+def _print_tensors(manifest: Manifest) -> None:
+    for (kind, name), held in group_pieces(manifest).items():
+        piece = held[0][1]
+        files = ", ".join(
+            f"{file}{'' if piece.box.extent == piece.shape else ' ' + str(piece.box)}"
+            for file, piece in held
+        )
+        print(f"{kind}  {name}  {piece.dtype} {list(piece.shape)}  {files}")
+
+
+def _print_wrong(folder: Path) -> int:
+    wrong = list_wrong_sizes(folder)
+    for text in wrong:
+        print(text, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    folder = _find_folder(options.path, options.iteration)
+    faults = list(find_damage(folder))
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if faults:
+        print(f"{folder} is damaged{offer_good(folder)}", file=sys.stderr)
+        return 1
+    print(f"{folder} is as it was written")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from varuna_core.checkpoint.exchange import export_checkpoint
+
+    folder = _find_folder(options.path, options.iteration)
+    count = export_checkpoint(folder, options.target)
+    print(f"{count} tensors of {folder} in {options.target}")
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from varuna_core.checkpoint.exchange import import_checkpoint
+
+    made = import_checkpoint(options.source, options.store, options.iteration, options.tied)
+    print(f"{options.source} is {made}")
+    return 0
