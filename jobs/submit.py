@@ -29,7 +29,6 @@ from jobs.executor import Executor, choose_executor
 from jobs.image import classify_image, resolve_image, stamp_image
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
-from jobs.process import start_time
 from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
 from jobs.slurm import JobState
@@ -37,6 +36,7 @@ from varuna_core import __version__
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import PRIVATE_FOLDER, write_atomic
+from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder

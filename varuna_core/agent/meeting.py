@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Callable, TypeVar
 
 from varuna_core.agent.errors import STOPPED, Refusal
-from varuna_core.agent.signals import Signals
+from varuna_core.agent.signals import GONE, SILENT, Signals
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import is_listed, list_names, read_json, write_json
 from varuna_core.records.nodes import NodeReport, read_report
@@ -183,5 +183,7 @@ def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, h
 
 
 def explain_signal(name: str, host: str) -> str:
+    if name in (GONE, SILENT):
+        return f"{name}, seen first on {host}"
     who = " (cancel, time limit or preemption)" if name == "SIGTERM" else ""
     return f"{name} from the scheduler{who}, seen first on {host}"
