@@ -23,8 +23,8 @@ class _Word:
 
     line: int
     text: str = ""
-    expands: bool = False
-    """Whether a shell would put something else in place of a part of it."""
+    active: str = ""
+    """A character that a shell would act on, in place of taking it."""
 
 
 def parse_env_file(text: str, name: str) -> dict[str, str]:
@@ -41,10 +41,10 @@ def parse_env_file(text: str, name: str) -> dict[str, str]:
             raise InputError(f"{where}: want NAME=VALUE{after}; quote a value with spaces in it")
         if "\0" in value:
             raise InputError(f"{where}: {key} holds a NUL character")
-        if word.expands:
+        if word.active:
             raise InputError(
-                f"{where}: {key}: nothing is expanded here: write the value out, or put it in "
-                "single quotes where a $ or ` belongs to it"
+                f"{where}: {key}: a shell would act on the {word.active} in it, and nothing does "
+                "here: put the value in single quotes, or write out what it stands for"
             )
         found[key] = value
         last = key
@@ -79,14 +79,22 @@ def _split_words(text: str, name: str) -> Iterator[_Word]:
             word.text += follower if follower != "\n" else ""
             next(chars, None)
         else:
+            if _is_active(char, follower, quote, word.text):
+                word.active = word.active or char
             word.text += char
-            is_active = quote != "'" and (char == "`" or (char == "$" and _opens(follower)))
-            word.expands = word.expands or is_active
     if quote:
         raise InputError(f"{name}:{opened}: a quote is opened here and never closed")
     if word is not None:
         yield word
 
 
-def _opens(char: str) -> bool:
-    return char.isalnum() or (char != "" and char in "_{(@*#?!$-")
+def _is_active(char: str, follower: str, quote: str, before: str) -> bool:
+    """Whether a shell would act on a character, between these quotes and after this text."""
+    if quote == "'":
+        return False
+    if char == "$":
+        opens = follower.isalnum() or (follower != "" and follower in "_{(@*#?!$-")
+        return opens or (not quote and follower != "" and follower in "'\"")
+    if char == "`":
+        return True
+    return not quote and (char in ";&|<>()" or (char == "~" and before.endswith(("=", ":"))))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SEE_S = 5
+SEE_S = 3
 """A new folder may take so long to show on another machine's mount of it."""
 
 _SCRIPT = """\

@@ -179,7 +179,10 @@ class Session:
             if code is not None:
                 node.is_over = True
                 if code != 0:
-                    self._stop("lost", NODE_LOST, self._explain(node, code), node.name)
+                    reason = self._explain(node, code)
+                    if _is_cut(node) and not self._is_told:
+                        self._console.say(reason)
+                    self._stop("lost", NODE_LOST, reason, node.name)
 
     def _explain(self, node: Node, code: int) -> str:
         """Why an agent ended so; heard only where the agent itself did not say stop."""
@@ -236,7 +239,7 @@ class Session:
 
     def _await_lost(self) -> None:
         """A machine whose ssh was cut ends its ranks by itself: let it, so that nothing stays."""
-        cut = [node for node in self._nodes if _is_cut(node)]
+        cut = [node for node in self._nodes if _is_cut(node) and not node.machine.is_local]
         deadline = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
         said = False
         while cut and time.monotonic() < deadline:
@@ -256,8 +259,9 @@ class Session:
 
 
 def _is_cut(node: Node) -> bool:
+    """Whether the agent, or the way to it, ended without the agent's own word."""
     code = node.child.code if node.child is not None else None
-    return not node.machine.is_local and code is not None and (code < 0 or code == FAILED)
+    return code is not None and (code < 0 or (code == FAILED and not node.machine.is_local))
 
 
 def flush_outputs() -> None:
