@@ -87,12 +87,12 @@ def test_the_end_of_the_input_ends_the_ranks(tether: Callable[[float], Tethered]
 def test_silence_ends_the_ranks_and_beats_put_it_off(
     tether: Callable[[float], Tethered],
 ) -> None:
-    held = tether(1.0)
+    held = tether(0.6)
 
     def beat_for_long() -> bool:
         held.beat()
         told = read_json(held.stage.attempt.beat(0))
-        return bool(told["count"] * TIMING.beat_s > 2.0)
+        return bool(told["count"] * TIMING.beat_s > 1.2)
 
     wait_until(beat_for_long, "the agent's own beats of twice the time")
     assert held.agent.poll() is None
