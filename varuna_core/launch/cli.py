@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from varuna_core.launch.console import flush_outputs, open_outputs
 from varuna_core.launch.errors import LaunchError
-from varuna_core.launch.session import flush_outputs
 from varuna_core.launch.starting import Arguments, kill_run, resume_run, start_run
 from varuna_core.launch.state import find_run
 
@@ -45,6 +45,7 @@ _DEFAULT_ENV = "varuna.env"
 
 def main(words: Sequence[str] | None = None) -> int:
     """The exit code."""
+    open_outputs()
     given = vars(build_parser().parse_args(words))
     try:
         return _run(given)

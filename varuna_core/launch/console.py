@@ -6,6 +6,7 @@ reads them. A terminal that is gone is no reason to end a run: what cannot be sh
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -68,3 +69,24 @@ class Console:
             self._deaf.add(stream)
         except UnicodeEncodeError:
             print(line.encode("ascii", "backslashreplace").decode(), file=stream, flush=True)
+
+
+def open_outputs() -> None:
+    """First of all: who starts us with closed outputs wants no words, and the run all the same."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def flush_outputs() -> None:
+    """Last of all; what a closed terminal did not take is in the files."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            # The interpreter flushes once more at its exit, and would exit with 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

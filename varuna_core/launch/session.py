@@ -14,7 +14,6 @@ import contextlib
 import io
 import os
 import signal
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -262,13 +261,3 @@ def _is_cut(node: Node) -> bool:
     """Whether the agent, or the way to it, ended without the agent's own word."""
     code = node.child.code if node.child is not None else None
     return code is not None and (code < 0 or (code == FAILED and not node.machine.is_local))
-
-
-def flush_outputs() -> None:
-    """Last of all; what a closed terminal did not take is in the files."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            # The interpreter flushes once more at its exit, and would exit with 120.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -6,6 +6,7 @@ import getpass
 import os
 import platform
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -200,7 +201,8 @@ def _launch(run: RunFolder, number: int, ready: _Ready, arguments: Arguments) ->
         for path in run.path.glob(f"{token}*"):
             path.unlink(missing_ok=True)
     if signals.ending is not None:
-        raise LaunchError(f"{signals.ending}: nothing was started")
+        console.say(f"{signals.ending}: nothing was started")
+        return 128 + signal.Signals[signals.ending]
     nodes = [replace(node, python=found["agent"]) for node, found in zip(nodes, said, strict=True)]
     twins = find_twins([node.name for node in nodes], [found["machine"] for found in said])
     for first, second in twins:
