@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs import index
 from jobs.runs import view_runs
-from jobs.tail import clean
+from varuna_core.records.tail import clean
 
 
 def list_runs(limit: int | None) -> list[dict[str, Any]]:

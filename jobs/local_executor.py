@@ -8,7 +8,6 @@ writes its state to local.json (local.<group>.json) in the run folder.
 from __future__ import annotations
 
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from jobs.errors import VjobError
 from jobs.executor import Executor
 from jobs.slurm import JobInfo, parse_state
 from varuna_core.records.files import read_json, write_json
+from varuna_core.records.machine import clean_environment, identify_machine, start_time
 from varuna_core.records.runfolder import RunFolder
 
 START_S = 30.0
@@ -33,19 +33,10 @@ def state_file(run: RunFolder, group: str | None) -> Path:
     return run.path / (f"local.{group}.json" if group else "local.json")
 
 
-def identify_machine() -> str:
-    """This machine since its last start: pids mean nothing elsewhere, or after the next one."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{platform.node()} {boot}"
-
-
 def is_alive(state: dict[str, Any]) -> bool:
     """Whether the supervisor that wrote this state still runs."""
     pid = int(state.get("pid") or 0)
-    return pid > 0 and process.start_time(pid) == state.get("pid_start")
+    return pid > 0 and start_time(pid) == state.get("pid_start")
 
 
 class LocalExecutor(Executor):
@@ -64,7 +55,7 @@ class LocalExecutor(Executor):
             ) from None
         write_json(state_file(run, group), {"job": job, "state": "PENDING", "time": time.time()})
         command = [sys.executable, "-m", "jobs.local_job", str(run.path), job, group or ""]
-        env = {**process.clean_environment(os.environ), **_import_path()}
+        env = {**clean_environment(os.environ), **_import_path()}
         process.start_detached(command, output=run.scheduler_log(group), env=env)
         return job
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import FrameType
 
 from jobs import process
-from jobs.local_executor import identify_machine, state_file
+from jobs.local_executor import state_file
 from varuna_core.records.files import write_atomic, write_json
+from varuna_core.records.machine import clean_environment, identify_machine, start_time
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -125,7 +126,7 @@ class Supervisor:
         names = [[f"local{group.first_node + i}" for i in range(group.count)] for group in groups]
         tools = self._make_tools()
         env = {
-            **process.clean_environment(os.environ),
+            **clean_environment(os.environ),
             "SLURM_JOB_ID": self.job,
             "SLURM_JOB_NAME": self.plan.name,
             "SLURM_JOB_NODELIST": ",".join(names[0]),
@@ -163,7 +164,7 @@ class Supervisor:
                 "job": self.job,
                 "state": word,
                 "pid": pid,
-                "pid_start": process.start_time(pid),
+                "pid_start": start_time(pid),
                 "machine": identify_machine(),
                 "time": time.time(),
                 "restarts": self.restarts,

@@ -12,11 +12,11 @@ from pathlib import Path
 from jobs.errors import InputError
 from jobs.runs import RunView, view_run
 from jobs.slurm import JobState
-from jobs.tail import Follower, clean
 from jobs.verdict import read_node_names
 from varuna_core.records import record as records
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.tail import Follower, clean
 
 POLL_S = 0.5
 FILES_PER_S = 500

@@ -1,12 +1,7 @@
 """Conf to plan: who runs what, pure. Time, user and interpreter come in as arguments.
 
 Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components.
-Which stage a rank holds is the stage map's business:
-
-    order: pipeline, P=3 D=2     0,3;1,4;2,5;   replica r is ranks 3r..3r+2: its stages adjoin
-    order: data,     P=3 D=2     0,1;2,3;4,5;   stage s is ranks 2s, 2s+1: its replicas adjoin
-
-With tensor parallelism of degree T an entry k stands for ranks kT to kT+T-1.
+Which stage a rank holds is the stage map's business (`varuna_core.records.plan.build_stages`).
 """
 
 from __future__ import annotations
@@ -25,7 +20,9 @@ from varuna_core.records.plan import (
     GroupPlan,
     Plan,
     Timing,
+    build_stages,
     encode_stage_map,
+    keep_word,
 )
 
 BEAT_S = 5.0
@@ -125,13 +122,6 @@ def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
     return tuple(found)
 
 
-def build_stages(pipeline: int, data: int, order: str) -> list[list[int]]:
-    """For each stage its replicas' entries."""
-    if order == "pipeline":
-        return [[r * pipeline + s for r in range(data)] for s in range(pipeline)]
-    return [[s * data + r for r in range(data)] for s in range(pipeline)]
-
-
 def choose_order(conf: JobConf, data: int) -> str:
     """`auto`: replicas of a stage share a node, for gradients weigh more than activations."""
     if conf.parallel.order != "auto":
@@ -151,7 +141,7 @@ def build_command(conf: JobConf, here: Surroundings, *, in_container: bool) -> t
     program = conf.program
     assert program.kind in STARTED and program.path is not None, "check_version refuses others"
     python = program.python or ("python3" if in_container else here.python)
-    return (python, "-u", program.path, *program.args)
+    return tuple(map(keep_word, (python, "-u", program.path, *program.args)))
 
 
 def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -165,35 +165,3 @@ def tool_environment(environ: Mapping[str, str]) -> dict[str, str]:
     filters = ("SQUEUE_", "SACCT_", "SCANCEL_", "SBATCH_", "SLURM_")
     keep = ("SLURM_CONF", "SLURM_JWT")
     return {k: v for k, v in environ.items() if k in keep or not k.startswith(filters)}
-
-
-def start_time(pid: int) -> str | None:
-    """A process' start in clock ticks: with the pid it names one process for ever."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
-
-
-def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a job may inherit from the submitting shell: enough to find programs, nothing more.
-
-    SLURM_* and SBATCH_* of a surrounding job, conda's and Python's own would all leak otherwise.
-    """
-    keep = (
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LC_ALL",
-        "TZ",
-        "SLURM_CONF",
-        "SLURM_JWT",
-    )
-    found = {name: environ[name] for name in keep if name in environ}
-    found.setdefault("PATH", os.defpath)
-    return found

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs import index, process
+from jobs import index
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
 from jobs.pending import explain_launch
@@ -21,6 +21,7 @@ from varuna_core.records import record as records
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import Outcome, read_outcome
 from varuna_core.records.files import read_json
+from varuna_core.records.machine import start_time
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 
@@ -199,7 +200,7 @@ def _refuse(record: RunRecord, message: str) -> RunRecord:
 def _is_submitting(record: RunRecord) -> bool:
     """Whether the submit still runs; on another host, whether it is too young to tell."""
     if record.host == platform.node():
-        return process.start_time(record.pid) == record.pid_start is not None
+        return start_time(record.pid) == record.pid_start is not None
     return time.time() - record.submitted < SUBMIT_S
 
 

@@ -20,6 +20,7 @@ from jobs import process, slurm
 from jobs.errors import UncertainError, VjobError
 from jobs.executor import Executor
 from jobs.slurm import COMMENT_PREFIX, JobInfo
+from varuna_core.records.machine import clean_environment
 from varuna_core.records.runfolder import RunFolder
 
 
@@ -38,7 +39,7 @@ class SlurmExecutor(Executor):
             script = Path(folder) / run.batch_script(group).name
             script.write_text(text, encoding="utf-8")
             command = slurm.build_sbatch_command(str(script), folder, test_only=True)
-            result = process.run(command, env=process.clean_environment(os.environ))
+            result = process.run(command, env=clean_environment(os.environ))
         said = (result.err + result.out).strip()
         if result.code != 0:
             raise VjobError(explain_refusal(said))
@@ -87,7 +88,7 @@ def _submit_text(text: str, *, folder: Path, after: str | None) -> str:
             return text
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-            words = [f"{k}={v}" for k, v in process.clean_environment(os.environ).items()]
+            words = [f"{k}={v}" for k, v in clean_environment(os.environ).items()]
             sbatch = slurm.build_sbatch_command(str(submission_file_path), str(folder), after=after)
             return ["sh", "-c", SHIELD, "sh", *words, *sbatch]
 

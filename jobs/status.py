@@ -9,13 +9,13 @@ from typing import Any
 from jobs.pending import explain_reason
 from jobs.runs import RunView
 from jobs.slurm import JobInfo, JobState
-from jobs.tail import clean, last_lines
 from jobs.verdict import read_node_names
 from varuna_core.records import record as records
 from varuna_core.records.exits import Outcome, RankExit, read_exits, read_outcome
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder
 from varuna_core.records.stop import read_stop
+from varuna_core.records.tail import clean, last_lines
 
 OK, FAILED, NOT_KNOWN, NEVER_STARTS = 0, 10, 11, 12
 """Exit codes of `vjob status`."""

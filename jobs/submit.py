@@ -29,17 +29,17 @@ from jobs.executor import Executor, choose_executor
 from jobs.image import classify_image, resolve_image, stamp_image
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
-from jobs.process import start_time
 from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
 from jobs.slurm import JobState
 from varuna_core import __version__
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
-from varuna_core.records.files import PRIVATE_FOLDER, write_atomic
+from varuna_core.records.files import write_atomic
+from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.runfolder import RunFolder, make_run_folder
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,10 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
 def submit(conf_path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunRecord]:
     """The whole way. Raises VjobError with the run refused, never with a job lost."""
     first = prepare(conf_path, overrides)
-    run = make_run_folder(first.run)
+    try:
+        run = make_run_folder(first.run.path)
+    except OSError as error:
+        raise VjobError(_explain_write(first.run.path, error)) from None
     ready = first if run.name == first.run.name else prepare(conf_path, overrides, run_id=run.name)
     groups: list[str | None] = list(ready.scripts.batch)
     record = RunRecord(
@@ -232,22 +235,6 @@ def look_at_start(run: RunFolder) -> str:
         if trouble or not waits or time.monotonic() > deadline:
             return trouble
         time.sleep(FIRST_POLL_S)
-
-
-def make_run_folder(run: RunFolder) -> RunFolder:
-    """A folder that is ours alone: a second submit in the same second gets -1, -2, ..."""
-    try:
-        run.path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        for number in range(1000):
-            path = run.path if number == 0 else run.path.with_name(f"{run.name}-{number}")
-            try:
-                path.mkdir(mode=PRIVATE_FOLDER)
-            except FileExistsError:
-                continue
-            return RunFolder(path)
-    except OSError as error:
-        raise VjobError(_explain_write(run.path, error)) from None
-    raise VjobError(f"{run.path.parent} already holds a thousand runs of this second")
 
 
 def write_run_folder(ready: Prepared, run: RunFolder) -> None:

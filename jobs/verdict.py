@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jobs.slurm import JobInfo, JobState
-from jobs.tail import last_lines
 from varuna_core.agent.container import find_remedy
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
@@ -16,6 +15,7 @@ from varuna_core.records.files import list_names, read_json
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.stop import read_stop
+from varuna_core.records.tail import last_lines
 
 LAST_LINES = 400
 """Of a log, looked through for a known message."""

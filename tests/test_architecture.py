@@ -13,7 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = ("jobs", "templates", "containers", "reports", "varuna_core")
-TORCH_FREE = ("varuna_core/records", "varuna_core/agent", "varuna_core/schedule")
+TORCH_FREE = (
+    "varuna_core/records",
+    "varuna_core/agent",
+    "varuna_core/launch",
+    "varuna_core/schedule",
+)
 MAY_IMPORT = {
     "jobs": {"jobs", "templates", "containers", "reports", "varuna_core"},
     "reports": {"reports", "templates", "varuna_core"},
@@ -22,7 +27,11 @@ MAY_IMPORT = {
     "templates": set(),
 }
 HEAVY = {"torch", "pandas", "plotly", "numpy"}
-STARTS_PROCESSES = {"jobs/process.py", "varuna_core/agent/process.py"}
+STARTS_PROCESSES = {
+    "jobs/process.py",
+    "varuna_core/agent/process.py",
+    "varuna_core/launch/process.py",
+}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -78,6 +78,13 @@ def test_a_plan_with_a_container_survives_its_own_json() -> None:
     assert parse_plan(json.loads(render_plan(plan))) == plan
 
 
+def test_arguments_that_look_like_fields_reach_the_ranks_as_they_are() -> None:
+    """The agent fills `%{rank}` in; it did so in the user's own words too."""
+    program = replace(make_conf(SINGLE).program, args=("%{rank}", "50%"))
+    plan = make_plan(replace(make_conf(SINGLE), program=program))
+    assert plan.command[-2:] == ("%{percent}{rank}", "50%")
+
+
 def test_only_named_variables_pass_and_a_dry_run_does_without_a_missing_one() -> None:
     conf = replace(make_conf(SINGLE), pass_env=("HF_HOME",))
     here = Surroundings(

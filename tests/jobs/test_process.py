@@ -15,6 +15,7 @@ import pytest
 from jobs import process
 from jobs.errors import VjobError
 from tests.command import ROOT, wait_for
+from varuna_core.records.machine import start_time
 
 
 def shell(text: str) -> list[str]:
@@ -65,4 +66,4 @@ def test_work_ends_with_us_even_when_we_are_killed(tmp_path: Path) -> None:
     wait_for(lambda: pid.exists() and pid.read_text(), 20)
     us.kill()
     us.wait()
-    wait_for(lambda: process.start_time(int(pid.read_text())) is None, 20)
+    wait_for(lambda: start_time(int(pid.read_text())) is None, 20)

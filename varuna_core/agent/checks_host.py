@@ -8,6 +8,7 @@ import resource
 import shutil
 import time
 
+from varuna_core.agent.container import fill_in
 from varuna_core.agent.site import Finding, Site
 from varuna_core.records.nodes import FAIL, OK, WARN
 
@@ -43,7 +44,7 @@ def check_program(site: Site) -> list[Finding]:
     if site.plan.containers:
         return []
     env = {**site.env, **site.plan.env, **site.node.group.env}
-    word = site.plan.command[0]
+    (word,) = fill_in(site.plan.command[:1], site)
     # A path with a slash counts from the working folder, a bare word from PATH.
     word = os.path.join(site.plan.workdir, word) if "/" in word else word
     found = shutil.which(word, path=env.get("PATH"))

@@ -20,7 +20,7 @@ from varuna_core.records.stop import STOP_KINDS, write_stop
 
 _DESCRIPTION = """\
 The node agent of vjob: what runs between the scheduler and the ranks of a training run.
-It needs a run folder with a plan.json in it, as `vjob submit` makes one.
+It needs a run folder with a plan.json in it, as `vjob submit` or the launcher makes one.
 
 A batch script uses it in this order:
   agent.pyz open  --run DIR --attempt N            once, on the first node
@@ -76,6 +76,11 @@ def build_parser() -> argparse.ArgumentParser:
         "master.json for all nodes, and set aside what an older try of this attempt left.",
     )
     add.add_argument("--job-id", metavar="ID", help="the scheduler's job id (SLURM_JOB_ID)")
+    add.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of this host, as the other nodes reach it (default: what its name and routes say)",
+    )
     add.set_defaults(run_command=_run_open)
 
     add = commands.add_parser(
@@ -92,6 +97,11 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         metavar="INDEX",
         help="index in the plan (SLURM_NODEID, counted from the first node of VJOB_GROUP)",
+    )
+    add.add_argument(
+        "--tether",
+        action="store_true",
+        help="end, too, when standard input ends or falls silent: its other end is the launcher",
     )
     add.set_defaults(run_command=_run_node)
 
@@ -134,13 +144,14 @@ def build_parser() -> argparse.ArgumentParser:
 def _run_open(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     job_id = args.job_id or os.environ.get("SLURM_JOB_ID")
-    open_attempt(run, load_plan(run), args.attempt, args.group, job_id)
+    open_attempt(run, load_plan(run), args.attempt, args.group, job_id, args.address)
     return 0
 
 
 def _run_node(args: argparse.Namespace) -> int:
     run = open_run(args.run)
-    return run_node(run, load_plan(run), args.attempt, args.node)
+    tether = sys.stdin.fileno() if args.tether else None
+    return run_node(run, load_plan(run), args.attempt, args.node, tether)
 
 
 def _run_close(args: argparse.Namespace) -> int:

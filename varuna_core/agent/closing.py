@@ -74,16 +74,20 @@ def judge(scene: Scene) -> Outcome:
         return _replace(outcome, outcome.code or NODE_LOST, f"{full}; else: {outcome.reason}")
     if not exits and stop is None and not is_listed(attempt.go):
         when = "before any agent reported" if not reports else "before the ranks started"
-        reason = f"srun ended with {scene.status} {when}: see the scheduler's log"
+        reason = f"{_step(plan)} ended with {scene.status} {when}: see the scheduler's log"
         return _replace(outcome, scene.status or NOT_READY, reason)
     silent = [index for index in range(plan.num_nodes) if index not in reports]
     if not is_listed(attempt.go) and silent and (stop or {}).get("kind") == "signal":
         # srun told the others: the one that never reported is the cause.
         return _blame_silent(plan, outcome, silent)
     if outcome.code == 0 and scene.status != 0:
-        reason = f"srun ended with {scene.status} although all ranks exited 0"
+        reason = f"{_step(plan)} ended with {scene.status} although all ranks exited 0"
         return _replace(outcome, scene.status, reason)
     return outcome
+
+
+def _step(plan: Plan) -> str:
+    return "the launcher's ssh" if plan.scheduler == "ssh" else "srun"
 
 
 def explain_full(folder: Path) -> str:

@@ -73,11 +73,13 @@ def leave_step(own: Mapping[str, str], is_folder: Callable[[str], bool]) -> dict
 
 
 def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[str, ...]:
-    """Words with `%{node}`, `%{attempt}`, `%{rank}`, `%{folder}` and `%{user}` in them."""
+    """Words with `%{node}`, `%{attempt}`, `%{rank}`, `%{folder}` and the like in them."""
     known = {
         "node": site.host,
         "attempt": str(site.attempt.number),
         "rank": str(rank),
+        "local_rank": str(None if rank is None else rank - site.node.first_rank),
+        "percent": "%",
         "folder": str(site.run.path),
         "user": f"{os.getuid()}:{os.getgid()}",
     }

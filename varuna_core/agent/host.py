@@ -50,9 +50,9 @@ def find_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
 
 def host_name(plan: Plan, index: int, env: Mapping[str, str], nodename: str) -> str:
     """The name of this node in tables and file names; unique in the run."""
-    if plan.scheduler == "local":
+    if plan.scheduler in ("local", "ssh"):
         # Stand-in nodes share one host, so its name would make them share their logs.
-        name = env.get("VJOB_NODE_NAME") or f"local{index}"
+        name = env.get("VJOB_NODE_NAME") or f"{plan.scheduler}{index}"
     else:
         name = env.get("SLURMD_NODENAME") or nodename
     return re.sub(r"[^A-Za-z0-9_-]", "-", name.split(".")[0]) or f"node{index}"

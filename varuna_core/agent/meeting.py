@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Callable, TypeVar
+from typing import Callable, Tuple, TypeVar
 
 from varuna_core.agent.errors import STOPPED, Refusal
-from varuna_core.agent.signals import Signals
-from varuna_core.records.exits import NOT_READY
+from varuna_core.agent.signals import GONE, SILENT, Signals
+from varuna_core.records.exits import NODE_LOST, NOT_READY
 from varuna_core.records.files import is_listed, list_names, read_json, write_json
 from varuna_core.records.nodes import NodeReport, read_report
 from varuna_core.records.plan import Plan
@@ -171,10 +171,10 @@ def _poll(
 def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, host: str) -> None:
     """Raise where a signal or somebody's stop ends the attempt before its ranks started."""
     if signals.ending is not None:
-        reason = explain_signal(signals.ending, host)
+        kind, code, reason = explain_ending(signals.ending, host)
         # Before the master is there, the attempt is not ours to end.
         if opened is not None:
-            write_stop(attempt, "signal", STOPPED, reason)
+            write_stop(attempt, kind, code, reason)
         raise Refusal(STOPPED, reason)
     stop = read_stop(attempt, opened)
     if stop is not None and (opened is not None or not is_listed(attempt.outcome)):
@@ -182,6 +182,9 @@ def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, h
         raise Refusal(code, str(stop["reason"]))
 
 
-def explain_signal(name: str, host: str) -> str:
+def explain_ending(name: str, host: str) -> Tuple[str, int, str]:
+    """Kind, code and reason of the stop of an agent that was asked to end."""
+    if name in (GONE, SILENT):
+        return "lost", NODE_LOST, f"{name}, seen first on {host}"
     who = " (cancel, time limit or preemption)" if name == "SIGTERM" else ""
-    return f"{name} from the scheduler{who}, seen first on {host}"
+    return "signal", STOPPED, f"{name} from the scheduler{who}, seen first on {host}"

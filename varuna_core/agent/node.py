@@ -45,9 +45,13 @@ from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.stop import write_stop
 
 
-def run_node(run: RunFolder, plan: Plan, number: int, given_index: int | None) -> int:
+def run_node(
+    run: RunFolder, plan: Plan, number: int, given_index: int | None, tether: int | None = None
+) -> int:
     """The exit code of this node's share of the attempt."""
     signals = Signals()
+    if tether is not None:
+        signals.hold(tether, plan.timing.lost_s)
     node = plan.node(find_index(plan, given_index, os.environ))
     host = host_name(plan, node.index, os.environ, os.uname().nodename)
     attempt = run.attempt(number)

@@ -32,7 +32,12 @@ from varuna_core.records.stop import write_stop
 
 
 def open_attempt(
-    run: RunFolder, plan: Plan, number: int, group_name: str | None, job_id: str | None
+    run: RunFolder,
+    plan: Plan,
+    number: int,
+    group_name: str | None,
+    job_id: str | None,
+    given_address: str | None = None,
 ) -> None:
     group = group_of(plan, group_name)
     attempt = run.attempt(number)
@@ -47,7 +52,7 @@ def open_attempt(
         attempt.set_aside()
     host = host_name(plan, 0, os.environ, os.uname().nodename)
     try:
-        address = find_address(plan, host, os.environ)
+        address = find_address(plan, host, os.environ, given_address)
         port = pick_port(plan, number, job_id)
     except Refusal as refusal:
         # Left where `close` and the jobs of other groups will find the reason.
@@ -59,10 +64,13 @@ def open_attempt(
     print(f"attempt {number}: ranks meet at {address}:{port} on {host}", file=sys.stderr)
 
 
-def find_address(plan: Plan, host: str, env: Mapping[str, str]) -> str:
-    """This host's address as the other nodes see it."""
+def find_address(plan: Plan, host: str, env: Mapping[str, str], given: str | None = None) -> str:
+    """This host's address as the other nodes see it; `given` is believed where it is ours."""
     if plan.scheduler == "local":
         return "127.0.0.1"
+    for believed in resolve(given) if given else []:
+        if is_own_address(believed):
+            return believed
     named = resolve(host) or resolve(os.uname().nodename)
     outside = [item for item in named if not item.startswith("127.") and is_own_address(item)]
     if outside:
@@ -104,7 +112,8 @@ def _number_of(plan: Plan, job_id: str | None) -> int:
 def _scheduler_addresses(env: Mapping[str, str]) -> list[str]:
     """Addresses on the cluster's network to look up a route to."""
     found: list[str] = []
-    for name in ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SUBMIT_HOST"):
-        with contextlib.suppress(KeyError):
-            found += [item for item in resolve(env[name]) if not item.startswith("127.")]
+    for name in ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SUBMIT_HOST", "SSH_CONNECTION"):
+        with contextlib.suppress(KeyError, IndexError):
+            host = env[name].split()[0]  # of an ssh connection, its other end
+            found += [item for item in resolve(host) if not item.startswith("127.")]
     return found

@@ -1,4 +1,9 @@
-"""Signals of the agent: noted by handlers, acted on by whoever waits in the main thread."""
+"""Signals of the agent: noted by handlers, acted on by whoever waits in the main thread.
+
+Over ssh there is one more way to hear that all is over: the tether, the standard input that the
+launcher holds the other end of. It writes a byte now and then; the end of the input means that the
+launcher or the ssh between us was killed, silence that its machine or the network went away.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,13 @@ import contextlib
 import os
 import select
 import signal
+import time
 from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+GONE = "the launcher or its connection ended"
+SILENT = "no sign of life from the launcher"
 
 
 class Signals:
@@ -17,25 +25,53 @@ class Signals:
 
     def __init__(self) -> None:
         self.ending: str | None = None
-        """Name of the first signal that asked the agent to end."""
+        """What first asked the agent to end: the name of a signal, GONE or SILENT."""
         self._forward: list[int] = []
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._tether: int | None = None
+        self._silence_s = 0.0
+        self._heard = 0.0
         for number in ENDING:
-            signal.signal(number, self._on_ending)
+            # Who started us with nohup wants us to outlive the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_ending)
         for number in FORWARDED:
             signal.signal(number, self._on_forwarded)
         # A handler that does nothing, for without one a child's end does not wake the wait.
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
+    def hold(self, tether: int, silence_s: float) -> None:
+        """From now on the end of this input, or so long a silence, asks the agent to end."""
+        os.set_blocking(tether, False)
+        self._tether, self._silence_s, self._heard = tether, silence_s, time.monotonic()
+
     def wait(self, seconds: float) -> None:
         """Return at a signal, at a `wake`, or after `seconds`."""
-        select.select([self._reader], [], [], max(seconds, 0))
+        inputs = [self._reader] + ([] if self._tether is None else [self._tether])
+        select.select(inputs, [], [], max(seconds, 0))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._reader, 4096):
                 pass
+        if self._tether is not None:
+            self._feel(self._tether)
+
+    def _feel(self, tether: int) -> None:
+        gone = None
+        try:
+            while os.read(tether, 4096):
+                self._heard = time.monotonic()
+            gone = GONE
+        except BlockingIOError:
+            if time.monotonic() - self._heard > self._silence_s:
+                gone = SILENT
+        except OSError:
+            gone = GONE
+        if gone is not None:
+            self.ending = self.ending or gone
+            self._tether = None
 
     def wake(self) -> None:
         """End the wait, from any thread."""

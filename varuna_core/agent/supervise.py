@@ -22,7 +22,7 @@ from varuna_core.agent.container import fill_in
 from varuna_core.agent.errors import STOPPED
 from varuna_core.agent.insiders import Insiders
 from varuna_core.agent.leftovers import adopt_orphans, end_leftovers
-from varuna_core.agent.meeting import explain_signal
+from varuna_core.agent.meeting import explain_ending
 from varuna_core.agent.process import RankProcess, start_rank
 from varuna_core.agent.pump import Pump
 from varuna_core.agent.ranks import Meeting, build_rank
@@ -154,7 +154,7 @@ class Supervisor:
                 process.signal(number)
         name = self._signals.ending
         if name is not None and not self._is_stopping:
-            self._say_stop("signal", STOPPED, explain_signal(name, self._site.host))
+            self._say_stop(*explain_ending(name, self._site.host))
             self._stop_ranks(STOPPED)
 
     def _heed_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The plan: who runs what. Made by `jobs` at submit, read by the node agent and the runtime.
+"""The plan: who runs what. Made by `jobs` or the launcher, read by the node agent and the runtime.
 
 Written as plan.json (0600: environment values may be secret). It holds groups, not nodes: a node
 is an index into them, so that a plan for ten thousand nodes stays small.
@@ -114,7 +114,7 @@ class Plan:
     """Run id, also the name of the run folder."""
     name: str
     scheduler: str
-    """slurm or local."""
+    """slurm, local, or ssh: who starts the agents."""
     layout: str
     """single (one kind of node), hetjob, or split (a job for each group)."""
     morph: bool
@@ -129,7 +129,8 @@ class Plan:
     stage_map: str
     """Varuna's encoding, `0,3;1,4;2,5;`: a field a stage, its replicas in order."""
     command: tuple[str, ...]
-    """What every rank runs, inside the container if there is one."""
+    """What every rank runs, inside the container if there is one; `%{rank}` and `%{local_rank}`
+    in a word are filled in, and `keep_word` makes a word that stays as it is."""
     python: str
     """Interpreter for the agent, if the node sees it; else any python3 from 3.8."""
     workdir: str
@@ -170,6 +171,11 @@ class Plan:
             if 0 <= offset < group.count * group.ranks:
                 return self.node(group.first_node + offset // group.ranks)
         raise IndexError(f"rank {rank} of a world of {self.world}")
+
+
+def keep_word(word: str) -> str:
+    """A word of a command that reaches the rank as it is, whatever `%{name}` it holds."""
+    return word.replace("%{", "%{percent}{")
 
 
 def write_plan(path: Path, plan: Plan) -> None:
@@ -214,6 +220,19 @@ def _parse_container(value: dict[str, Any]) -> ContainerPlan:
     commands = {key: tuple(tuple(argv) for argv in value[key]) for key in ("prepare", "clean")}
     words = {key: tuple(value[key]) for key in ("probe", "start", "step")}
     return ContainerPlan(**{**value, **commands, **words})
+
+
+def build_stages(pipeline: int, data: int, order: str) -> list[list[int]]:
+    """For each stage its replicas' entries.
+
+        order: pipeline, P=3 D=2     0,3;1,4;2,5;   replica r is ranks 3r..3r+2: its stages adjoin
+        order: data,     P=3 D=2     0,1;2,3;4,5;   stage s is ranks 2s, 2s+1: its replicas adjoin
+
+    With tensor parallelism of degree T an entry k stands for ranks kT to kT+T-1.
+    """
+    if order == "pipeline":
+        return [[r * pipeline + s for r in range(data)] for s in range(pipeline)]
+    return [[s * data + r for r in range(data)] for s in range(pipeline)]
 
 
 def encode_stage_map(stages: list[list[int]]) -> str:

@@ -2,6 +2,7 @@
 
 <log_folder>/<run>/
   conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
+  launch.json                                        asked of the launcher, where that was it
   batch.sh | batch.<group>.sh   node.sh   agent.pyz  what the scheduler runs
   events.jsonl  events.<group>.jsonl                 one writer a file: the batch scripts' hosts
   events-vjob.jsonl                                  and `vjob` itself
@@ -19,6 +20,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -133,6 +135,11 @@ class RunFolder:
         return self.path / "record.json"
 
     @property
+    def launch(self) -> Path:
+        """Who launched the run over ssh, and with which arguments."""
+        return self.path / "launch.json"
+
+    @property
     def node_script(self) -> Path:
         return self.path / "node.sh"
 
@@ -172,3 +179,16 @@ class RunFolder:
             if match:
                 found.append(AttemptFolder(child, int(match.group(1))))
         return sorted(found, key=lambda attempt: attempt.number)
+
+
+def make_run_folder(path: Path) -> RunFolder:
+    """A folder that is ours alone: a second run of the same second gets -1, -2, ..."""
+    path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    for number in range(1000):
+        own = path if number == 0 else path.with_name(f"{path.name}-{number}")
+        try:
+            own.mkdir(mode=PRIVATE_FOLDER)
+        except FileExistsError:
+            continue
+        return RunFolder(own)
+    raise FileExistsError(errno.EEXIST, "a thousand runs of this second are here", str(path.parent))

@@ -1,0 +1,88 @@
+"""The launcher's command line, its page, and what it refuses before it looks at any machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT
+from varuna_core.launch.cli import build_parser, main
+
+SIZES = ("--nstages", "1", "--chunk_size", "1", "--batch_size", "4")
+
+
+def test_the_program_of_the_page_runs_with_the_command_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs/launcher.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    (machines,) = re.findall(r"```\n(127.*?)```", page, re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "machines").write_text(machines)
+    (tmp_path / "varuna.env").write_text(f"PYTHONPATH='{ROOT}'\n")
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = set(re.findall(r"^\S+ \| \d: loss (\S+)$", done.stdout, re.MULTILINE))
+    assert len(losses) == 1 and done.stdout.count(" loss ") == 2, "both ranks say the same"
+
+
+def test_every_flag_of_the_page_is_a_flag_and_the_other_way_round() -> None:
+    page = (ROOT / "docs/launcher.md").read_text().partition("## Flags")[2]
+    table = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `--"))
+    known = {flag for action in build_parser()._actions for flag in action.option_strings}
+    assert set(re.findall(r"--[\w-]+", table)) == known - {"-h", "--help"}
+
+
+def test_help_teaches_and_imports_no_torch() -> None:
+    code = (
+        "import sys; from varuna_core.launch.cli import build_parser\n"
+        "print(build_parser().format_help())\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'jobs')))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    assert "--kill" in done.stdout and "exit codes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch_size", "4", "a.py"], "a later one has a planner"),
+        (["--nstages", "1", "--batch_size", "4", "a.py"], "--nstages and --chunk_size are both"),
+        (["--nstages", "1", "--chunk_size", "1", "a.py"], "--batch_size is needed"),
+        ([*SIZES], "which training script"),
+        ([*SIZES, "--machine_list", "none", "a.py"], "none: No such file"),
+        ([*SIZES, "--env_file", "none", "a.py"], "none: No such file"),
+        ([*SIZES, "--manager_ip", "192.0.2.77", "a.py"], "is no address of this machine"),
+        ([*SIZES, "--gpus_per_node", "0", "a.py"], "--gpus_per_node 0: want 1 or more"),
+        (["--kill"], "no run is live in"),
+        (["--resume"], "no run of the launcher is in"),
+        (["--resume", "--run", "x"], "--run x: no run of the launcher"),
+    ],
+)
+def test_wrong_input_is_refused_with_what_to_do(
+    tmp_path: Path,
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "available_machines.out").write_text("127.0.0.1\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert message.lower() in capsys.readouterr().err.lower()
+    assert not (tmp_path / "log").exists()

@@ -1,0 +1,114 @@
+"""The one module of the launcher that starts processes: ssh, or this machine's agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from varuna_core.agent.signals import Signals
+from varuna_core.launch.errors import LaunchError
+
+TICK_S = 0.2
+_READ = 64 * 1024
+
+
+class Child:
+    """A process that reads from us; what it writes is collected as it comes.
+
+    In a session of its own: Ctrl-C in our terminal is for us alone, who tell it in good order.
+    """
+
+    def __init__(
+        self, command: Sequence[str], script: str = "", env: Mapping[str, str] | None = None
+    ) -> None:
+        self.out = self.err = b""
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=None if env is None else dict(env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(f"{command[0]} cannot be started: {error.strerror}") from None
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self.pid = self._process.pid
+        self._input = self._process.stdin
+        self._outputs = {"out": self._process.stdout, "err": self._process.stderr}
+        for output in self._outputs.values():
+            os.set_blocking(output.fileno(), False)
+        self.write(script.encode("utf-8", "surrogateescape"))
+
+    @property
+    def code(self) -> int | None:
+        """As Popen says it; None while it runs."""
+        return self._process.poll()
+
+    def write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # ended; its code will tell
+            self._input.write(data)
+
+    def beat(self) -> None:
+        """A sign of life; a pipe that nobody reads any more takes none, and must not hold us up."""
+        with contextlib.suppress(OSError, ValueError):
+            os.set_blocking(self._input.fileno(), False)
+            os.write(self._input.fileno(), b"\n")
+
+    def let_go(self) -> None:
+        """The end of its input tells an agent that we are gone."""
+        with contextlib.suppress(OSError):
+            self._input.close()
+
+    def read(self) -> None:
+        """Take over what it wrote since."""
+        for name, output in self._outputs.items():
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(output.fileno(), _READ):
+                    setattr(self, name, getattr(self, name) + data)
+
+    def take_lines(self, *, final: bool = False) -> list[str]:
+        """The lines since the last call, of both outputs."""
+        self.read()
+        lines: list[bytes] = []
+        for name in self._outputs:
+            *whole, rest = getattr(self, name).split(b"\n")
+            lines += [*whole, rest] if final and rest else whole
+            setattr(self, name, b"" if final else rest)
+        return [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """At the very end: nothing of it stays."""
+        if self.code is None:
+            self.kill()
+            self._process.wait()
+        self.let_go()
+        for output in self._outputs.values():
+            output.close()
+
+
+def wait_all(children: Sequence[Child], signals: Signals, timeout_s: float) -> None:
+    """Until all have ended, the time is over, or a signal asks us to end; who is late is killed."""
+    for child in children:
+        child.let_go()
+    deadline = time.monotonic() + timeout_s
+    while any(child.code is None for child in children):
+        if signals.ending is not None or time.monotonic() > deadline:
+            break
+        signals.wait(TICK_S)
+        for child in children:
+            child.read()
+    for child in children:
+        if child.code is None:
+            child.kill()
+        child.read()

@@ -1,0 +1,50 @@
+"""This machine and its processes: what names them for ever, what of a shell is theirs to have."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Dict, Mapping
+
+KEPT = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "SLURM_CONF",
+    "SLURM_JWT",
+)
+
+
+def identify_machine() -> str:
+    """This machine since its last start: pids mean nothing elsewhere, or after the next one."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{platform.node()} {boot}"
+
+
+def start_time(pid: int) -> str | None:
+    """A process' start in clock ticks: with the pid it names one process for ever."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields[19]
+
+
+def clean_environment(environ: Mapping[str, str]) -> Dict[str, str]:
+    """What a job may inherit from the submitting shell: enough to find programs, nothing more.
+
+    SLURM_* and SBATCH_* of a surrounding job, conda's and Python's own would all leak otherwise.
+    """
+    found = {name: environ[name] for name in KEPT if name in environ}
+    found.setdefault("PATH", os.defpath)
+    return found
