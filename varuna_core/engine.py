@@ -90,6 +90,13 @@ class Engine:
         self.stage, self.links, self.seed, self.trace = stage, links, seed, trace
         self.weight_grads = WeightGrads()
         self.changing = list_changing(stage)
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before its backward."""
+
+        self.before_gradients: Callable[[bool, Sequence[Work] | None], None] | None = None
+        """Called before each action that makes gradients of parameters: whether it is the stage's
+        last one, and the products of a W."""
+
         self._held: dict[int, Held] = {}
         self._total = 0
         self._count: Callable[[], int] | None = None
@@ -111,8 +118,13 @@ class Engine:
         self._loss = torch.zeros((), dtype=torch.float64, device=self.stage.device)
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
-        for action in actions:
+        actions = tuple(actions)
+        last = {a.stage: place for place, a in enumerate(actions) if a.kind in "BIW"}
+        for place, action in enumerate(actions):
             begin = self._ready = time.perf_counter()
+            if action.kind in "BIW" and self.before_gradients is not None:
+                put_off = self._held[action.microbatch].work if action.kind == "W" else None
+                self.before_gradients(place == last[action.stage], put_off)
             run[action.kind](action.microbatch, microbatches[action.microbatch], step)
             if self.trace is not None:
                 self.trace(str(action), begin, self._ready, time.perf_counter())
@@ -195,7 +207,8 @@ class Engine:
     def _run_backward(self, held: Held, micro: MicroBatch) -> None:
         if self.stage.is_last:
             weight = micro.size / self._total_samples()
-            torch.autograd.backward(held.output, torch.full_like(held.output, weight))
+            seed = torch.full_like(held.output, weight * self.loss_scale)
+            torch.autograd.backward(held.output, seed)
         else:
             assert self.links.gradients_in is not None
             gradients = self.links.gradients_in.take().tensors

@@ -1,5 +1,12 @@
-"""What follows the last backward: gradients summed over replicas and over copies of a shared
-weight, one norm of all stages, clipping by it. Nothing is read by the host.
+"""What becomes of the gradients: summed over replicas and over copies of a shared weight, one norm
+of all stages, clipping by it. Nothing is read by the host.
+
+    last backward of the step   head  block 3  block 2 | block 1  block 0  embedding
+    bucket 0 (head, 3, 2)                              └─ summed over the replicas ─┐
+    bucket 1 (1, 0, embedding)                                                      └─ summed ─┐
+
+A bucket's sum starts when each of its parameters has its last gradient of the step; buckets start
+in one order, so that replicas whose data uses other parameters start the same ones.
 
 A parameter that no replica used keeps `grad = None`, as in the plain model: each bucket carries a
 flag a parameter, looked at only by a rank that has no gradient of its own.
@@ -7,6 +14,8 @@ flag a parameter, looked at only by a rank that has no gradient of its own.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.links import Links
+from varuna_core.precision import Masters
 from varuna_core.split_names import Tie
+from varuna_core.weight_grads import Work
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -29,51 +40,216 @@ def list_shared(ties: Sequence[Tie]) -> dict[tuple[int, ...], list[str]]:
     return shared
 
 
+class Bucket:
+    """Parameters of one type whose gradients are summed in one message."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.waiting: set[int] = set()
+        """Those that may get another gradient in the last action."""
+
+        self._had: list[bool] = []
+        self._flat: Tensor | None = None
+        self._work: Any = None
+
+    @torch.no_grad()
+    def start(self, group: Any) -> None:
+        grads = [parameter.grad for parameter in self.parameters]
+        self._had = [grad is not None for grad in grads]
+        parts = [
+            torch.zeros_like(p) if grad is None else grad
+            for p, grad in zip(self.parameters, grads, strict=True)
+        ]
+        flags = torch.tensor([float(had) for had in self._had]).to(parts[0])
+        self._flat = torch.cat([part.reshape(-1) for part in parts] + [flags])
+        for parameter in self.parameters:
+            parameter.grad = None  # its memory; a gradient that comes yet is seen
+        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+
+    def finish(self) -> None:
+        assert self._flat is not None and self._work is not None
+        self._work.wait()
+        sizes = [p.numel() for p in self.parameters]
+        *pieces, flags = torch.split(self._flat, [*sizes, len(sizes)])
+        for place, (parameter, piece) in enumerate(zip(self.parameters, pieces, strict=True)):
+            if self._had[place] or flags[place].item():
+                summed = piece.view(parameter.shape)
+                if not parameter.is_contiguous():  # fused optimizers want the strides alike
+                    summed = torch.empty_like(parameter).copy_(summed)
+                parameter.grad = summed
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what is under way."""
+        self.waiting.clear()
+        self._flat = self._work = None
+
+
 class Gradients:
     """The gradients of one rank's parameters."""
 
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        masters: Masters,
         shared: Mapping[tuple[int, ...], Sequence[str]],
         links: Links,
         device: torch.device,
     ) -> None:
-        self.links, self.device = links, device
-        unique = {id(p): p for p in parameters.values() if p.requires_grad}
-        self.parameters = list(unique.values())
-        self.shared = {
-            stages: [parameters[name] for name in names if parameters[name].requires_grad]
+        self.masters, self.links, self.device = masters, links, device
+        self.overlap = True
+        self.factor = 1.0
+        """Of each gradient as it comes: undoes the loss scale."""
+
+        self.parameters: list[nn.Parameter] = []
+        self._held = {
+            stages: [masters.by_name[name] for name in names]
             for stages, names in shared.items()
             if links.stage in stages
         }
+        self._names = {id(p): name for name, p in reversed(masters.by_name.items())}
+        self._carried: list[tuple[nn.Parameter, Tensor]] = []
+        self._hooked: set[int] = set()
+        self._repeating: set[int] = set()
+        self._known = False
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """What is trained now: users freeze and unfreeze."""
+        pairs = [(p, master) for p, master in self.masters.list_pairs() if master.requires_grad]
+        for parameter, master in pairs:
+            if id(parameter) not in self._hooked and self._is_watched(parameter, master):
+                parameter.register_post_accumulate_grad_hook(self.note)  # type: ignore[no-untyped-call]
+                self._hooked.add(id(parameter))
+        trained = [master for _, master in pairs]
+        if self.parameters and list(map(id, trained)) == list(map(id, self.parameters)):
+            return
+        self.parameters = trained
+        self.shared = {
+            stages: [copy for copy in copies if copy.requires_grad]
+            for stages, copies in self._held.items()
+        }
         elsewhere = {
-            id(parameter)
+            id(copy)
             for stages, copies in self.shared.items()
-            for parameter in copies
-            if links.stage != stages[0]
+            for copy in copies
+            if self.links.stage != stages[0]
         }
         self.counted = [p for p in self.parameters if id(p) not in elsewhere]
         """Those whose norm this rank answers for: one stage for each shared weight."""
 
-    def share_values(self, tensors: Sequence[Tensor]) -> None:
+        # The backward comes to the last ones first.
+        backwards = self.parameters[::-1] if self.links.replicas is not None else []
+        self._buckets = list(make_buckets(backwards))
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._reset()
+
+    def _is_watched(self, parameter: nn.Parameter, master: nn.Parameter) -> bool:
+        return parameter is not master or self.links.replicas is not None
+
+    def _reset(self) -> None:
+        self._started = 0
+        self._left: dict[int, float] | None = None
+        self._fired: set[int] = set()
+        self._learning = False
+
+    def share_values(self, buffers: Sequence[Tensor]) -> None:
         """Start equal: replicas as the first one, copies of a weight as in the first stage."""
         stage_map = self.links.stage_map
+        tensors = [*(master for _, master in self.masters.list_pairs()), *buffers]
         with torch.no_grad():
             if self.links.replicas is not None:
                 for tensor in tensors:
                     _broadcast(tensor, stage_map.ranks[self.links.stage][0], self.links.replicas)
-            for stages, copies in self.shared.items():
+            for stages, copies in self._held.items():
                 source = stage_map.ranks[stages[0]][self.links.replica]
                 for parameter in copies:
                     _broadcast(parameter, source, self.links.sharing[stages])
 
+    # In a step.
+
+    def begin(self, factor: float = 1.0) -> None:
+        """Set aside what earlier steps left, which is summed already."""
+        self._arrange()
+        self.factor = factor
+        self._carried = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        for parameter, _ in self._carried:
+            parameter.grad = None
+
+    def before(self, is_last: bool, put_off: Sequence[Work] | None) -> None:
+        """An action that makes gradients comes, the last one of the step or not.
+
+        `put_off` are the products of a W; in a B or an I it is None, and which parameters get a
+        gradient is autograd's matter: each once, but for those that got several before (modules
+        called more than once in a reentrant checkpoint).
+        """
+        if not self._buckets or not self.overlap:
+            return
+        self._fired.clear()
+        self._learning = put_off is None
+        if is_last and put_off is not None:
+            made = Counter(id(self.masters.of(p)) for work in put_off for p in work.parameters)
+            self._expect({id(p): float(made[id(p)]) for p in self.parameters})
+        elif is_last and self._known:
+            self._expect(
+                {id(p): math.inf if id(p) in self._repeating else 1.0 for p in self.parameters}
+            )
+        self._known = self._known or self._learning
+
+    def _expect(self, left: dict[int, float]) -> None:
+        self._left = left
+        for bucket in self._buckets:
+            bucket.waiting = {id(p) for p in bucket.parameters if left[id(p)]}
+        self._start_ready()
+
+    def note(self, parameter: nn.Parameter) -> None:
+        """This parameter has just got a gradient, from autograd or from a put-off product."""
+        key = id(self.masters.take_gradient(parameter, self.factor))
+        if self._left is None:
+            if self._learning and key in self._fired:
+                self._repeating.add(key)
+            self._fired.add(key)
+            return
+        self._left[key] -= 1
+        if self._left[key] < 0:
+            raise RuntimeError(
+                f"parameter {self._names[key]!r} got another gradient after its last one was "
+                "expected, for the first time in this training: set model.gradients.overlap = False"
+            )
+        if not self._left[key]:
+            self._bucket_of[key].waiting.discard(key)
+            self._start_ready()
+
+    def _start_ready(self) -> None:
+        while self._started < len(self._buckets) and not self._buckets[self._started].waiting:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self._buckets[self._started].start(self.links.replicas)
+        self._started += 1
+
     def reduce(self) -> None:
         """Sum over the replicas, then over the stages that hold copies."""
-        if self.links.replicas is not None:
-            _sum(self.parameters, self.links.replicas)
+        while self._started < len(self._buckets):
+            self._start_next()
+        for bucket in self._buckets:
+            bucket.finish()
+        self._reset()
         for stages, copies in self.shared.items():
-            _sum(copies, self.links.sharing[stages])
+            buckets = list(make_buckets(copies))
+            for bucket in buckets:
+                bucket.start(self.links.sharing[stages])
+            for bucket in buckets:
+                bucket.finish()
+        for parameter, grad in self._carried:
+            if parameter.grad is not None:
+                grad.add_(parameter.grad)
+            parameter.grad = grad
+        self._carried = []
+
+    def forget(self) -> None:
+        """After a failure: what is under way would keep its group open."""
+        for bucket in self._buckets:
+            bucket.forget()
 
     def square_norm(self) -> Tensor:
         """Of this stage's gradients, in double precision."""
@@ -102,38 +278,19 @@ def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def make_buckets(parameters: Sequence[nn.Parameter]) -> Iterator[Bucket]:
     """Parameters of one type, about BUCKET_BYTES of them."""
     by_type: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         by_type.setdefault(parameter.dtype, []).append(parameter)
     for same in by_type.values():
-        bucket: list[nn.Parameter] = []
+        held: list[nn.Parameter] = []
         size = 0
         for parameter in same:
-            bucket.append(parameter)
+            held.append(parameter)
             size += parameter.numel() * parameter.itemsize
             if size >= BUCKET_BYTES:
-                yield bucket
-                bucket, size = [], 0
-        if bucket:
-            yield bucket
-
-
-def _sum(parameters: Sequence[nn.Parameter], group: Any) -> None:
-    under_way = []
-    for bucket in _buckets(parameters):
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flags = torch.tensor([float(p.grad is not None) for p in bucket]).to(parts[0])
-        flat = torch.cat([part.detach().reshape(-1) for part in parts] + [flags])
-        work = dist.all_reduce(flat, group=group, async_op=True)
-        under_way.append((bucket, flat, work))
-    for bucket, flat, work in under_way:
-        assert work is not None
-        work.wait()
-        pieces = torch.split(flat, [p.numel() for p in bucket] + [len(bucket)])
-        for number, (parameter, piece) in enumerate(zip(bucket, pieces, strict=False)):
-            if parameter.grad is not None:
-                parameter.grad.copy_(piece.view_as(parameter))
-            elif pieces[-1][number].item():
-                parameter.grad = piece.view_as(parameter).clone()
+                yield Bucket(held)
+                held, size = [], 0
+        if held:
+            yield Bucket(held)

@@ -30,16 +30,11 @@ def find_device(device: int | str | torch.device, local_rank: int) -> torch.devi
 
 
 def refuse_unknown(
-    fp16: bool,
-    precision: str | None,
     schedule: str,
     recompute: str,
     batch_size: int,
     chunk_size: int,
 ) -> None:
-    if fp16 or precision not in (None, "fp32"):
-        wanted = "fp16=True" if fp16 else f"precision {precision!r}"
-        raise ValueError(f"{wanted} is not in this version: leave it out, or say 'fp32'")
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule {schedule!r}: this version runs {', '.join(SCHEDULES)}")
     if recompute not in ("none", "full"):

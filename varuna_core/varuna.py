@@ -7,9 +7,9 @@
     optimizer.step()
     model.zero_grad()
 
-Loss, gradients and updates equal those of the plain model on the global batch. Not in this version:
-precisions other than fp32, checkpoints, several stages a rank, and the fields that say so when they
-are set.
+Loss, gradients and updates equal those of the plain model on the global batch, in fp16 and bf16
+(precision.py) too. Not in this version: checkpoints, several stages a rank, and the fields that
+say so when they are set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from varuna_core.engine import Engine, Trace
 from varuna_core.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.grads import Gradients, list_shared
 from varuna_core.links import connect
+from varuna_core.loss_scale import build_loss_scale
 from varuna_core.microbatch import BatchSplitter, GetBatch, MicroBatch, deal_samples
+from varuna_core.precision import Masters, choose_precision
 from varuna_core.random_streams import kept_random_state
 from varuna_core.schedule.actions import Action, Schedule
 from varuna_core.schedule.choice import build_schedule
@@ -36,6 +38,7 @@ from varuna_core.schedule.verify import verify
 from varuna_core.settings import estimate_costs, find_device, refuse_unknown
 from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
+from varuna_core.updates import Updates, check_optimizer
 
 # Messages that a channel takes before a sender waits, where the schedule needs no more.
 CAPACITY = 4
@@ -72,9 +75,10 @@ class Varuna(nn.Module):
         run is made anew each time.
         """
         super().__init__()
-        refuse_unknown(fp16, precision, schedule, recompute, batch_size, chunk_size)
+        refuse_unknown(schedule, recompute, batch_size, chunk_size)
         self.batch_size, self.chunk_size = batch_size, chunk_size
         self.schedule_name, self.recompute = schedule, recompute
+        self.precision = choose_precision(fp16, precision)
         self.device = find_device(device, local_rank)
         world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         self.stage_map = parse_stage_map(stage_to_rank_map, world)
@@ -82,11 +86,12 @@ class Varuna(nn.Module):
         dummies, self._splitter = _look_at(dummy_inputs, chunk_size)
         self.split = split_model(
             model,
-            dummies,
+            self.precision.cast(dummies),
             self.stage_map.num_stages,
             partition,
             shared_weights=shared_weights,
             device=self.device,
+            types=self.precision.choose_types(model),
         )
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         self.stage = self.split.make_stage(
@@ -100,11 +105,12 @@ class Varuna(nn.Module):
         shared = list_shared(self.split.ties)
         self.links = connect(self.stage_map, rank, tuple(shared), self.device)
         self.engine = Engine(self.stage, self.links, seed=seed, trace=trace)
-        own = self.stage.parameters()
-        self.gradients = Gradients(own, shared, self.links, self.device)
-        self.gradients.share_values(
-            [*{id(p): p for p in own.values()}.values(), *self.stage.buffers().values()]
-        )
+        self._masters = Masters(self.stage.parameters(), self.stage.full)
+        self.stage.full = {}
+        self.gradients = Gradients(self._masters, shared, self.links, self.device)
+        self.gradients.share_values([*self.stage.buffers().values()])
+        self.engine.before_gradients = self.gradients.before
+        self.engine.weight_grads.on_made = self.gradients.note
         if schedule in ("zero_bubble", "auto"):
             self.engine.weight_grads.install(self.stage.module)
         # An optimizer refuses to hold nothing, and a stage may have no layers.
@@ -112,7 +118,7 @@ class Varuna(nn.Module):
         self._plans: dict[int, tuple[Schedule, int]] = {}
         self._counting: Any = None
         self.iteration = 0
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.updates = Updates(needs_scale=self.precision.name == "fp16")
         self.last_grad_norm: Tensor | None = None
         """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
 
@@ -127,7 +133,7 @@ class Varuna(nn.Module):
         """This stage's own; a stage without any has one of no elements."""
         seen: set[int] = set()
         dot = prefix + "." if prefix else ""
-        for name, parameter in self.stage.parameters().items():
+        for name, parameter in self._masters.by_name.items():
             if id(parameter) not in seen or not remove_duplicate:
                 yield dot + name, parameter
             seen.add(id(parameter))
@@ -148,7 +154,7 @@ class Varuna(nn.Module):
         if args or kwargs:
             raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
         persistent = self.split.model.state_dict().keys()
-        named = {**self.stage.parameters(), **self.stage.buffers()}
+        named = {**self._masters.by_name, **self.stage.buffers()}
         return {name: tensor.detach() for name, tensor in named.items() if name in persistent}
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -171,46 +177,55 @@ class Varuna(nn.Module):
 
     # Training.
 
+    @property
+    def optimizer(self) -> Any:
+        return self.updates.optimizer
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, in fp32, under each of its names in the plain model; the
+        weights follow at the start of the next step."""
+        return dict(self._masters.by_name)
+
     def set_optimizer(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Any,
         loss_scale: float | str = "dynamic",
         init_loss_scale: float = 2**20,
         min_loss_scale: float = 1.0,
     ) -> None:
-        """Say which optimizer the user steps; the loss scales are those of fp16."""
-        own = {id(parameter) for parameter in self.parameters()}
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not held <= own:
-            raise ValueError(
-                "the optimizer holds parameters that are not this stage's: make it after Varuna, "
-                "from model.parameters()"
-            )
-        self.optimizer = optimizer
+        """Say which optimizer the user steps: torch's or any with `param_groups` and `step()`.
+
+        The loss scales are those of fp16, where a `step()` after an overflow does nothing.
+        """
+        check_optimizer(optimizer, {id(parameter) for parameter in self.parameters()})
+        scale = build_loss_scale(loss_scale, init_loss_scale, min_loss_scale)
+        self.updates.attach(optimizer, scale)
 
     def step(
         self, inputs: Mapping[str, Any], clip_grad_max_norm: float | None = None
     ) -> tuple[Tensor, bool]:
-        """Forward and backward of the replica's batch: the global mean loss, and False (overflow).
+        """Forward and backward of the replica's batch: the global mean loss, and the overflow.
 
-        Gradients add to what is there, as in plain PyTorch; the loss is the same on every rank.
+        Gradients add to what is there, as in plain PyTorch; both are the same on every rank. An
+        overflow is a gradient of fp16 that is not finite, on any rank; in fp32 and bf16 it is never
+        told: then the loss or `last_grad_norm` is not finite.
         """
+        self.updates.check_ready()
 
         def run(microbatches: list[MicroBatch], count: Callable[[], int]) -> Tensor:
             actions = self._plan(len(microbatches))
+            self.engine.loss_scale = self.updates.scale
+            self.gradients.begin(1 / self.updates.scale)
             summed = self.engine.run(actions, microbatches, self.iteration, count)
             self.gradients.reduce()
             square = self.gradients.square_norm()
             loss, square = self._agree(summed, square, count)
-            self.last_grad_norm = square.sqrt().to(torch.get_default_dtype())
-            if clip_grad_max_norm is not None:
-                factor = clip_grad_max_norm / (square.sqrt() + 1e-6)
-                self.gradients.scale(factor.clamp(max=1.0))
+            self.last_grad_norm = self.updates.judge(square, self.gradients, clip_grad_max_norm)
             return loss
 
         loss = self._guarded(inputs, run)
         self.iteration += 1
-        return loss, False
+        return loss, self.updates.skipping
 
     def evaluate(self, inputs: Mapping[str, Any]) -> Tensor:
         """The mean loss of the global batch without gradients, the same on every rank."""
@@ -237,12 +252,15 @@ class Varuna(nn.Module):
         try:
             size = self._splitter.count(inputs)
             first = self._find_first(size)
-            microbatches = self._splitter.split(inputs, self.chunk_size, first, self.device)
+            cast = self.precision.cast(inputs)
+            microbatches = self._splitter.split(cast, self.chunk_size, first, self.device)
+            self._masters.refresh()
             with kept_random_state(self.device):
                 return run(microbatches, self._start_count(size))
         except BaseException as error:
             mine = f"{self.links.name}: {describe_error(error)}"
             first_error = self.links.board.write(mine)
+            self.gradients.forget()
             self._counting = None  # it would keep its group open
             self.links.abort()
             if not is_connection_error(error):

@@ -8,14 +8,37 @@ of its weight. In an `I` only the first is made, the second waits in a queue. La
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Work = Callable[[], None]
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Work:
+    """The product that waits: of a layer's input and the gradient of its output."""
+
+    grad: Tensor
+    input: Tensor
+    parameters: tuple[nn.Parameter, ...]
+    """The weight, and the bias where there is one."""
+
+    done: Callable[[nn.Parameter], None]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        bias = self.parameters[1] if len(self.parameters) > 1 else None
+        for parameter, made in zip(
+            self.parameters, _multiply(self.grad, self.input, bias), strict=False
+        ):
+            assert made is not None
+            if parameter.grad is None:
+                parameter.grad = made
+            else:
+                parameter.grad.add_(made)
+            self.done(parameter)
 
 
 class WeightGrads:
@@ -23,6 +46,9 @@ class WeightGrads:
 
     def __init__(self) -> None:
         self.putting_off = False
+        self.on_made: Callable[[nn.Parameter], None] = lambda parameter: None
+        """Told of each parameter whose gradient a product made: autograd's hooks do not run."""
+
         self._waiting: list[Work] = []
 
     def add(self, work: Work) -> None:
@@ -70,7 +96,9 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         grad_input = grad @ weight if ctx.needs_input_grad[0] else None
         if ctx.grads.putting_off:
-            ctx.grads.add(partial(_accumulate, grad, input, weight, ctx.bias))
+            held = (weight,) if ctx.bias is None else (weight, ctx.bias)
+            done = ctx.grads.on_made
+            ctx.grads.add(Work(grad=grad, input=input, parameters=held, done=done))
             return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, ctx.bias), None
 
@@ -79,15 +107,3 @@ def _multiply(grad: Tensor, input: Tensor, bias: Tensor | None) -> tuple[Tensor,
     flat = grad.reshape(-1, grad.shape[-1])
     grad_weight = flat.t() @ input.reshape(-1, input.shape[-1])
     return grad_weight, None if bias is None else flat.sum(0)
-
-
-@torch.no_grad()
-def _accumulate(grad: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    grad_weight, grad_bias = _multiply(grad, input, bias)
-    for parameter, made in ((weight, grad_weight), (bias, grad_bias)):
-        if parameter is None or made is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = made
-        else:
-            parameter.grad.add_(made)

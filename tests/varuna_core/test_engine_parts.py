@@ -147,8 +147,8 @@ def test_an_error_is_told_without_gloos_file_and_advice() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"fp16": True}, "fp16=True is not in this version"),
-        ({"precision": "bf16"}, "precision 'bf16' is not in this version"),
+        ({"fp16": True, "precision": "bf16"}, "say one of them"),
+        ({"precision": "fp8"}, "precision 'fp8': this version knows fp32, bf16, fp16"),
         ({"schedule": "zbv"}, "this version runs auto, gpipe"),
         ({"recompute": "auto"}, "knows 'none' and 'full'"),
         ({"partition": "1-1"}, "has 2 numbers for 1 stages"),
