@@ -81,11 +81,13 @@ class Split:
         seed: int | None = None,
         init: Init | None = None,
         check: bool = True,
+        at_hand: Mapping[str, nn.Parameter] | None = None,
     ) -> Stage:
         """The stage with its weights, checked for leaks.
 
         Weights come from `state_dict` (the plain model's names), or are drawn by name from `seed`
-        (by `init`, or as their modules do), or are copied from the model.
+        (by `init`, or as their modules do), or are copied from the model. Those `at_hand`, of the
+        rank's other stages, are taken over: a tied weight is one parameter there too.
         """
         weights = Weights(model=self.model, state_dict=state_dict, seed=seed, init=init)
         held = self.stages[index]
@@ -93,7 +95,7 @@ class Split:
             n for n, m in self.model.named_modules() if n and any(True for _ in m.parameters())
         }
         plan, stubbed = plan_stubs(self.record, held.start, owners)
-        own, early, replaced = self._make_parameters(index, weights, stubbed)
+        own, early, replaced = self._make_parameters(index, weights, stubbed, at_hand or {})
         replaced |= self._make_buffers(index, weights, stubbed)
         module = copy_model(self.model, replaced)
         stage = Stage(
@@ -118,13 +120,13 @@ class Split:
         return stage
 
     def _make_parameters(
-        self, index: int, weights: Weights, stubbed: set[int]
+        self, index: int, weights: Weights, stubbed: set[int], at_hand: Mapping[str, nn.Parameter]
     ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any]]:
         """The stage's own, those that code before it reads, and for each original its copy."""
         originals = dict(self.model.named_parameters(remove_duplicate=False))
         own: dict[str, nn.Parameter] = {}
         early: dict[str, nn.Parameter] = {}
-        made: dict[str, nn.Parameter] = {}
+        made = {self.groups[n][0]: p for n, p in at_hand.items() if index in self.owners(n)}
         replaced: dict[int, Any] = {}
         for name, original in originals.items():
             names = self.groups[name]
