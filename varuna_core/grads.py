@@ -14,7 +14,6 @@ flag a parameter, looked at only by a rank that has no gradient of its own.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -46,7 +45,7 @@ class Bucket:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
         self.waiting: set[int] = set()
-        """Those that may get another gradient in the last action."""
+        """Those that may get another gradient."""
 
         self._had: list[bool] = []
         self._flat: Tensor | None = None
@@ -109,8 +108,12 @@ class Gradients:
         self._names = {id(p): name for name, p in reversed(masters.by_name.items())}
         self._carried: list[tuple[nn.Parameter, Tensor]] = []
         self._hooked: set[int] = set()
+        self._seen: set[int] = set()
+        """Those that autograd gave a gradient."""
+
         self._repeating: set[int] = set()
-        self._known = False
+        """Those that it gave several in one action."""
+
         self._arrange()
 
     def _arrange(self) -> None:
@@ -148,7 +151,9 @@ class Gradients:
 
     def _reset(self) -> None:
         self._started = 0
-        self._left: dict[int, float] | None = None
+        self._left: dict[int, int] = {}
+        """How many gradients a parameter is still to get, from its last action on."""
+
         self._fired: set[int] = set()
         self._learning = False
 
@@ -174,50 +179,49 @@ class Gradients:
         self._carried = [(p, p.grad) for p in self.parameters if p.grad is not None]
         for parameter, _ in self._carried:
             parameter.grad = None
+        for bucket in self._buckets:
+            bucket.waiting = set(map(id, bucket.parameters))
 
-    def before(self, is_last: bool, put_off: Sequence[Work] | None) -> None:
-        """An action that makes gradients comes, the last one of the step or not.
+    def before(self, finishing: Sequence[nn.Parameter], put_off: Sequence[Work] | None) -> None:
+        """An action that makes gradients comes, the last one of the step for these parameters.
 
-        `put_off` are the products of a W; in a B or an I it is None, and which parameters get a
-        gradient is autograd's matter: each once, but for those that got several before (modules
-        called more than once in a reentrant checkpoint).
+        `put_off` are the products of a W. In a B or an I it is None, and which parameters get a
+        gradient is autograd's matter: each once that got one before, but for those that got several
+        (modules called more than once in a reentrant checkpoint).
         """
-        if not self._buckets or not self.overlap:
-            return
         self._fired.clear()
         self._learning = put_off is None
-        if is_last and put_off is not None:
-            made = Counter(id(self.masters.of(p)) for work in put_off for p in work.parameters)
-            self._expect({id(p): float(made[id(p)]) for p in self.parameters})
-        elif is_last and self._known:
-            self._expect(
-                {id(p): math.inf if id(p) in self._repeating else 1.0 for p in self.parameters}
-            )
-        self._known = self._known or self._learning
-
-    def _expect(self, left: dict[int, float]) -> None:
-        self._left = left
-        for bucket in self._buckets:
-            bucket.waiting = {id(p) for p in bucket.parameters if left[id(p)]}
+        if not self.overlap:
+            return
+        made = Counter(id(self.masters.of(p)) for work in put_off or () for p in work.parameters)
+        for parameter in finishing:
+            key = id(self.masters.of(parameter))
+            if put_off is not None:
+                self._expect(key, made[key])
+            elif key in self._seen and key not in self._repeating:
+                self._expect(key, 1)
         self._start_ready()
+
+    def _expect(self, key: int, times: int) -> None:
+        self._left[key] = times
+        if not times and key in self._bucket_of:
+            self._bucket_of[key].waiting.discard(key)
 
     def note(self, parameter: nn.Parameter) -> None:
         """This parameter has just got a gradient, from autograd or from a put-off product."""
         key = id(self.masters.take_gradient(parameter, self.factor))
-        if self._left is None:
-            if self._learning and key in self._fired:
-                self._repeating.add(key)
+        if self._learning:
+            (self._repeating if key in self._fired else self._seen).add(key)
             self._fired.add(key)
+        if key not in self._left:
             return
-        self._left[key] -= 1
-        if self._left[key] < 0:
+        if not self._left[key]:
             raise RuntimeError(
                 f"parameter {self._names[key]!r} got another gradient after its last one was "
                 "expected, for the first time in this training: set model.gradients.overlap = False"
             )
-        if not self._left[key]:
-            self._bucket_of[key].waiting.discard(key)
-            self._start_ready()
+        self._expect(key, self._left[key] - 1)
+        self._start_ready()
 
     def _start_ready(self) -> None:
         while self._started < len(self._buckets) and not self._buckets[self._started].waiting:

@@ -7,7 +7,7 @@ import torch
 from varuna_core.schedule.costs import Costs
 from varuna_core.split import Split
 
-SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble")
+SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
 
 
 def estimate_costs(split: Split) -> Costs:
@@ -36,7 +36,7 @@ def refuse_unknown(
     chunk_size: int,
 ) -> None:
     if schedule not in SCHEDULES:
-        raise ValueError(f"schedule {schedule!r}: this version runs {', '.join(SCHEDULES)}")
+        raise ValueError(f"schedule {schedule!r}: there are {', '.join(SCHEDULES)}")
     if recompute not in ("none", "full"):
         raise ValueError(f"recompute {recompute!r}: this version knows 'none' and 'full'")
     if batch_size < 1 or chunk_size < 1:

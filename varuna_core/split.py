@@ -85,11 +85,13 @@ class Split:
         seed: int | None = None,
         init: Init | None = None,
         check: bool = True,
+        at_hand: Mapping[str, nn.Parameter] | None = None,
     ) -> Stage:
         """The stage with its weights, checked for leaks.
 
         Weights come from `state_dict` (the plain model's names), or are drawn by name from `seed`
-        (by `init`, or as their modules do), or are copied from the model.
+        (by `init`, or as their modules do), or are copied from the model. Those `at_hand`, of the
+        rank's other stages, are taken over: a tied weight is one parameter there too.
         """
         weights = Weights(model=self.model, state_dict=state_dict, seed=seed, init=init)
         held = self.stages[index]
@@ -97,7 +99,7 @@ class Split:
             n for n, m in self.model.named_modules() if n and any(True for _ in m.parameters())
         }
         plan, stubbed = plan_stubs(self.record, held.start, owners)
-        own, early, replaced, full = self._make_parameters(index, weights, stubbed)
+        own, early, replaced, full = self._make_parameters(index, weights, stubbed, at_hand or {})
         replaced |= self._make_buffers(index, weights, stubbed)
         module = copy_model(self.model, replaced)
         stage = Stage(
@@ -123,14 +125,14 @@ class Split:
         return stage
 
     def _make_parameters(
-        self, index: int, weights: Weights, stubbed: set[int]
+        self, index: int, weights: Weights, stubbed: set[int], at_hand: Mapping[str, nn.Parameter]
     ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any], dict[str, Tensor]]:
         """The stage's own, those that code before it reads, for each original its copy, and fp32
         values of the stage's own where `types` has others."""
         originals = dict(self.model.named_parameters(remove_duplicate=False))
         own: dict[str, nn.Parameter] = {}
         early: dict[str, nn.Parameter] = {}
-        made: dict[str, nn.Parameter] = {}
+        made = {self.groups[n][0]: p for n, p in at_hand.items() if index in self.owners(n)}
         full: dict[str, Tensor] = {}
         replaced: dict[int, Any] = {}
         for name, original in originals.items():
@@ -154,7 +156,13 @@ class Split:
                 own[name] = made[first]
             if is_early:
                 early[name] = made[first]
-        return own, early, replaced, {name: full[self.groups[name][0]] for name in own if full}
+        firsts = {name: self.groups[name][0] for name in own}
+        return (
+            own,
+            early,
+            replaced,
+            {n: full[first] for n, first in firsts.items() if first in full},
+        )
 
     def _make_buffers(self, index: int, weights: Weights, stubbed: set[int]) -> dict[int, Any]:
         replaced: dict[int, Any] = {}

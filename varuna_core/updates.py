@@ -83,6 +83,6 @@ def check_optimizer(optimizer: Any, own: set[int]) -> None:
         )
     if not {id(p) for group in optimizer.param_groups for p in group["params"]} <= own:
         raise ValueError(
-            "the optimizer holds parameters that are not this stage's: make it after Varuna, "
+            "the optimizer holds parameters that are not this rank's: make it after Varuna, "
             "from model.parameters()"
         )
