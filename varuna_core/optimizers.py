@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -132,14 +132,33 @@ def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options
         log.warning("%s; torch's own %s is used", missing, name)
     if apex and not missing:
         return _build_apex(name, parameters, options)
-    held = list(parameters)
-    if name == "lamb" or "fused" in options or "foreach" in options:
-        return TORCH[name](held, **options)
-    try:
-        return TORCH[name](held, fused=True, **options)
-    except RuntimeError as error:  # a type or a device without fused kernels
-        log.info("%s: not fused: %s", name, error)
-        return TORCH[name](held, **options)
+    held = [_list_group(entry) for entry in parameters]
+    chosen = {"fused", "foreach"} & options.keys()
+    if name != "lamb" and not chosen and all(map(_has_fused_kernel, _flatten(held))):
+        options["fused"] = True
+    return TORCH[name](held, **options)
+
+
+def _list_group(entry: Any) -> Any:
+    """A group's parameters may be a generator, to be read once."""
+    if not isinstance(entry, dict) or isinstance(entry["params"], Tensor):
+        return entry
+    return {**entry, "params": list(entry["params"])}
+
+
+def _flatten(entry: Any) -> Iterator[Tensor]:
+    """Tensors, (name, tensor) pairs and groups of either."""
+    if isinstance(entry, Tensor):
+        yield entry
+    elif isinstance(entry, dict):
+        yield from _flatten(entry["params"])
+    elif isinstance(entry, (list, tuple)):
+        for part in entry:
+            yield from _flatten(part)
+
+
+def _has_fused_kernel(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")
 
 
 def _build_apex(name: str, parameters: Any, options: dict[str, Any]) -> Any:

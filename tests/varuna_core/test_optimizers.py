@@ -130,6 +130,11 @@ def test_an_optimizer_is_built_by_its_name(name: str) -> None:
 def test_what_has_no_fused_kernel_is_taken_as_it_is() -> None:
     odd = [nn.Parameter(torch.ones(2, dtype=torch.complex64))]
     assert not build_optimizer("adamw", odd).defaults["fused"]
+    groups = [{"params": iter(make_parameters()), "lr": 0.5}, {"params": odd[0]}]
+    assert not build_optimizer("adamw", groups).defaults["fused"]
+    named = [("weight", parameter) for parameter in make_parameters()[:1]]
+    assert build_optimizer("adamw", named).defaults["fused"]
+    assert build_optimizer("adamw", [{"params": iter(make_parameters())}]).defaults["fused"]
     assert build_optimizer("sgd", make_parameters(), lr=1.0, foreach=True).defaults["foreach"]
 
 
