@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.varuna_core import models, train_rank
 from varuna_core import Varuna, grads
@@ -33,6 +34,12 @@ class Case(train_rank.Case):
 
     poison: dict[str, list[Any]] = field(default_factory=dict)
     """Of a step: "forward" or "backward", and the value that the embedding then gives."""
+
+    every: int = 1
+    """Steps whose gradients add up before an update."""
+
+    frozen: list[int] = field(default_factory=list)
+    """Steps in which the positions are not trained."""
 
     schedule_rate: str = ""
     """A learning rate scheduler, made "before" or "after" set_optimizer."""
@@ -61,6 +68,18 @@ class PoisonGpt(models.Gpt):
         if self.poison:
             x = _Poison.apply(x, *self.poison)  # type: ignore[no-untyped-call]
         return x
+
+
+class ReentrantGpt(models.Gpt):
+    """One block, called more than once in a backward that starts backwards of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([self.blocks[0]] * 4)
+
+    def run_block(self, number: int, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(super().run_block, number, x, use_reentrant=True)
+        return out
 
 
 class NormNet(models.ConvNet):
@@ -95,7 +114,7 @@ def build_optimizer(name: str, named: Mapping[str, nn.Parameter]) -> Any:
 
 def build_model(case: Case) -> nn.Module:
     torch.manual_seed(0)
-    own = {"PoisonGpt": PoisonGpt, "NormNet": NormNet}
+    own = {"PoisonGpt": PoisonGpt, "NormNet": NormNet, "ReentrantGpt": ReentrantGpt}
     made: Callable[..., nn.Module] = own.get(case.model) or getattr(models, case.model)
     return made(**case.options)
 
@@ -140,6 +159,8 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         held = range(min(varuna.samples.start, size), min(varuna.samples.stop, size))
         batch = train_rank.cut_batch(make_batch(case, step), size, held)
         result["scales"].append(varuna.updates.scale)
+        if case.frozen and "wpe.weight" in varuna.masters():
+            varuna.masters()["wpe.weight"].requires_grad_(step not in case.frozen)
         loss, overflow = varuna.step(batch, case.clip)
         result["losses"].append(loss)
         result["norms"].append(varuna.last_grad_norm)
@@ -150,6 +171,8 @@ def train(case: Case, rank: int) -> dict[str, Any]:
                 for name, master in varuna.masters().items()
                 if master.grad is not None
             }
+        if (step + 1) % case.every:
+            continue
         optimizer.step()
         if scheduler is not None:
             scheduler.step()

@@ -69,6 +69,16 @@ CASES: dict[int, list[Case]] = {
         *each("2x1 lamb", "0;1;", ["1f1b"], optimizer="lamb"),
         *each("2x1 batch norm", "0;1;", ["varuna"], model="NormNet"),
         *each("2x1 checkpoint", "0;1;", ["1f1b"], model="CheckpointGpt"),
+        *each("2x1 frozen", "0;1;", ["1f1b"], frozen=[0, 2], batches=[8] * 4),
+        *each("1x2 frozen", "0,1;", ["1f1b"], frozen=[0, 2], batches=[8] * 4),
+        *each("1x2 accumulate", "0,1;", ["1f1b"], every=2, batches=[8] * 6, clip=0.3),
+        Case(
+            name="1x2 reentrant",
+            stage_map="0,1;",
+            model="ReentrantGpt",
+            precision="fp32",
+            batches=[4, 4, 8],
+        ),
         Case(name="1x2 fp32", stage_map="0,1;", precision="fp32", optimizer="lamb"),
         Case(
             name="2x1 overflow",
@@ -159,9 +169,15 @@ class ByHand:
 
     def run(self) -> dict[str, Any]:
         result: dict[str, Any] = {"losses": [], "norms": [], "overflows": [], "scales": []}
+        carried: dict[str, Tensor] = {}
         for step in range(len(self.case.batches)):
             result["scales"].append(self.scale)
+            if self.case.frozen:
+                trained = step not in self.case.frozen
+                self.model.get_parameter("wpe.weight").requires_grad_(trained)
             loss, gradients = self.compute(step)
+            for name, gradient in carried.items():
+                gradients[name] = gradients.get(name, 0) + gradient
             norm = torch.stack([g.double().square().sum() for g in gradients.values()]).sum().sqrt()
             overflow = self.is_fp16 and not bool(norm.isfinite())
             result["losses"].append(loss)
@@ -171,9 +187,13 @@ class ByHand:
                 factor = min(1.0, self.case.clip / (float(norm) + 1e-6))
                 gradients = {name: g * factor for name, g in gradients.items()}
             result.setdefault("gradients", gradients)
+            carried = gradients
+            if (step + 1) % self.case.every:
+                continue
+            carried = {}
             if not overflow:
-                for name, gradient in gradients.items():
-                    self.masters[name].grad = gradient.clone()
+                for name in self.masters:
+                    self.masters[name].grad = gradients.get(name)
                 self.optimizer.step()
             if self.case.schedule_rate:
                 for group in self.optimizer.param_groups:
