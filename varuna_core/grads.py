@@ -99,55 +99,43 @@ class Gradients:
         self.factor = 1.0
         """Of each gradient as it comes: undoes the loss scale."""
 
-        self.parameters: list[nn.Parameter] = []
-        self._held = {
-            stages: [masters.by_name[name] for name in names]
+        self.parameters = [master for _, master in masters.list_pairs() if master.requires_grad]
+        self.frozen = [master for _, master in masters.list_pairs() if not master.requires_grad]
+        trained = set(map(id, self.parameters))
+        self.shared = {
+            stages: [masters.by_name[n] for n in names if id(masters.by_name[n]) in trained]
             for stages, names in shared.items()
             if links.stage in stages
         }
+        elsewhere = {
+            id(copy)
+            for stages, copies in self.shared.items()
+            for copy in copies
+            if links.stage != stages[0]
+        }
+        self.counted = [p for p in self.parameters if id(p) not in elsewhere]
+        """Those whose norm this rank answers for: one stage for each shared weight."""
+
         self._names = {id(p): name for name, p in reversed(masters.by_name.items())}
         self._carried: list[tuple[nn.Parameter, Tensor]] = []
-        self._hooked: set[int] = set()
         self._seen: set[int] = set()
         """Those that autograd gave a gradient."""
 
         self._repeating: set[int] = set()
         """Those that it gave several in one action."""
 
-        self._arrange()
-
-    def _arrange(self) -> None:
-        """What is trained now: users freeze and unfreeze."""
-        pairs = [(p, master) for p, master in self.masters.list_pairs() if master.requires_grad]
-        for parameter, master in pairs:
-            if id(parameter) not in self._hooked and self._is_watched(parameter, master):
-                parameter.register_post_accumulate_grad_hook(self.note)  # type: ignore[no-untyped-call]
-                self._hooked.add(id(parameter))
-        trained = [master for _, master in pairs]
-        if self.parameters and list(map(id, trained)) == list(map(id, self.parameters)):
-            return
-        self.parameters = trained
-        self.shared = {
-            stages: [copy for copy in copies if copy.requires_grad]
-            for stages, copies in self._held.items()
-        }
-        elsewhere = {
-            id(copy)
-            for stages, copies in self.shared.items()
-            for copy in copies
-            if self.links.stage != stages[0]
-        }
-        self.counted = [p for p in self.parameters if id(p) not in elsewhere]
-        """Those whose norm this rank answers for: one stage for each shared weight."""
-
         # The backward comes to the last ones first.
-        backwards = self.parameters[::-1] if self.links.replicas is not None else []
+        backwards = self.parameters[::-1] if links.replicas is not None else []
         self._buckets = list(make_buckets(backwards))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._reset()
+        self._watch()
 
-    def _is_watched(self, parameter: nn.Parameter, master: nn.Parameter) -> bool:
-        return parameter is not master or self.links.replicas is not None
+    def _watch(self) -> None:
+        """Hear of gradients, where something is to be done about them as they come."""
+        for parameter, master in self.masters.list_pairs():
+            if parameter.requires_grad and (parameter is not master or self._buckets):
+                parameter.register_post_accumulate_grad_hook(self.note)  # type: ignore[no-untyped-call]
 
     def _reset(self) -> None:
         self._started = 0
@@ -165,7 +153,7 @@ class Gradients:
             if self.links.replicas is not None:
                 for tensor in tensors:
                     _broadcast(tensor, stage_map.ranks[self.links.stage][0], self.links.replicas)
-            for stages, copies in self._held.items():
+            for stages, copies in self.shared.items():
                 source = stage_map.ranks[stages[0]][self.links.replica]
                 for parameter in copies:
                     _broadcast(parameter, source, self.links.sharing[stages])
@@ -174,7 +162,12 @@ class Gradients:
 
     def begin(self, factor: float = 1.0) -> None:
         """Set aside what earlier steps left, which is summed already."""
-        self._arrange()
+        thawed = next((p for p in self.frozen if p.requires_grad), None)
+        if thawed is not None:
+            raise RuntimeError(
+                f"parameter {self._names[id(thawed)]!r} was frozen when Varuna was made: the split "
+                "counts on it; let it be trained before, and freeze it after"
+            )
         self.factor = factor
         self._carried = [(p, p.grad) for p in self.parameters if p.grad is not None]
         for parameter, _ in self._carried:
@@ -263,6 +256,10 @@ class Gradients:
             norms = torch._foreach_norm(grads)
             total += torch.stack([norm.double() for norm in norms]).square().sum()
         return total
+
+    def drop(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def scale(self, factor: Tensor) -> None:
         for grads in _by_type([p.grad for p in self.parameters if p.grad is not None]):

@@ -75,16 +75,15 @@ class Masters:
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]
     ) -> None:
-        """`values` has the fp32 values of each parameter, or nothing in fp32."""
+        """`values` are fp32; what has none (all in fp32, else what is frozen) is its own."""
         made: dict[int, nn.Parameter] = {}
         self.by_name: dict[str, nn.Parameter] = {}
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         for name, parameter in parameters.items():
             if id(parameter) not in made:
                 master = parameter
-                if values:
-                    grad = parameter.requires_grad
-                    master = nn.Parameter(values[name], requires_grad=grad)
+                if name in values:
+                    master = nn.Parameter(values[name])
                     self._pairs.append((parameter, master))
                 made[id(parameter)] = master
             self.by_name[name] = made[id(parameter)]

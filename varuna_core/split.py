@@ -128,7 +128,7 @@ class Split:
         self, index: int, weights: Weights, stubbed: set[int], at_hand: Mapping[str, nn.Parameter]
     ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any], dict[str, Tensor]]:
         """The stage's own, those that code before it reads, for each original its copy, and fp32
-        values of the stage's own where `types` has others."""
+        values of those that are trained, if `types` has others."""
         originals = dict(self.model.named_parameters(remove_duplicate=False))
         own: dict[str, nn.Parameter] = {}
         early: dict[str, nn.Parameter] = {}
@@ -149,7 +149,7 @@ class Split:
                 grad = original.requires_grad and is_own
                 dtype = self._type_of(original)
                 made[first] = nn.Parameter(values.to(self.device, dtype), requires_grad=grad)
-                if is_own and self.types:
+                if grad and self.types:
                     full[first] = _widen(values).to(self.device, copy=True)
             replaced[id(original)] = made[first]
             if is_own:

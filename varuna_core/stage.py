@@ -59,7 +59,7 @@ class Stage:
         """Received tensors that the model changes in place: they enter as copies."""
 
         self.full: dict[str, Tensor] = {}
-        """fp32 values of its parameters, where these are to be in half precision."""
+        """fp32 values of its trained parameters, where these are to be in half precision."""
 
         self.at_start: Callable[[], None] | None = None
         self.stubs: dict[str, Stub] = {}

@@ -43,6 +43,8 @@ class Updates:
         if self.loss_scale is not None:
             self.skipping = not bool(square.isfinite())
             self.loss_scale.update(self.skipping)
+            if self.skipping:
+                gradients.drop()  # nothing is to be added to them
         if clip_grad_max_norm is not None:
             factor = (clip_grad_max_norm / (norm + 1e-6)).clamp(max=1.0)
             gradients.scale(factor)

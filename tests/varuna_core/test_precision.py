@@ -54,10 +54,11 @@ def test_two_stages_in_half_precision_give_the_half_models_loss(name: str, preci
         if isinstance(module, nn.BatchNorm2d):
             module.float()
     for stage in stages:
-        assert stage.full.keys() == stage.parameters().keys()
-        for parameter, values in zip(stage.parameters().values(), stage.full.values(), strict=True):
+        trained = {name: p for name, p in stage.parameters().items() if p.requires_grad}
+        assert stage.full.keys() == trained.keys()
+        for name, values in stage.full.items():
             assert values.dtype == torch.float32
-            assert torch.equal(parameter, values.to(parameter.dtype))
+            assert torch.equal(trained[name], values.to(trained[name].dtype))
     ours, _ = chain(stages, inputs)
     expected = plain(**inputs)
     for a, b in zip(leaves(ours), leaves(expected), strict=True):
@@ -115,6 +116,19 @@ def test_fractions_among_the_inputs_are_cast() -> None:
     assert choose_precision(False, "fp32").cast(inputs)["a"].dtype == torch.float64
 
 
+def test_what_is_frozen_stays_in_half_precision_alone() -> None:
+    model = Gpt()
+    model.wpe.weight.requires_grad_(False)
+    varuna = build(model, precision="bf16")
+    frozen = varuna.masters()["wpe.weight"]
+    assert frozen is varuna.part.parameters()["wpe.weight"] and frozen.dtype == torch.bfloat16
+    varuna.step(make_inputs())
+    assert frozen.grad is None and varuna.masters()["wte.weight"].grad is not None
+    frozen.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"'wpe\.weight' was frozen when Varuna was made"):
+        varuna.step(make_inputs())
+
+
 def test_fp32_has_no_copies() -> None:
     varuna = build()
     parameters = varuna.part.parameters()
@@ -151,6 +165,7 @@ def test_an_overflow_makes_the_optimizers_step_do_nothing(kind: str) -> None:
     optimizer.step()
     assert overflow
     assert varuna.updates.scale == 2.0**39
+    assert all(master.grad is None for master in varuna.masters().values())
     assert all(torch.equal(kept[name], master) for name, master in varuna.masters().items())
     varuna.set_optimizer(optimizer, loss_scale=128)
     varuna.zero_grad()
