@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from varuna_core.backend import choose_backend, name_gpu
 from varuna_core.channel import BYE, POISON, Receiver, Sender
 from varuna_core.failure import FailureBoard, close_group
 from varuna_core.stage_map import StageMap
@@ -115,11 +116,13 @@ def connect(
     if stage_map.depth * stage_map.num_replicas == 1:
         return Links(stage_map=stage_map, stage=0, replica=0, board=FailureBoard(None, ""))
     store = dist.distributed_c10d._get_default_store()
-    board = FailureBoard(store, f"varuna/{next(_numbers)}/failure")
+    key = f"varuna/{next(_numbers)}"
+    board = FailureBoard(store, f"{key}/failure")
+    summing = choose_backend(store, f"{key}/gpu", rank, dist.get_world_size(), name_gpu(device))
     links = Links(stage_map=stage_map, stage=place, replica=replica, board=board)
 
-    def make(ranks: Sequence[int], timeout: timedelta | None = None) -> Any:
-        group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
+    def make(ranks: Sequence[int], timeout: timedelta | None = None, backend: str = "gloo") -> Any:
+        group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
         return group if rank in ranks else None
 
     for r in range(stage_map.num_replicas):
@@ -136,10 +139,10 @@ def connect(
         if len(ranks) > 1:
             links.pipeline = make(ranks) or links.pipeline
         for places in sharing:
-            group = make([ranks[p] for p in places])
+            group = make([ranks[p] for p in places], backend=summing)
             if group is not None:
                 links.sharing[places] = group
     if stage_map.num_replicas > 1:
         for ranks_of_place in stage_map.ranks:
-            links.replicas = make(ranks_of_place) or links.replicas
+            links.replicas = make(ranks_of_place, backend=summing) or links.replicas
     return links
