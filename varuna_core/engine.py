@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from varuna_core.channel import Receiver, Sender
 from varuna_core.cut import SplitError
 from varuna_core.links import Links
 from varuna_core.microbatch import MicroBatch
 from varuna_core.random_streams import build_seeder
-from varuna_core.schedule.actions import Action
+from varuna_core.schedule.actions import FORWARDS, Action
 from varuna_core.split_values import Crossing
 from varuna_core.stage import Stage
 from varuna_core.weight_grads import WeightGrads, Work
@@ -33,6 +34,10 @@ from varuna_core.weight_grads import WeightGrads, Work
 Trace = Callable[[str, float, float, float], None]
 """Called after an action: its spelling, then when it began, had its message, and ended (seconds
 of `time.perf_counter`)."""
+
+BeforeGradients = Callable[[Sequence[nn.Parameter], Sequence[Work] | None], None]
+"""Called before each action that makes gradients of parameters, with those that it is the last one
+for, and with the products of a W (else None)."""
 
 
 @dataclass(kw_only=True)
@@ -81,17 +86,55 @@ def list_changing(stage: Stage) -> list[str]:
     return [name for name in names if name.rpartition(".")[0] in owners]
 
 
+@dataclass(kw_only=True)
+class Seat:
+    """A stage of the rank, and its channels; None where nobody is, or a stage of the same rank."""
+
+    stage: Stage
+    is_first: bool
+    is_last: bool
+    changing: list[str]
+    activations_in: Receiver | None
+    gradients_in: Receiver | None
+    activations_out: Sender | None
+    gradients_out: Sender | None
+
+
+def take_seat(stage: Stage, links: Links) -> Seat:
+    """The channels follow from where the stages before and after this one lie."""
+    placement, index = links.stage_map.placement, stage.index
+    before = placement[index - 1] if index else None
+    after = placement[index + 1] if index + 1 < len(placement) else None
+    return Seat(
+        stage=stage,
+        is_first=before is None,
+        is_last=after is None,
+        changing=list_changing(stage),
+        activations_in=links.activations_in.get(before) if before is not None else None,
+        gradients_out=links.gradients_out.get(before) if before is not None else None,
+        activations_out=links.activations_out.get(after) if after is not None else None,
+        gradients_in=links.gradients_in.get(after) if after is not None else None,
+    )
+
+
 class Engine:
-    """One rank's stage at work."""
+    """One rank's stages at work."""
 
     def __init__(
-        self, stage: Stage, links: Links, *, seed: int, trace: Trace | None = None
+        self, stages: Sequence[Stage], links: Links, *, seed: int, trace: Trace | None = None
     ) -> None:
-        self.stage, self.links, self.seed, self.trace = stage, links, seed, trace
+        self.links, self.seed, self.trace = links, seed, trace
+        self.seats = {stage.index: take_seat(stage, links) for stage in stages}
+        self.holds_last = any(seat.is_last for seat in self.seats.values())
+        self.device = stages[0].device
         self.weight_grads = WeightGrads()
-        self.changing = list_changing(stage)
-        self._held: dict[int, Held] = {}
-        self._total = 0
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before its backward."""
+
+        self.before_gradients: BeforeGradients | None = None
+        self._held: dict[tuple[int, int], Held] = {}
+        self._handed: dict[tuple[bool, int, int], Crossing] = {}
+        self._step = self._total = 0
         self._count: Callable[[], int] | None = None
         self._ready = 0.0
 
@@ -102,104 +145,148 @@ class Engine:
         step: int,
         count: Callable[[], int],
     ) -> Tensor:
-        """The sum over the samples of this rank's losses (0 but on the last stage).
+        """The sum over the samples of this rank's losses (0 without the last stage).
 
         `count` gives the samples of the global batch; it is asked as late as possible.
         """
-        self._held.clear()
+        self._start(step)
         self._count, self._total = count, 0
-        self._loss = torch.zeros((), dtype=torch.float64, device=self.stage.device)
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
-        for action in actions:
+        actions = tuple(actions)
+        finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
+        for place, action in enumerate(actions):
             begin = self._ready = time.perf_counter()
-            run[action.kind](action.microbatch, microbatches[action.microbatch], step)
+            number, seat = action.microbatch, self.seats[action.stage]
+            if self.before_gradients is not None and action.kind in "BIW":
+                held = self._held[action.stage, number]
+                self.before_gradients(
+                    finishing.get(place, []), held.work if action.kind == "W" else None
+                )
+            run[action.kind](seat, number, microbatches[number])
             if self.trace is not None:
                 self.trace(str(action), begin, self._ready, time.perf_counter())
         self.links.flush()
         return self._loss
 
-    def evaluate(self, microbatches: Sequence[MicroBatch], step: int) -> Tensor:
-        """Forwards alone; the sum over the samples of the losses."""
-        self._loss = torch.zeros((), dtype=torch.float64, device=self.stage.device)
+    def _list_finishing(self, actions: Sequence[Action]) -> dict[int, list[nn.Parameter]]:
+        """The parameters that have all their gradients after an action, by its place."""
+        last = {a.stage: place for place, a in enumerate(actions) if a.kind in "BIW"}
+        final: dict[nn.Parameter, int] = {}
+        for index, seat in self.seats.items():
+            for parameter in seat.stage.parameters().values():
+                final[parameter] = max(final.get(parameter, 0), last.get(index, 0))
+        finishing: dict[int, list[nn.Parameter]] = {}
+        for parameter, place in final.items():
+            finishing.setdefault(place, []).append(parameter)
+        return finishing
+
+    def evaluate(
+        self, actions: Iterable[Action], microbatches: Sequence[MicroBatch], step: int
+    ) -> Tensor:
+        """The forwards among the actions, alone; the sum over the samples of the losses."""
+        self._start(step)
         with torch.no_grad():
-            for micro in microbatches:
-                self._pass_on(self._call(micro, self._take_activation(), step), micro)
+            for action in actions:
+                if action.kind in FORWARDS:
+                    seat, number = self.seats[action.stage], action.microbatch
+                    received = self._take_activation(seat, number)
+                    output = self._call(seat, microbatches[number], received)
+                    self._pass_on(seat, number, output, microbatches[number])
         self.links.flush()
         return self._loss
 
+    def _start(self, step: int) -> None:
+        self._step = step
+        self._held.clear()
+        self._handed.clear()
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+
     # Forwards.
 
-    def _forward(self, number: int, micro: MicroBatch, step: int) -> None:
-        received = self._take_activation()
-        output = self._call(micro, received, step)
-        self._held[number] = Held(received=received, output=self._pass_on(output, micro))
+    def _forward(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        received = self._take_activation(seat, number)
+        output = self._call(seat, micro, received)
+        output = self._pass_on(seat, number, output, micro)
+        self._held[seat.stage.index, number] = Held(received=received, output=output)
 
-    def _forward_only(self, number: int, micro: MicroBatch, step: int) -> None:
-        held = Held(received=self._take_activation(), buffers=self._copy_buffers())
+    def _forward_only(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        received = self._take_activation(seat, number)
+        held = Held(received=received, buffers=self._copy_buffers(seat))
         with torch.no_grad():
-            self._pass_on(self._call(micro, held.received, step), micro)
-        self._held[number] = held
+            self._pass_on(seat, number, self._call(seat, micro, received), micro)
+        self._held[seat.stage.index, number] = held
 
-    def _recompute(self, number: int, micro: MicroBatch, step: int) -> None:
-        held = self._held[number]
-        with self._buffers_as(held.buffers):
-            output = self._call(micro, held.received, step)
+    def _recompute(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        held = self._held[seat.stage.index, number]
+        with self._buffers_as(seat, held.buffers):
+            output = self._call(seat, micro, held.received)
         held.buffers.clear()
-        held.output = find_loss(output) if self.stage.is_last else output
+        held.output = find_loss(output) if seat.is_last else output
 
-    def _call(self, micro: MicroBatch, received: Crossing | None, step: int) -> Any:
-        # Code before the stage draws too; its stream is that of the first segment.
-        on_segment = build_seeder(self.seed, step, micro.first_sample, self.stage.device)
-        on_segment(0)
-        return self.stage.forward(micro.inputs, received, on_segment)
+    def _call(self, seat: Seat, micro: MicroBatch, received: Crossing | None) -> Any:
+        on_segment = build_seeder(self.seed, self._step, micro.first_sample, self.device)
+        if not seat.is_first:
+            on_segment(0)  # code before the stage draws too, from the first segment's stream
+        return seat.stage.forward(micro.inputs, received, on_segment)
 
-    def _take_activation(self) -> Crossing | None:
-        channel = self.links.activations_in
-        if channel is None:
+    def _take_activation(self, seat: Seat, number: int) -> Crossing | None:
+        if seat.is_first:
             return None
+        return self._take(seat.activations_in, (True, seat.stage.index, number))
+
+    def _pass_on(self, seat: Seat, number: int, output: Any, micro: MicroBatch) -> Any:
+        """Send what crosses, or add up the loss; what the backward starts from."""
+        if seat.is_last:
+            loss = find_loss(output)
+            self._loss += loss.detach().double() * micro.size
+            return loss
+        self._send(seat.activations_out, (True, seat.stage.index + 1, number), output)
+        return output
+
+    # Messages: through a channel, or handed over to another stage of the rank.
+
+    def _take(self, channel: Receiver | None, key: tuple[bool, int, int]) -> Crossing:
+        if channel is None:
+            return self._handed.pop(key)
         received = channel.take()
         self._ready = time.perf_counter()
         return received
 
-    def _pass_on(self, output: Any, micro: MicroBatch) -> Any:
-        """Send what crosses, or add up the loss; what the backward starts from."""
-        if self.stage.is_last:
-            loss = find_loss(output)
-            self._loss += loss.detach().double() * micro.size
-            return loss
-        assert self.links.activations_out is not None
-        self.links.activations_out.send(output.tensors, output.structure)
-        return output
+    def _send(self, channel: Sender | None, key: tuple[bool, int, int], crossing: Crossing) -> None:
+        if channel is not None:
+            channel.send(crossing.tensors, crossing.structure)
+            return
+        # Tensors of their own, on the same memory: the next stage collects gradients in them.
+        detached = tuple(None if t is None else t.detach() for t in crossing.tensors)
+        self._handed[key] = crossing._replace(tensors=detached)
 
     # Backwards.
 
-    def _backward(self, number: int, micro: MicroBatch, step: int) -> None:
-        held = self._held.pop(number)
-        self._run_backward(held, micro)
+    def _backward(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        self._run_backward(seat, number, self._held.pop((seat.stage.index, number)), micro)
 
-    def _backward_inputs(self, number: int, micro: MicroBatch, step: int) -> None:
-        held = self._held[number]
+    def _backward_inputs(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        held = self._held[seat.stage.index, number]
         self.weight_grads.putting_off = True
         try:
-            self._run_backward(held, micro)
+            self._run_backward(seat, number, held, micro)
         finally:
             self.weight_grads.putting_off = False
         held.work = self.weight_grads.take()
         held.received = held.output = None
 
-    def _backward_weights(self, number: int, micro: MicroBatch, step: int) -> None:
-        for work in self._held.pop(number).work:
+    def _backward_weights(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        for work in self._held.pop((seat.stage.index, number)).work:
             work()
 
-    def _run_backward(self, held: Held, micro: MicroBatch) -> None:
-        if self.stage.is_last:
+    def _run_backward(self, seat: Seat, number: int, held: Held, micro: MicroBatch) -> None:
+        if seat.is_last:
             weight = micro.size / self._total_samples()
-            torch.autograd.backward(held.output, torch.full_like(held.output, weight))
+            seed = torch.full_like(held.output, weight * self.loss_scale)
+            torch.autograd.backward(held.output, seed)
         else:
-            assert self.links.gradients_in is not None
-            gradients = self.links.gradients_in.take().tensors
-            self._ready = time.perf_counter()
+            gradients = self._take(seat.gradients_in, (False, seat.stage.index, number)).tensors
             pairs = [
                 (sent, gradient)
                 for sent, gradient in zip(held.output.tensors, gradients, strict=True)
@@ -207,9 +294,10 @@ class Engine:
             ]
             if pairs:
                 torch.autograd.backward([s for s, _ in pairs], [g for _, g in pairs])
-        if self.links.gradients_out is not None:
+        if not seat.is_first:
             assert held.received is not None
-            self.links.gradients_out.send([tensor.grad for tensor in held.received.tensors])
+            gradient = Crossing(tuple(t.grad for t in held.received.tensors), None)  # type: ignore[misc]
+            self._send(seat.gradients_out, (False, seat.stage.index - 1, number), gradient)
 
     def _total_samples(self) -> int:
         if not self._total:
@@ -219,19 +307,20 @@ class Engine:
 
     # Buffers that change.
 
-    def _copy_buffers(self) -> dict[str, Tensor]:
-        return {name: self.stage.module.get_buffer(name).clone() for name in self.changing}
+    def _copy_buffers(self, seat: Seat) -> dict[str, Tensor]:
+        return {name: seat.stage.module.get_buffer(name).clone() for name in seat.changing}
 
     @contextmanager
-    def _buffers_as(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        kept = {name: self.stage.module.get_buffer(name) for name in values}
-        self._put_buffers(values)
+    def _buffers_as(self, seat: Seat, values: Mapping[str, Tensor]) -> Iterator[None]:
+        kept = {name: seat.stage.module.get_buffer(name) for name in values}
+        _put_buffers(seat.stage, values)
         try:
             yield
         finally:
-            self._put_buffers(kept)
+            _put_buffers(seat.stage, kept)
 
-    def _put_buffers(self, values: Mapping[str, Tensor]) -> None:
-        for name, value in values.items():
-            path, _, own = name.rpartition(".")
-            self.stage.module.get_submodule(path)._buffers[own] = value
+
+def _put_buffers(stage: Stage, values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        path, _, own = name.rpartition(".")
+        stage.module.get_submodule(path)._buffers[own] = value

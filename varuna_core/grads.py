@@ -1,5 +1,12 @@
-"""What follows the last backward: gradients summed over replicas and over copies of a shared
-weight, one norm of all stages, clipping by it. Nothing is read by the host.
+"""What becomes of the gradients: summed over replicas and over copies of a shared weight, one norm
+of all stages, clipping by it. Nothing is read by the host.
+
+    last backward of the step   head  block 3  block 2 | block 1  block 0  embedding
+    bucket 0 (head, 3, 2)                              └─ summed over the replicas ─┐
+    bucket 1 (1, 0, embedding)                                                      └─ summed ─┐
+
+A bucket's sum starts when each of its parameters has its last gradient of the step; buckets start
+in one order, so that replicas whose data uses other parameters start the same ones.
 
 A parameter that no replica used keeps `grad = None`, as in the plain model: each bucket carries a
 flag a parameter, looked at only by a rank that has no gradient of its own.
@@ -7,6 +14,7 @@ flag a parameter, looked at only by a rank that has no gradient of its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +23,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.links import Links
+from varuna_core.precision import Masters
 from varuna_core.split_names import Tie
+from varuna_core.weight_grads import Work
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -29,36 +39,116 @@ def list_shared(ties: Sequence[Tie]) -> dict[tuple[int, ...], list[str]]:
     return shared
 
 
+class Bucket:
+    """Parameters of one type whose gradients are summed in one message."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.waiting: set[int] = set()
+        """Those that may get another gradient."""
+
+        self._had: list[bool] = []
+        self._flat: Tensor | None = None
+        self._work: Any = None
+
+    @torch.no_grad()
+    def start(self, group: Any) -> None:
+        grads = [parameter.grad for parameter in self.parameters]
+        self._had = [grad is not None for grad in grads]
+        parts = [
+            torch.zeros_like(p) if grad is None else grad
+            for p, grad in zip(self.parameters, grads, strict=True)
+        ]
+        flags = torch.tensor([float(had) for had in self._had]).to(parts[0])
+        self._flat = torch.cat([part.reshape(-1) for part in parts] + [flags])
+        for parameter in self.parameters:
+            parameter.grad = None  # its memory; a gradient that comes yet is seen
+        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+
+    def finish(self) -> None:
+        assert self._flat is not None and self._work is not None
+        self._work.wait()
+        sizes = [p.numel() for p in self.parameters]
+        *pieces, flags = torch.split(self._flat, [*sizes, len(sizes)])
+        for place, (parameter, piece) in enumerate(zip(self.parameters, pieces, strict=True)):
+            if self._had[place] or flags[place].item():
+                summed = piece.view(parameter.shape)
+                if not parameter.is_contiguous():  # fused optimizers want the strides alike
+                    summed = torch.empty_like(parameter).copy_(summed)
+                parameter.grad = summed
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what is under way."""
+        self.waiting.clear()
+        self._flat = self._work = None
+
+
 class Gradients:
     """The gradients of one rank's parameters."""
 
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        masters: Masters,
         shared: Mapping[tuple[int, ...], Sequence[str]],
         links: Links,
         device: torch.device,
     ) -> None:
-        self.links, self.device = links, device
-        unique = {id(p): p for p in parameters.values() if p.requires_grad}
-        self.parameters = list(unique.values())
+        self.masters, self.links, self.device = masters, links, device
+        self.overlap = True
+        self.factor = 1.0
+        """Of each gradient as it comes: undoes the loss scale."""
+
+        self.parameters = [master for _, master in masters.list_pairs() if master.requires_grad]
+        self.frozen = [master for _, master in masters.list_pairs() if not master.requires_grad]
+        trained = set(map(id, self.parameters))
         self.shared = {
-            stages: [parameters[name] for name in names if parameters[name].requires_grad]
+            stages: [masters.by_name[n] for n in names if id(masters.by_name[n]) in trained]
             for stages, names in shared.items()
             if links.stage in stages
         }
         elsewhere = {
-            id(parameter)
+            id(copy)
             for stages, copies in self.shared.items()
-            for parameter in copies
+            for copy in copies
             if links.stage != stages[0]
         }
         self.counted = [p for p in self.parameters if id(p) not in elsewhere]
         """Those whose norm this rank answers for: one stage for each shared weight."""
 
-    def share_values(self, tensors: Sequence[Tensor]) -> None:
+        self._names = {id(p): name for name, p in reversed(masters.by_name.items())}
+        self._carried: list[tuple[nn.Parameter, Tensor]] = []
+        self._seen: set[int] = set()
+        """Those that autograd gave a gradient."""
+
+        self._repeating: set[int] = set()
+        """Those that it gave several in one action."""
+
+        # The backward comes to the last ones first.
+        backwards = self.parameters[::-1] if links.replicas is not None else []
+        self._buckets = list(make_buckets(backwards))
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._reset()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Hear of gradients, where something is to be done about them as they come."""
+        for parameter, master in self.masters.list_pairs():
+            if parameter.requires_grad and (parameter is not master or self._buckets):
+                parameter.register_post_accumulate_grad_hook(self.note)  # type: ignore[no-untyped-call]
+
+    def _reset(self) -> None:
+        self._started = 0
+        self._left: dict[int, int] = {}
+        """How many gradients a parameter is still to get, from its last action on."""
+
+        self._fired: set[int] = set()
+        self._learning = False
+
+    def share_values(self, buffers: Sequence[Tensor]) -> None:
         """Start equal: replicas as the first one, copies of a weight as in the first stage."""
         stage_map = self.links.stage_map
+        tensors = [*(master for _, master in self.masters.list_pairs()), *buffers]
         with torch.no_grad():
             if self.links.replicas is not None:
                 for tensor in tensors:
@@ -68,12 +158,95 @@ class Gradients:
                 for parameter in copies:
                     _broadcast(parameter, source, self.links.sharing[stages])
 
+    # In a step.
+
+    def begin(self, factor: float = 1.0) -> None:
+        """Set aside what earlier steps left, which is summed already."""
+        thawed = next((p for p in self.frozen if p.requires_grad), None)
+        if thawed is not None:
+            raise RuntimeError(
+                f"parameter {self._names[id(thawed)]!r} was frozen when Varuna was made: the split "
+                "counts on it; let it be trained before, and freeze it after"
+            )
+        self.factor = factor
+        self._carried = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        for parameter, _ in self._carried:
+            parameter.grad = None
+        for bucket in self._buckets:
+            bucket.waiting = set(map(id, bucket.parameters))
+
+    def before(self, finishing: Sequence[nn.Parameter], put_off: Sequence[Work] | None) -> None:
+        """An action that makes gradients comes, the last one of the step for these parameters.
+
+        `put_off` are the products of a W. In a B or an I it is None, and which parameters get a
+        gradient is autograd's matter: each once that got one before, but for those that got several
+        (modules called more than once in a reentrant checkpoint).
+        """
+        self._fired.clear()
+        self._learning = put_off is None
+        if not self.overlap:
+            return
+        made = Counter(id(self.masters.of(p)) for work in put_off or () for p in work.parameters)
+        for parameter in finishing:
+            key = id(self.masters.of(parameter))
+            if put_off is not None:
+                self._expect(key, made[key])
+            elif key in self._seen and key not in self._repeating:
+                self._expect(key, 1)
+        self._start_ready()
+
+    def _expect(self, key: int, times: int) -> None:
+        self._left[key] = times
+        if not times and key in self._bucket_of:
+            self._bucket_of[key].waiting.discard(key)
+
+    def note(self, parameter: nn.Parameter) -> None:
+        """This parameter has just got a gradient, from autograd or from a put-off product."""
+        key = id(self.masters.take_gradient(parameter, self.factor))
+        if self._learning:
+            (self._repeating if key in self._fired else self._seen).add(key)
+            self._fired.add(key)
+        if key not in self._left:
+            return
+        if not self._left[key]:
+            raise RuntimeError(
+                f"parameter {self._names[key]!r} got another gradient after its last one was "
+                "expected, for the first time in this training: set model.gradients.overlap = False"
+            )
+        self._expect(key, self._left[key] - 1)
+        self._start_ready()
+
+    def _start_ready(self) -> None:
+        while self._started < len(self._buckets) and not self._buckets[self._started].waiting:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self._buckets[self._started].start(self.links.replicas)
+        self._started += 1
+
     def reduce(self) -> None:
         """Sum over the replicas, then over the stages that hold copies."""
-        if self.links.replicas is not None:
-            _sum(self.parameters, self.links.replicas)
+        while self._started < len(self._buckets):
+            self._start_next()
+        for bucket in self._buckets:
+            bucket.finish()
+        self._reset()
         for stages, copies in self.shared.items():
-            _sum(copies, self.links.sharing[stages])
+            buckets = list(make_buckets(copies))
+            for bucket in buckets:
+                bucket.start(self.links.sharing[stages])
+            for bucket in buckets:
+                bucket.finish()
+        for parameter, grad in self._carried:
+            if parameter.grad is not None:
+                grad.add_(parameter.grad)
+            parameter.grad = grad
+        self._carried = []
+
+    def forget(self) -> None:
+        """After a failure: what is under way would keep its group open."""
+        for bucket in self._buckets:
+            bucket.forget()
 
     def square_norm(self) -> Tensor:
         """Of this stage's gradients, in double precision."""
@@ -83,6 +256,10 @@ class Gradients:
             norms = torch._foreach_norm(grads)
             total += torch.stack([norm.double() for norm in norms]).square().sum()
         return total
+
+    def drop(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def scale(self, factor: Tensor) -> None:
         for grads in _by_type([p.grad for p in self.parameters if p.grad is not None]):
@@ -102,38 +279,19 @@ def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def make_buckets(parameters: Sequence[nn.Parameter]) -> Iterator[Bucket]:
     """Parameters of one type, about BUCKET_BYTES of them."""
     by_type: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         by_type.setdefault(parameter.dtype, []).append(parameter)
     for same in by_type.values():
-        bucket: list[nn.Parameter] = []
+        held: list[nn.Parameter] = []
         size = 0
         for parameter in same:
-            bucket.append(parameter)
+            held.append(parameter)
             size += parameter.numel() * parameter.itemsize
             if size >= BUCKET_BYTES:
-                yield bucket
-                bucket, size = [], 0
-        if bucket:
-            yield bucket
-
-
-def _sum(parameters: Sequence[nn.Parameter], group: Any) -> None:
-    under_way = []
-    for bucket in _buckets(parameters):
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flags = torch.tensor([float(p.grad is not None) for p in bucket]).to(parts[0])
-        flat = torch.cat([part.detach().reshape(-1) for part in parts] + [flags])
-        work = dist.all_reduce(flat, group=group, async_op=True)
-        under_way.append((bucket, flat, work))
-    for bucket, flat, work in under_way:
-        assert work is not None
-        work.wait()
-        pieces = torch.split(flat, [p.numel() for p in bucket] + [len(bucket)])
-        for number, (parameter, piece) in enumerate(zip(bucket, pieces, strict=False)):
-            if parameter.grad is not None:
-                parameter.grad.copy_(piece.view_as(parameter))
-            elif pieces[-1][number].item():
-                parameter.grad = piece.view_as(parameter).clone()
+                yield Bucket(held)
+                held, size = [], 0
+        if held:
+            yield Bucket(held)

@@ -1,15 +1,18 @@
 """The process groups of a layout, and a rank's channels to its neighbours.
 
-stage s ──activations──► stage s + 1      a group of two each way, a replica
-stage s ◄──gradients──── stage s + 1
-the stages of a replica (verdicts), the replicas of a stage (gradients), the stages of a replica
+place a ──activations──► place b      a group of two each way, a replica, for each two places that
+place a ◄──gradients──── place b      hold a stage s and a stage s + 1
+the places of a replica (verdicts), the replicas of a place (gradients), the places of a replica
 that share a weight
+
+With several stages a rank two places may have both kinds of channel in both directions; what
+crosses between two stages of one rank is the engine's matter.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from varuna_core.backend import choose_backend, name_gpu
 from varuna_core.channel import BYE, POISON, Receiver, Sender
 from varuna_core.failure import FailureBoard, close_group
 from varuna_core.stage_map import StageMap
@@ -34,16 +38,20 @@ class Links:
 
     stage_map: StageMap
     stage: int
+    """The place: this rank's field of the stage map, and its stage where it holds one alone."""
+
     replica: int
     board: FailureBoard
-    activations_in: Receiver | None = None
-    gradients_in: Receiver | None = None
-    activations_out: Sender | None = None
-    gradients_out: Sender | None = None
+    activations_in: dict[int, Receiver] = field(default_factory=dict)
+    """By the place at the other end; so are the next three."""
+
+    gradients_in: dict[int, Receiver] = field(default_factory=dict)
+    activations_out: dict[int, Sender] = field(default_factory=dict)
+    gradients_out: dict[int, Sender] = field(default_factory=dict)
     pipeline: Any = None
     replicas: Any = None
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    """By the stages that share weights."""
+    """By the places that share weights."""
 
     closed: bool = False
 
@@ -52,12 +60,12 @@ class Links:
         return self.stage_map.name(self.stage_map.ranks[self.stage][self.replica])
 
     @property
-    def senders(self) -> list[Sender]:
-        return [s for s in (self.activations_out, self.gradients_out) if s is not None]
+    def senders(self) -> Iterator[Sender]:
+        return itertools.chain(self.activations_out.values(), self.gradients_out.values())
 
     @property
-    def receivers(self) -> list[Receiver]:
-        return [r for r in (self.activations_in, self.gradients_in) if r is not None]
+    def receivers(self) -> Iterator[Receiver]:
+        return itertools.chain(self.activations_in.values(), self.gradients_in.values())
 
     def hold(self, capacity: int) -> None:
         """Let so many messages a channel be sent and not yet taken."""
@@ -104,34 +112,37 @@ def connect(
     device: torch.device,
 ) -> Links:
     """Make the groups, the same on every rank and in the same order, and this rank's channels."""
-    stage, replica = stage_map.find(rank)
-    if stage_map.num_stages * stage_map.num_replicas == 1:
+    place, replica = stage_map.find(rank)
+    if stage_map.depth * stage_map.num_replicas == 1:
         return Links(stage_map=stage_map, stage=0, replica=0, board=FailureBoard(None, ""))
     store = dist.distributed_c10d._get_default_store()
-    board = FailureBoard(store, f"varuna/{next(_numbers)}/failure")
-    links = Links(stage_map=stage_map, stage=stage, replica=replica, board=board)
+    key = f"varuna/{next(_numbers)}"
+    board = FailureBoard(store, f"{key}/failure")
+    summing = choose_backend(store, f"{key}/gpu", rank, dist.get_world_size(), name_gpu(device))
+    links = Links(stage_map=stage_map, stage=place, replica=replica, board=board)
 
-    def make(ranks: Sequence[int], timeout: timedelta | None = None) -> Any:
-        group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
+    def make(ranks: Sequence[int], timeout: timedelta | None = None, backend: str = "gloo") -> Any:
+        group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
         return group if rank in ranks else None
 
     for r in range(stage_map.num_replicas):
-        ranks = [stage_map.ranks[s][r] for s in range(stage_map.num_stages)]
-        for first, second in itertools.pairwise(ranks):
+        ranks = [stage_map.ranks[p][r] for p in range(stage_map.depth)]
+        for a, b in stage_map.neighbours:
+            first, second = ranks[a], ranks[b]
             forward, backward = (make((first, second), NO_TIMEOUT) for _ in range(2))
             if rank == first:
-                links.activations_out = Sender(forward, second)
-                links.gradients_in = Receiver(backward, second, device, links.activations_out)
+                links.activations_out[b] = sender = Sender(forward, second)
+                links.gradients_in[b] = Receiver(backward, second, device, sender)
             if rank == second:
-                links.gradients_out = Sender(backward, first)
-                links.activations_in = Receiver(forward, first, device, links.gradients_out)
+                links.gradients_out[a] = sender = Sender(backward, first)
+                links.activations_in[a] = Receiver(forward, first, device, sender)
         if len(ranks) > 1:
             links.pipeline = make(ranks) or links.pipeline
-        for stages in sharing:
-            group = make([ranks[s] for s in stages])
+        for places in sharing:
+            group = make([ranks[p] for p in places], backend=summing)
             if group is not None:
-                links.sharing[stages] = group
+                links.sharing[places] = group
     if stage_map.num_replicas > 1:
-        for ranks_of_stage in stage_map.ranks:
-            links.replicas = make(ranks_of_stage) or links.replicas
+        for ranks_of_place in stage_map.ranks:
+            links.replicas = make(ranks_of_place, backend=summing) or links.replicas
     return links

@@ -7,7 +7,7 @@ import torch
 from varuna_core.schedule.costs import Costs
 from varuna_core.split import Split
 
-SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble")
+SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
 
 
 def estimate_costs(split: Split) -> Costs:
@@ -30,18 +30,13 @@ def find_device(device: int | str | torch.device, local_rank: int) -> torch.devi
 
 
 def refuse_unknown(
-    fp16: bool,
-    precision: str | None,
     schedule: str,
     recompute: str,
     batch_size: int,
     chunk_size: int,
 ) -> None:
-    if fp16 or precision not in (None, "fp32"):
-        wanted = "fp16=True" if fp16 else f"precision {precision!r}"
-        raise ValueError(f"{wanted} is not in this version: leave it out, or say 'fp32'")
     if schedule not in SCHEDULES:
-        raise ValueError(f"schedule {schedule!r}: this version runs {', '.join(SCHEDULES)}")
+        raise ValueError(f"schedule {schedule!r}: there are {', '.join(SCHEDULES)}")
     if recompute not in ("none", "full"):
         raise ValueError(f"recompute {recompute!r}: this version knows 'none' and 'full'")
     if batch_size < 1 or chunk_size < 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,6 +40,9 @@ class Split:
     device: torch.device
     rehearsal: Rehearsal
     record: Record
+    types: Mapping[int, torch.dtype]
+    """Of parameters and buffers in a stage, by the original's id; else as in the model."""
+
     costs: tuple[float, ...]
     """Of each segment: nominal seconds, or what the caller measured."""
 
@@ -81,11 +85,13 @@ class Split:
         seed: int | None = None,
         init: Init | None = None,
         check: bool = True,
+        at_hand: Mapping[str, nn.Parameter] | None = None,
     ) -> Stage:
         """The stage with its weights, checked for leaks.
 
         Weights come from `state_dict` (the plain model's names), or are drawn by name from `seed`
-        (by `init`, or as their modules do), or are copied from the model.
+        (by `init`, or as their modules do), or are copied from the model. Those `at_hand`, of the
+        rank's other stages, are taken over: a tied weight is one parameter there too.
         """
         weights = Weights(model=self.model, state_dict=state_dict, seed=seed, init=init)
         held = self.stages[index]
@@ -93,7 +99,7 @@ class Split:
             n for n, m in self.model.named_modules() if n and any(True for _ in m.parameters())
         }
         plan, stubbed = plan_stubs(self.record, held.start, owners)
-        own, early, replaced = self._make_parameters(index, weights, stubbed)
+        own, early, replaced, full = self._make_parameters(index, weights, stubbed, at_hand or {})
         replaced |= self._make_buffers(index, weights, stubbed)
         module = copy_model(self.model, replaced)
         stage = Stage(
@@ -109,6 +115,7 @@ class Split:
             ],
             early=early,
         )
+        stage.full = full
         stage.install(plan, self.inputs)
         if check:
             moved = map_leaves(
@@ -118,13 +125,15 @@ class Split:
         return stage
 
     def _make_parameters(
-        self, index: int, weights: Weights, stubbed: set[int]
-    ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any]]:
-        """The stage's own, those that code before it reads, and for each original its copy."""
+        self, index: int, weights: Weights, stubbed: set[int], at_hand: Mapping[str, nn.Parameter]
+    ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any], dict[str, Tensor]]:
+        """The stage's own, those that code before it reads, for each original its copy, and fp32
+        values of those that are trained, if `types` has others."""
         originals = dict(self.model.named_parameters(remove_duplicate=False))
         own: dict[str, nn.Parameter] = {}
         early: dict[str, nn.Parameter] = {}
-        made: dict[str, nn.Parameter] = {}
+        made = {self.groups[n][0]: p for n, p in at_hand.items() if index in self.owners(n)}
+        full: dict[str, Tensor] = {}
         replaced: dict[int, Any] = {}
         for name, original in originals.items():
             names = self.groups[name]
@@ -138,13 +147,22 @@ class Split:
                     else self._stand_in(original, real=is_early)
                 )
                 grad = original.requires_grad and is_own
-                made[first] = nn.Parameter(values.to(self.device), requires_grad=grad)
+                dtype = self._type_of(original)
+                made[first] = nn.Parameter(values.to(self.device, dtype), requires_grad=grad)
+                if grad and self.types:
+                    full[first] = _widen(values).to(self.device, copy=True)
             replaced[id(original)] = made[first]
             if is_own:
                 own[name] = made[first]
             if is_early:
                 early[name] = made[first]
-        return own, early, replaced
+        firsts = {name: self.groups[name][0] for name in own}
+        return (
+            own,
+            early,
+            replaced,
+            {n: full[first] for n, first in firsts.items() if first in full},
+        )
 
     def _make_buffers(self, index: int, weights: Weights, stubbed: set[int]) -> dict[int, Any]:
         replaced: dict[int, Any] = {}
@@ -152,14 +170,18 @@ class Split:
             needed = not original.is_meta or self._is_run(index, name, stubbed)
             needed = needed or self.buffer_owner(name) == index
             values = weights.make((name,), original) if needed else self._stand_in(original)
-            replaced[id(original)] = values.to(self.device)
+            replaced[id(original)] = values.to(self.device, self._type_of(original))
         return replaced
 
     def _stand_in(self, tensor: Tensor, real: bool = False) -> Tensor:
         """The shape, type and device of a tensor that the stage has not; one element of memory."""
+        dtype = self._type_of(tensor)
         if real:
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=self.device)
-        return torch.zeros((), dtype=tensor.dtype, device=self.device).expand(tensor.shape)
+            return torch.zeros(tensor.shape, dtype=dtype, device=self.device)
+        return torch.zeros((), dtype=dtype, device=self.device).expand(tensor.shape)
+
+    def _type_of(self, original: Tensor) -> torch.dtype:
+        return self.types.get(id(original), original.dtype)
 
     def _is_read_before(self, index: int, name: str, stubbed: set[int]) -> bool:
         start = self.stages[index].start
@@ -187,14 +209,16 @@ def split_model(
     shared_weights: Sequence[Sequence[str]] | None = None,
     costs: Sequence[float] | None = None,
     device: torch.device | str = "cpu",
+    types: Mapping[int, torch.dtype] = MappingProxyType({}),
 ) -> Split:
     """Run `model(**dummy_inputs)` dry and share its segments out to the stages.
 
     Without `partition` the stages are balanced by `costs`, one a segment, or by what the dry run
     counted. `shared_weights` names parameters that are one, besides those that the model ties.
+    `types`, by id, are what parameters and buffers become in a stage.
     """
     device = torch.device(device)
-    rehearsal, record = rehearse(model, dummy_inputs, device)
+    rehearsal, record = rehearse(model, dummy_inputs, device, types)
     groups = group_names(model, shared_weights or ())
     used_costs = tuple(record.costs if costs is None else costs)
     if len(used_costs) != len(record.costs):
@@ -212,6 +236,7 @@ def split_model(
         device=device,
         rehearsal=rehearsal,
         record=record,
+        types=types,
         costs=used_costs,
         stages=tuple(stages),
         groups=groups,
@@ -219,3 +244,7 @@ def split_model(
     )
     refuse_changing_buffers(model, record, split.stages, split.segments)
     return split
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.float() if values.is_floating_point() else values

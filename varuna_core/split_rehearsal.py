@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -68,8 +69,14 @@ class _UseMode(TorchFunctionMode):
 class Rehearsal:
     """A stand-in of the model that costs nothing, to be run dry once for each shape of batch."""
 
-    def __init__(self, model: nn.Module, device: torch.device, real: bool) -> None:
-        self.real, self.device = real, device
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        real: bool,
+        types: Mapping[int, torch.dtype] = MappingProxyType({}),
+    ) -> None:
+        self.real, self.device, self.types = real, device, types
         self.mode: Any = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch without numpy warns at this import
@@ -80,7 +87,7 @@ class Rehearsal:
         for parameter in model.parameters():
             replaced[id(parameter)] = self._stand_in(parameter)
         for buffer in model.buffers():
-            if not real or buffer.is_meta:
+            if not real or buffer.is_meta or id(buffer) in types:
                 replaced[id(buffer)] = self._stand_in(buffer)
         self.model = copy_model(model, replaced)
         self.names = tensor_names(self.model)
@@ -92,14 +99,17 @@ class Rehearsal:
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Fake, or for a real run the tensor itself; a real run of a meta tensor takes zeros."""
+        dtype = self.types.get(id(tensor), tensor.dtype)
         if self.real and not tensor.is_meta:
-            return tensor
-        if self.real:
-            made = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            if dtype == tensor.dtype:
+                return tensor
+            made = tensor.detach().to(dtype)
+        elif self.real:
+            made = torch.zeros((), dtype=dtype).expand(tensor.shape)
         else:
             with self.mode:
                 made = torch.empty_strided(
-                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self.device
+                    tensor.shape, tensor.stride(), dtype=dtype, device=self.device
                 )
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(made, requires_grad=tensor.requires_grad)
@@ -236,16 +246,22 @@ def _is_checkpointed() -> bool:
 
 
 def rehearse(
-    model: nn.Module, inputs: Mapping[str, Any], device: torch.device
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    device: torch.device,
+    types: Mapping[int, torch.dtype] = MappingProxyType({}),
 ) -> tuple[Rehearsal, Record]:
-    """On fake tensors, or for real where the model cannot run on them."""
+    """On fake tensors, or for real where the model cannot run on them.
+
+    `types` are those of parameters and buffers, by id, where they are not the model's own.
+    """
     try:
-        rehearsal = Rehearsal(model, device, real=False)
+        rehearsal = Rehearsal(model, device, False, types)
         return rehearsal, rehearsal.run(inputs)
     except SplitError:
         raise
     except (
         Exception
     ):  # whatever a model raises on fake tensors; the real run tells if it is its own
-        rehearsal = Rehearsal(model, device, real=True)
+        rehearsal = Rehearsal(model, device, True, types)
         return rehearsal, rehearsal.run(inputs)

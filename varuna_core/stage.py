@@ -58,6 +58,9 @@ class Stage:
         self.copied: set[int] = set()
         """Received tensors that the model changes in place: they enter as copies."""
 
+        self.full: dict[str, Tensor] = {}
+        """fp32 values of its trained parameters, where these are to be in half precision."""
+
         self.at_start: Callable[[], None] | None = None
         self.stubs: dict[str, Stub] = {}
         self._parameters, self._buffers = parameters, tuple(buffers)

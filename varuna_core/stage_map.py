@@ -1,49 +1,91 @@
 """Where each stage and replica runs, as Varuna writes it: `0,3;1,4;2,5;`. No torch.
 
-A field a stage, in it the ranks of its replicas in order:
+A field a place in the pipeline, in it the ranks of its replicas in order:
 
-    "0,3;1,4;2,5;"   replica 0: rank 0 -> 1 -> 2      stage 0: ranks 0 and 3
-                     replica 1: rank 3 -> 4 -> 5      stage 1: ranks 1 and 4, and so on
+    "0,3;1,4;2,5;"   replica 0: rank 0 -> 1 -> 2      place 0: ranks 0 and 3
+                     replica 1: rank 3 -> 4 -> 5      place 1: ranks 1 and 4, and so on
+
+Place k holds stage k, or several stages:
+
+    interleaved, two a rank    stages 0 3 | 1 4 | 2 5    round and round
+    zbv                        stages 0 5 | 1 4 | 2 3    down and up again
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from varuna_core.schedule.zero_bubble import place_v
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageMap:
-    """The rank of every stage of every replica."""
+    """The ranks of every place, and the place of every stage."""
 
     ranks: tuple[tuple[int, ...], ...]
-    """Of each stage its replicas' ranks."""
+    """Of each place its replicas' ranks."""
+
+    placement: tuple[int, ...] = ()
+    """The place of each stage; by default one stage a place."""
+
+    def __post_init__(self) -> None:
+        if not self.placement:
+            object.__setattr__(self, "placement", tuple(range(len(self.ranks))))
+
+    @property
+    def depth(self) -> int:
+        """Ranks of one pipeline."""
+        return len(self.ranks)
 
     @property
     def num_stages(self) -> int:
-        return len(self.ranks)
+        return len(self.placement)
 
     @property
     def num_replicas(self) -> int:
         return len(self.ranks[0])
 
+    @property
+    def neighbours(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of places between which activations go, each once, in the order of the stages."""
+        pairs = itertools.pairwise(self.placement)
+        return tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))
+
     def find(self, rank: int) -> tuple[int, int]:
-        """The stage and the replica of a rank."""
-        for stage, ranks in enumerate(self.ranks):
+        """The place and the replica of a rank."""
+        for place, ranks in enumerate(self.ranks):
             if rank in ranks:
-                return stage, ranks.index(rank)
+                return place, ranks.index(rank)
         raise ValueError(f"rank {rank} has no place in stage_to_rank_map {str(self)!r}")
 
+    def stages_of(self, place: int) -> tuple[int, ...]:
+        return tuple(stage for stage, owner in enumerate(self.placement) if owner == place)
+
+    def places_of(self, stages: Sequence[int]) -> tuple[int, ...]:
+        """Those that hold these stages, each once, in the order of the stages."""
+        return tuple(dict.fromkeys(self.placement[stage] for stage in stages))
+
     def name(self, rank: int) -> str:
-        stage, replica = self.find(rank)
-        return f"rank {rank} (stage {stage}, replica {replica})"
+        place, replica = self.find(rank)
+        stages = self.stages_of(place)
+        word = "stage" if len(stages) == 1 else "stages"
+        return f"rank {rank} ({word} {' and '.join(map(str, stages))}, replica {replica})"
+
+    def with_stages(self, schedule: str, stages_per_rank: int) -> StageMap:
+        """The same ranks with the stages as this schedule places them."""
+        if schedule == "zbv":
+            return replace(self, placement=place_v(self.depth))
+        stages = range(self.depth * stages_per_rank)
+        return replace(self, placement=tuple(stage % self.depth for stage in stages))
 
     def __str__(self) -> str:
         return "".join(",".join(map(str, ranks)) + ";" for ranks in self.ranks)
 
 
 def parse_stage_map(value: str | Sequence[Sequence[int]], world_size: int) -> StageMap:
-    """From the text, or from a list of ranks for each stage; every rank of the world once."""
+    """From the text, or from a list of ranks for each place; every rank of the world once."""
     if isinstance(value, str):
         fields = value.strip().removesuffix(";").split(";")
         words = [[word.strip() for word in field.split(",")] for field in fields]

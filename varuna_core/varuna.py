@@ -7,15 +7,15 @@
     optimizer.step()
     model.zero_grad()
 
-Loss, gradients and updates equal those of the plain model on the global batch. Not in this version:
-precisions other than fp32, checkpoints, several stages a rank, and the fields that say so when they
-are set.
+Loss, gradients and updates equal those of the plain model on the global batch, in fp16 and bf16
+(precision.py) too. Not in this version: checkpoints, and the fields that say so when they are set.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,19 +26,18 @@ from varuna_core.engine import Engine, Trace
 from varuna_core.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.grads import Gradients, list_shared
 from varuna_core.links import connect
+from varuna_core.loss_scale import build_loss_scale
 from varuna_core.microbatch import BatchSplitter, GetBatch, MicroBatch, deal_samples
+from varuna_core.plans import Plans, count_stages, place_stages
+from varuna_core.precision import Masters, choose_precision
 from varuna_core.random_streams import kept_random_state
-from varuna_core.schedule.actions import Action, Schedule
-from varuna_core.schedule.choice import build_schedule
-from varuna_core.schedule.order import find_capacity
+from varuna_core.rank_part import RankPart
+from varuna_core.schedule.actions import Action
 from varuna_core.schedule.recompute import Recompute
-from varuna_core.schedule.verify import verify
 from varuna_core.settings import estimate_costs, find_device, refuse_unknown
 from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
-
-# Messages that a channel takes before a sender waits, where the schedule needs no more.
-CAPACITY = 4
+from varuna_core.updates import Updates, check_optimizer
 
 
 class Varuna(nn.Module):
@@ -59,6 +58,7 @@ class Varuna(nn.Module):
         *,
         partition: str | Sequence[int] | None = None,
         schedule: str = "auto",
+        stages_per_rank: int = 1,
         precision: str | None = None,
         recompute: Recompute = "none",
         trace: Trace | None = None,
@@ -72,47 +72,57 @@ class Varuna(nn.Module):
         run is made anew each time.
         """
         super().__init__()
-        refuse_unknown(fp16, precision, schedule, recompute, batch_size, chunk_size)
+        refuse_unknown(schedule, recompute, batch_size, chunk_size)
         self.batch_size, self.chunk_size = batch_size, chunk_size
-        self.schedule_name, self.recompute = schedule, recompute
+        self.precision = choose_precision(fp16, precision)
+        stages_per_rank = count_stages(schedule, stages_per_rank)
         self.device = find_device(device, local_rank)
         world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-        self.stage_map = parse_stage_map(stage_to_rank_map, world)
-        self.stage_index, self.replica = self.stage_map.find(rank)
+        ranks = parse_stage_map(stage_to_rank_map, world)
+        self.place, self.replica = ranks.find(rank)
         dummies, self._splitter = _look_at(dummy_inputs, chunk_size)
         self.split = split_model(
             model,
-            dummies,
-            self.stage_map.num_stages,
+            self.precision.cast(dummies),
+            ranks.depth * stages_per_rank,
             partition,
             shared_weights=shared_weights,
             device=self.device,
+            types=self.precision.choose_types(model),
         )
-        on_meta = any(parameter.is_meta for parameter in model.parameters())
-        self.stage = self.split.make_stage(
-            self.stage_index, state_dict=state_dict, seed=seed if on_meta else None
-        )
-        self.samples = deal_samples(batch_size, chunk_size, self.stage_map.num_replicas)[
-            self.replica
-        ]
+        dealt = deal_samples(batch_size, chunk_size, ranks.num_replicas)
+        self.samples = dealt[self.replica]
         """Which samples of the global batch this rank is to be given."""
 
-        shared = list_shared(self.split.ties)
-        self.links = connect(self.stage_map, rank, tuple(shared), self.device)
-        self.engine = Engine(self.stage, self.links, seed=seed, trace=trace)
-        own = self.stage.parameters()
-        self.gradients = Gradients(own, shared, self.links, self.device)
-        self.gradients.share_values(
-            [*{id(p): p for p in own.values()}.values(), *self.stage.buffers().values()]
+        costs, usual = estimate_costs(self.split), max(1, -(-len(dealt[0]) // chunk_size))
+        self.stage_map, name = place_stages(ranks, schedule, stages_per_rank, usual, costs)
+        self.plans = Plans(name, self.stage_map, costs, recompute)
+        on_meta = any(parameter.is_meta for parameter in model.parameters())
+        self.part = RankPart.make(
+            self.split,
+            self.stage_map.stages_of(self.place),
+            state_dict=state_dict,
+            seed=seed if on_meta else None,
         )
-        if schedule in ("zero_bubble", "auto"):
-            self.engine.weight_grads.install(self.stage.module)
+        shared = list_shared(
+            [replace(t, stages=self.stage_map.places_of(t.stages)) for t in self.split.ties]
+        )
+        self.links = connect(self.stage_map, rank, tuple(shared), self.device)
+        self.engine = Engine(self.part.stages, self.links, seed=seed, trace=trace)
+        self._masters = Masters(self.part.parameters(), self.part.take_full())
+        self.gradients = Gradients(self._masters, shared, self.links, self.device)
+        self.gradients.share_values([*self.part.buffers().values()])
+        if self.links.replicas is not None:
+            self.engine.before_gradients = self.gradients.before
+        self.engine.weight_grads.on_made = self.gradients.note
+        if name in ("zero_bubble", "zbv", "auto"):
+            for stage in self.part.stages:
+                self.engine.weight_grads.install(stage.module)
         # An optimizer refuses to hold nothing, and a stage may have no layers.
         self._nothing = nn.Parameter(torch.empty(0, device=self.device))
-        self._plans: dict[int, tuple[Schedule, int]] = {}
         self._counting: Any = None
         self.iteration = 0
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.updates = Updates(needs_scale=self.precision.name == "fp16")
         self.last_grad_norm: Tensor | None = None
         """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
 
@@ -124,21 +134,19 @@ class Varuna(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """This stage's own; a stage without any has one of no elements."""
-        seen: set[int] = set()
+        """This rank's own; a rank without any has one of no elements."""
         dot = prefix + "." if prefix else ""
-        for name, parameter in self.stage.parameters().items():
-            if id(parameter) not in seen or not remove_duplicate:
-                yield dot + name, parameter
-            seen.add(id(parameter))
-        if not seen:
-            yield dot + "nothing", self._nothing
+        named = list(self._masters.by_name.items())
+        if remove_duplicate:
+            named = [*{id(p): (name, p) for name, p in reversed(named)}.values()][::-1]
+        for name, parameter in named or [("nothing", self._nothing)]:
+            yield dot + name, parameter
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         dot = prefix + "." if prefix else ""
-        for name, buffer in self.stage.buffers().items():
+        for name, buffer in self.part.buffers().items():
             yield dot + name, buffer
 
     def state_dict(  # type: ignore[override]  # a part of the model has no prefix, no destination
@@ -148,7 +156,7 @@ class Varuna(nn.Module):
         if args or kwargs:
             raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
         persistent = self.split.model.state_dict().keys()
-        named = {**self.stage.parameters(), **self.stage.buffers()}
+        named = {**self._masters.by_name, **self.part.buffers()}
         return {name: tensor.detach() for name, tensor in named.items() if name in persistent}
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +164,7 @@ class Varuna(nn.Module):
 
     def train(self, mode: bool = True) -> Varuna:
         self.training = mode
-        self.stage.train(mode)
+        self.part.train(mode)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -171,53 +179,62 @@ class Varuna(nn.Module):
 
     # Training.
 
+    @property
+    def optimizer(self) -> Any:
+        return self.updates.optimizer
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, in fp32, under each of its names in the plain model; the
+        weights follow at the start of the next step."""
+        return dict(self._masters.by_name)
+
     def set_optimizer(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Any,
         loss_scale: float | str = "dynamic",
         init_loss_scale: float = 2**20,
         min_loss_scale: float = 1.0,
     ) -> None:
-        """Say which optimizer the user steps; the loss scales are those of fp16."""
-        own = {id(parameter) for parameter in self.parameters()}
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not held <= own:
-            raise ValueError(
-                "the optimizer holds parameters that are not this stage's: make it after Varuna, "
-                "from model.parameters()"
-            )
-        self.optimizer = optimizer
+        """Say which optimizer the user steps: torch's or any with `param_groups` and `step()`.
+
+        The loss scales are those of fp16, where a `step()` after an overflow does nothing.
+        """
+        check_optimizer(optimizer, {id(parameter) for parameter in self.parameters()})
+        scale = build_loss_scale(loss_scale, init_loss_scale, min_loss_scale)
+        self.updates.attach(optimizer, scale)
 
     def step(
         self, inputs: Mapping[str, Any], clip_grad_max_norm: float | None = None
     ) -> tuple[Tensor, bool]:
-        """Forward and backward of the replica's batch: the global mean loss, and False (overflow).
+        """Forward and backward of the replica's batch: the global mean loss, and the overflow.
 
-        Gradients add to what is there, as in plain PyTorch; the loss is the same on every rank.
+        Gradients add to what is there, as in plain PyTorch; both are the same on every rank. An
+        overflow is a gradient of fp16 that is not finite, on any rank; in fp32 and bf16 it is never
+        told: then the loss or `last_grad_norm` is not finite.
         """
+        self.updates.check_ready()
 
         def run(microbatches: list[MicroBatch], count: Callable[[], int]) -> Tensor:
             actions = self._plan(len(microbatches))
+            self.engine.loss_scale = self.updates.scale
+            self.gradients.begin(1 / self.updates.scale)
             summed = self.engine.run(actions, microbatches, self.iteration, count)
             self.gradients.reduce()
             square = self.gradients.square_norm()
             loss, square = self._agree(summed, square, count)
-            self.last_grad_norm = square.sqrt().to(torch.get_default_dtype())
-            if clip_grad_max_norm is not None:
-                factor = clip_grad_max_norm / (square.sqrt() + 1e-6)
-                self.gradients.scale(factor.clamp(max=1.0))
+            self.last_grad_norm = self.updates.judge(square, self.gradients, clip_grad_max_norm)
             return loss
 
         loss = self._guarded(inputs, run)
         self.iteration += 1
-        return loss, False
+        return loss, self.updates.skipping
 
     def evaluate(self, inputs: Mapping[str, Any]) -> Tensor:
         """The mean loss of the global batch without gradients, the same on every rank."""
 
         def run(microbatches: list[MicroBatch], count: Callable[[], int]) -> Tensor:
-            self.links.hold(CAPACITY)
-            summed = self.engine.evaluate(microbatches, self.iteration)
+            actions = self._plan(len(microbatches))
+            summed = self.engine.evaluate(actions, microbatches, self.iteration)
             return self._agree(summed, torch.zeros_like(summed), count)[0]
 
         return self._guarded(inputs, run)
@@ -237,12 +254,15 @@ class Varuna(nn.Module):
         try:
             size = self._splitter.count(inputs)
             first = self._find_first(size)
-            microbatches = self._splitter.split(inputs, self.chunk_size, first, self.device)
+            cast = self.precision.cast(inputs)
+            microbatches = self._splitter.split(cast, self.chunk_size, first, self.device)
+            self._masters.refresh()
             with kept_random_state(self.device):
                 return run(microbatches, self._start_count(size))
         except BaseException as error:
             mine = f"{self.links.name}: {describe_error(error)}"
             first_error = self.links.board.write(mine)
+            self.gradients.forget()
             self._counting = None  # it would keep its group open
             self.links.abort()
             if not is_connection_error(error):
@@ -263,7 +283,7 @@ class Varuna(nn.Module):
 
     def _start_count(self, size: int) -> Callable[[], int]:
         """Begin to add up what the replicas were given; the last stage will ask for the sum."""
-        if self.links.replicas is None or not self.stage.is_last:
+        if self.links.replicas is None or not self.engine.holds_last:
             return lambda: size
         total = torch.tensor([size])
         self._counting = dist.all_reduce(total, group=self.links.replicas, async_op=True)
@@ -281,7 +301,7 @@ class Varuna(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The mean loss and the square of the norm, the same on every rank."""
         loss = torch.zeros_like(summed)
-        if self.stage.is_last:
+        if self.engine.holds_last:
             total = count()
             loss = summed / total if total else summed
             if self.links.replicas is not None:
@@ -295,21 +315,9 @@ class Varuna(nn.Module):
         """This rank's actions for so many micro-batches, verified when first asked for."""
         if not num_microbatches:
             return ()
-        found = self._plans.get(num_microbatches)
-        if found is None:
-            schedule = build_schedule(
-                self.schedule_name,
-                self.stage_map.num_stages,
-                num_microbatches,
-                costs=estimate_costs(self.split),
-                recompute=self.recompute,
-            )
-            capacity = max(CAPACITY, find_capacity(schedule))
-            verify(schedule, capacity=capacity)
-            found = self._plans[num_microbatches] = schedule, capacity
-        schedule, capacity = found
-        self.links.hold(capacity)
-        return schedule.ranks[self.stage_index]
+        plan = self.plans.find(num_microbatches)
+        self.links.hold(plan.capacity)
+        return plan.schedule.ranks[self.place]
 
 
 def _look_at(

@@ -5,13 +5,14 @@ of its weight. In an `I` only the first is made, the second waits in a queue. La
 `nn.Linear` make both in the `I`: correct, only with less to fill the bubbles.
 
 A module that can put off its own has a method `put_off_to(grads: WeightGrads)`, called once; its
-backward then looks at `grads.putting_off` and, if so, gives `grads.add` the rest, which is to add
-to `parameter.grad` when called.
+backward then looks at `grads.putting_off` and, if so, gives `grads.add` the rest and the parameters
+to whose `grad` that adds when called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Work = Callable[[], None]
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Work:
+    """A product that waits."""
+
+    make: Callable[[], None]
+    """Adds to the gradients of its parameters."""
+
+    parameters: tuple[nn.Parameter, ...]
+    done: Callable[[nn.Parameter], None]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        self.make()
+        for parameter in self.parameters:
+            self.done(parameter)
 
 
 class WeightGrads:
@@ -27,10 +43,15 @@ class WeightGrads:
 
     def __init__(self) -> None:
         self.putting_off = False
+        self.on_made: Callable[[nn.Parameter], None] = lambda parameter: None
+        """Told of each parameter whose gradient a product made: autograd's hooks do not run."""
+
         self._waiting: list[Work] = []
 
-    def add(self, work: Work) -> None:
-        self._waiting.append(work)
+    def add(self, make: Callable[[], None], parameters: Sequence[nn.Parameter]) -> None:
+        """Put off `make`, which is to add to the gradients of these parameters."""
+        done = self.on_made
+        self._waiting.append(Work(make=make, parameters=tuple(parameters), done=done))
 
     def take(self) -> list[Work]:
         """What has been put off since the last call."""
@@ -77,7 +98,8 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         grad_input = grad @ weight if ctx.needs_input_grad[0] else None
         if ctx.grads.putting_off:
-            ctx.grads.add(partial(_accumulate, grad, input, weight, ctx.bias))
+            held = (weight,) if ctx.bias is None else (weight, ctx.bias)
+            ctx.grads.add(partial(_accumulate, grad, input, weight, ctx.bias), held)
             return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, ctx.bias), None
 
@@ -88,7 +110,6 @@ def _multiply(grad: Tensor, input: Tensor, bias: Tensor | None) -> tuple[Tensor,
     return grad_weight, None if bias is None else flat.sum(0)
 
 
-@torch.no_grad()
 def _accumulate(grad: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Adds inside the product where it can: an eighth less time than a product and a sum."""
     so_far = weight.grad

@@ -89,7 +89,7 @@ class _Parts(torch.autograd.Function):
         if not weight_wanted:
             return grad, None, None
         if layer.grads is not None and layer.grads.putting_off:
-            layer.grads.add(partial(_finish, layer))
+            layer.grads.add(partial(_finish, layer), [layer.weight])
             return grad, None, None
         layer.wait("W")
         return grad, torch.ones_like(weight), None

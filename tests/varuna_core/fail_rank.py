@@ -45,7 +45,7 @@ def main() -> None:
             if how == "killed":
                 os.kill(os.getpid(), 9)
             if how == "lingers" or how == "raises":
-                varuna.stage.module.failing = True  # type: ignore[assignment]  # ours
+                varuna.part.stages[0].module.failing = True  # type: ignore[assignment]  # ours
             if how == "leaves":
                 return
         try:

@@ -32,9 +32,20 @@ def test_importing_the_package_imports_no_torch() -> None:
 
 def test_a_stage_map_is_read_as_varuna_writes_it() -> None:
     stage_map = parse_stage_map("0,3;1,4;2,5;", 6)
-    assert (stage_map.num_stages, stage_map.num_replicas) == (3, 2)
+    assert (stage_map.depth, stage_map.num_replicas) == (3, 2)
     assert stage_map.find(4) == (1, 1) and str(stage_map) == "0,3;1,4;2,5;"
     assert parse_stage_map([[0, 3], [1, 4], [2, 5]], 6) == stage_map
+
+
+def test_stages_lie_round_and_round_or_down_and_up() -> None:
+    ranks = parse_stage_map("0,3;1,4;2,5;", 6)
+    around = ranks.with_stages("interleaved", 2)
+    assert around.stages_of(1) == (1, 4) and around.name(4) == "rank 4 (stages 1 and 4, replica 1)"
+    assert around.neighbours == ((0, 1), (1, 2), (2, 0))
+    bent = ranks.with_stages("zbv", 2)
+    assert bent.stages_of(0) == (0, 5) and bent.places_of((5, 2, 0)) == (0, 2)
+    assert bent.neighbours == ((0, 1), (1, 2), (2, 1), (1, 0))
+    assert ranks.with_stages("1f1b", 1) == ranks and str(bent) == str(ranks)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,7 @@ class _Scaled(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (x,), layer = ctx.saved_tensors, ctx.layer
         assert layer.grads.putting_off
-        layer.grads.add(lambda: setattr(layer.weight, "grad", (grad * x).sum()))
+        layer.grads.add(lambda: setattr(layer.weight, "grad", (grad * x).sum()), [layer.weight])
         return grad * layer.weight, None
 
 
@@ -189,9 +200,12 @@ def test_an_error_is_told_without_gloos_file_and_advice() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"fp16": True}, "fp16=True is not in this version"),
-        ({"precision": "bf16"}, "precision 'bf16' is not in this version"),
-        ({"schedule": "zbv"}, "this version runs auto, gpipe"),
+        ({"fp16": True, "precision": "bf16"}, "say one of them"),
+        ({"precision": "fp8"}, "precision 'fp8': this version knows fp32, bf16, fp16"),
+        ({"schedule": "zb"}, "there are auto, gpipe"),
+        ({"schedule": "1f1b", "stages_per_rank": 2}, "interleaved and auto do, zbv has 2"),
+        ({"schedule": "zbv", "stages_per_rank": 3}, "interleaved and auto do, zbv has 2"),
+        ({"schedule": "interleaved", "stages_per_rank": 0}, "must be 1 or more"),
         ({"recompute": "auto"}, "knows 'none' and 'full'"),
         ({"partition": "1-1"}, "has 2 numbers for 1 stages"),
     ],

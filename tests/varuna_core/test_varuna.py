@@ -31,8 +31,7 @@ to give both a sample."""
 DROPOUT = {"dropout": 0.2}
 
 
-def name_of(case: Case) -> str:
-    return case.name
+SHORT = [8, 7, 1, 5]
 
 
 def each_schedule(name: str, stage_map: str, **options: Any) -> list[Case]:
@@ -42,10 +41,27 @@ def each_schedule(name: str, stage_map: str, **options: Any) -> list[Case]:
     ]
 
 
+def several(name: str, stage_map: str, **options: Any) -> list[Case]:
+    """Two stages a rank, both ways."""
+    return [
+        Case(
+            name=f"{name} {schedule}",
+            stage_map=stage_map,
+            schedule=schedule,
+            stages_per_rank=2,
+            **options,
+        )
+        for schedule in ("interleaved", "zbv")
+    ]
+
+
 CASES: dict[int, list[Case]] = {
     1: [
         *each_schedule("1x1", "0;", batches=UNEVEN, clip=0.3),
         Case(name="1x1 dropout", stage_map="0;", options=DROPOUT),
+        *several("1x1 two", "0;", model="TiedGpt", clip=0.3, recompute="full"),
+        *several("1x1 two dict", "0;", model="DictGpt"),
+        *several("1x1 two in place", "0;", model="InPlaceGpt"),
     ],
     2: [
         *each_schedule("2x1", "0;1;", batches=UNEVEN, clip=0.3),
@@ -75,6 +91,22 @@ CASES: dict[int, list[Case]] = {
         Case(name="2x1 batch norm", stage_map="0;1;", model="ConvNet"),
         Case(name="2x1 batch norm varuna", stage_map="0;1;", model="ConvNet", schedule="varuna"),
         Case(name="2x1 root", stage_map="0;1;", model="RootGpt", recompute="full"),
+        *several("2x1 two", "0;1;", batches=UNEVEN, clip=0.3),
+        *several("2x1 two dropout", "0;1;", options=DROPOUT, batches=SHORT, recompute="full"),
+        *several("2x1 two three-way", "0;1;", model="ThreeWayGpt", clip=0.3, batches=SHORT),
+        *several("2x1 two norm", "1;0;", model="ConvNet", recompute="full"),
+        *several("2x1 two dict", "0;1;", model="DictGpt", lengths=[8, 5, 8]),
+        *several("2x1 two empty", "0;1;", model="DictGpt", partition="0-0-4-0"),
+        *several("2x1 two frozen", "0;1;", model="FrozenGpt", partition="1-0-3-0"),
+        Case(name="2x1 two auto", stage_map="0;1;", schedule="auto", stages_per_rank=2),
+        Case(
+            name="2x1 three interleaved",
+            stage_map="0;1;",
+            model="TiedGpt",
+            schedule="interleaved",
+            stages_per_rank=3,
+            clip=0.3,
+        ),
     ],
     3: [
         *each_schedule("3x1 uneven", "0;1;2;", partition="0-3-1", batches=UNEVEN),
@@ -86,6 +118,8 @@ CASES: dict[int, list[Case]] = {
         *each_schedule("2x2", "0,2;1,3;", batches=UNEVEN, clip=0.3),
         *each_schedule("4x1 empty", "0;1;2;3;", partition="0-2-0-2", model="DictGpt"),
         Case(name="4x1 ends", stage_map="0;1;2;3;", partition="0-4-0-0", model="TiedGpt"),
+        *several("2x2 two", "0,1;2,3;", model="TiedGpt", clip=0.3, batches=SHORT),
+        *several("4x1 two", "0;1;2;3;", options={"blocks": 8}, partition="1-1-0-2-1-0-2-1"),
         Case(name="2x2 tied", stage_map="0,1;2,3;", model="TiedGpt", clip=0.3, batches=UNEVEN),
         Case(name="2x2 dropout", stage_map="0,1;2,3;", options=DROPOUT, schedule="varuna"),
     ],
@@ -117,7 +151,7 @@ def train_plain(case: Case) -> dict[str, Any]:
         assert second == "lm_head_weight"
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     result: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}}
-    whole = not (case.options or case.model in ("ConvNet", "RootGpt"))
+    whole = not ("dropout" in case.options or case.model in ("ConvNet", "RootGpt"))
     for step, size in enumerate(case.batches):
         batch = make_batch(case, step)
         chunk = size if whole else case.chunk_size

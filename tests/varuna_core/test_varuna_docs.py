@@ -45,11 +45,23 @@ def run(script: Path, world_size: int) -> set[str]:
                 rank.communicate()
 
 
-def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
+def read_programs() -> list[str]:
     page = (ROOT / "docs/training.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
+    program, _ = read_programs()
     assert program.count("# +") <= 10
     (tmp_path / "train.py").write_text(program)
     (alone,) = run(tmp_path / "train.py", 1)
     assert alone.startswith("loss 0.")
+    assert run(tmp_path / "train.py", 2) == {alone}
+
+
+def test_the_program_in_fp16_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
+    program, rest = read_programs()
+    (tmp_path / "train.py").write_text(program[: program.index("model = Varuna(")] + rest)
+    (alone,) = run(tmp_path / "train.py", 1)
+    assert re.fullmatch(r"loss 0\.\d\d overflow False scale \d+\n", alone)
     assert run(tmp_path / "train.py", 2) == {alone}

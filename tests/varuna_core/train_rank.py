@@ -34,6 +34,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     partition: str | None = None
     schedule: str = "1f1b"
+    stages_per_rank: int = 1
     recompute: str = "none"
     batches: list[int] = field(default_factory=lambda: [8, 8, 8])
     """The size of each step's global batch."""
@@ -87,6 +88,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         shared_weights=case.shared_weights,
         partition=case.partition,
         schedule=case.schedule,
+        stages_per_rank=case.stages_per_rank,
         recompute=case.recompute,  # type: ignore[arg-type]  # text from a file
         seed=SEED,
     )
@@ -106,7 +108,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         if step == 0:
             result["gradients"] = {
                 name: parameter.grad.clone()
-                for name, parameter in varuna.stage.parameters().items()
+                for name, parameter in varuna.part.parameters().items()
                 if parameter.grad is not None
             }
         optimizer.step()
@@ -116,7 +118,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     held = range(min(varuna.samples.start, size), min(varuna.samples.stop, size))
     result["evaluated"] = varuna.evaluate(cut_batch(make_batch(case, 0), size, held))
     result["state"] = varuna.state_dict()
-    result["stage"] = varuna.stage_index
+    result["place"] = varuna.place
     result["schedule"] = [str(action) for action in varuna._plan(4)]
     varuna.close()
     return result
