@@ -1,0 +1,52 @@
+"""Sentences of a text, for BERT: by rules, without a model to download.
+
+A sentence ends at `.`, `!` or `?` (and closing quotes or brackets) before white space and something
+that may begin a sentence; at their full-width forms, with or without space; and at a line break.
+Abbreviations, initials and numbered points do not end one. English in the main: in a language whose
+sentences do not begin with a capital, only line breaks and `!` `?` before a space part them.
+"""
+
+from __future__ import annotations
+
+import re
+
+ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof st sr jr vs etc inc ltd co corp no vol fig figs eq ch sec pp ed eds rev gen "
+    "col lt sgt capt hon gov sen rep e.g i.e cf al approx dept est jan feb mar apr jun jul aug sep "
+    "sept oct nov dec u.s u.k a.m p.m".split()
+)
+_END = re.compile(
+    r"""
+      (?P<mark> [.!?]+ ) ["'\u2019\u201d)\]]* (?P<space> [ \t]+ ) (?= ["'\u2018\u201c(\[]* [^\Wa-z_] )
+    | [\u3002\uff01\uff1f]+ [\u300d\u300f\u201d\u2019"')]* [ \t]*
+    | [ \t]* (?: \r?\n )+ \s*
+    """,
+    re.VERBOSE,
+)
+_LAST_WORD = re.compile(r"[^\s(\[\"'\u2018\u201c]*\Z")
+
+
+def split_sentences(text: str, *, keep_newlines: bool = False) -> list[str]:
+    """The sentences; white space around them goes, but for line breaks that are to be kept."""
+    found = []
+    begin = 0
+    for match in _END.finditer(text):
+        if match["mark"] and _is_no_end(text[begin : match.start()], match["mark"]):
+            continue
+        found.append(text[begin : match.end()])
+        begin = match.end()
+    found.append(text[begin:])
+    if keep_newlines:
+        kept = [sentence.strip(" \t") for sentence in found]
+        return [sentence for sentence in kept if sentence.strip()]
+    return [sentence.strip() for sentence in found if sentence.strip()]
+
+
+def _is_no_end(before: str, mark: str) -> bool:
+    if mark != ".":
+        return False
+    # The longest abbreviation has five letters: what stands further back is of no interest.
+    match = _LAST_WORD.search(before[-24:])
+    word = match.group() if match else ""
+    is_initial = len(word) == 1 and word.isalpha() and word.isupper() and word != "I"
+    return is_initial or word.lower() in ABBREVIATIONS or not before.strip()
