@@ -6,7 +6,6 @@ sample n, whatever its layout.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from varuna_core.data.errors import DataError
 from varuna_core.data.index_maps import IndexMaps
 from varuna_core.data.indexed import TokenFile, open_tokens
 from varuna_core.data.map_files import load_or_build
+from varuna_core.data.order import check_order
 from varuna_core.data.split import NAMES, split_documents
 
 Array = npt.NDArray[Any]
@@ -79,26 +79,18 @@ class GptSamples:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: what the order of samples depends on. JSON values."""
-        digest = hashlib.sha256(self.tokens.lengths.data).hexdigest()
         return {
             "part": self.part,
             "num_samples": self.num_samples,
             "sequence": self.sequence,
             "seed": self.seed,
             "documents": [self.documents.start, self.documents.stop],
-            "lengths": digest[:16],
+            "lengths": self.tokens.digest(),
         }
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
         """Refuse to go on in another order than the one that the checkpoint was made in."""
-        now = self.state()
-        changed = [key for key in now if saved.get(key) != now[key]]
-        if changed:
-            listed = ", ".join(f"{key} was {saved.get(key)}, is {now[key]}" for key in changed)
-            raise DataError(
-                f"{self.tokens.prefix} ({self.part}): the samples would come in another order than "
-                f"before, some twice and some never: {listed}. Go on with the old values"
-            )
+        check_order(f"{self.tokens.prefix} ({self.part})", saved, self.state())
 
 
 def open_gpt(

@@ -6,6 +6,7 @@ the older TNTIDX layout, other versions, files that are shorter than their index
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,10 @@ class TokenFile:
     @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum(dtype=np.int64))
+
+    def digest(self) -> str:
+        """Of the lengths: tells another data set, or this one made anew from other text."""
+        return hashlib.sha256(self.lengths.data).hexdigest()[:16]
 
     def read(self, sequence: int, start: int = 0, stop: int | None = None) -> Array:
         """Tokens `start` to `stop` of one sequence; a view of the file."""

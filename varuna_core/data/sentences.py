@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import re
 
-ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st sr jr vs etc inc ltd co corp no vol fig figs eq ch sec pp ed eds rev gen "
-    "col lt sgt capt hon gov sen rep e.g i.e cf al approx dept est jan feb mar apr jun jul aug sep "
-    "sept oct nov dec u.s u.k a.m p.m".split()
-)
+_WORDS = """
+mr mrs ms dr prof st sr jr vs etc inc ltd co corp no vol fig figs eq ch sec pp ed eds rev gen
+col lt sgt capt hon gov sen rep e.g i.e cf al approx dept est jan feb mar apr jun jul aug sep sept
+oct nov dec u.s u.k a.m p.m
+"""
+ABBREVIATIONS = frozenset(_WORDS.split())
+# Each kind starts only where its run starts: a megabyte of spaces or dots is read once.
 _END = re.compile(
     r"""
-      (?P<mark> [.!?]+ ) ["'\u2019\u201d)\]]* (?P<space> [ \t]+ ) (?= ["'\u2018\u201c(\[]* [^\Wa-z_] )
-    | [\u3002\uff01\uff1f]+ [\u300d\u300f\u201d\u2019"')]* [ \t]*
-    | [ \t]* (?: \r?\n )+ \s*
+      (?<! [.!?] ) (?P<mark> [.!?]+ ) ["'\u2019\u201d)\]]* [ \t]+
+          (?= ["'\u2018\u201c(\[]* [^\Wa-z_] )
+    | (?<! [\u3002\uff01\uff1f] ) [\u3002\uff01\uff1f]+ [\u300d\u300f\u201d\u2019"')]* [ \t]*
+    | (?<! [ \t] ) [ \t]* (?: \r?\n )+ \s*
     """,
     re.VERBOSE,
 )

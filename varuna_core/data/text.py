@@ -66,7 +66,7 @@ def guess_format(path: Path) -> Format:
 
 def read_blocks(
     path: Path,
-    start: Place = Place(),  # noqa: B008 - frozen
+    start: Place = Place(),
     block_bytes: int = BLOCK_BYTES,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[Block]:
@@ -107,7 +107,9 @@ def read_blocks(
                 parts = [chunk[cut:]]
                 size = len(parts[0])
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged or cut short after line {line - 1:,}: {error}") from None
+        raise DataError(
+            f"{path} is damaged or cut short after line {line - 1:,}: {error}"
+        ) from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
 
@@ -229,5 +231,12 @@ def _parse_json(line: str, key: str) -> str | DataError:
 
 
 def _name_type(value: object) -> str:
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text"}
-    return names.get(type(value), {list: "a list", dict: "an object"}.get(type(value), "null"))
+    names: dict[type, str] = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(type(value), "null")

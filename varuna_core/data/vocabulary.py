@@ -3,7 +3,7 @@
 A byte-level BPE or WordPiece tokenizer encodes what stands between two spaces alike wherever it
 stands. So an encoder keeps the bytes of each such unit, asks the tokenizer only for units that it
 has not seen, and joins bytes. Where a unit ends is chosen so that this is exact (see the patterns);
-tests/varuna_core/data/test_vocabulary.py holds it against the tokenizer's own encoding of the whole.
+a property test holds it against the tokenizer's own encoding of the whole.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _choose(asked: str, words: dict[str, int], path: Path) -> np.dtype[Any]:
     size = max(words.values()) + 1
     if asked == "auto":
         return choose_dtype(size)
-    dtype = np.dtype(asked).newbyteorder("<")
+    dtype: np.dtype[Any] = np.dtype(asked).newbyteorder("<")
     if size - 1 > np.iinfo(dtype).max:
         raise DataError(
             f"{path} has ids up to {size - 1:,}, too large for {asked} (up to "
@@ -251,7 +251,9 @@ def train_bpe(texts: Iterable[str], size: int, folder: Path) -> VocabularyFiles:
     library = import_tokenizers()
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     if size <= len(alphabet):
-        raise DataError(f"--train {size}: a byte-level BPE needs at least {len(alphabet) + 1} tokens")
+        raise DataError(
+            f"--train {size}: a byte-level BPE needs at least {len(alphabet) + 1} tokens"
+        )
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = library.trainers.BpeTrainer(
