@@ -9,8 +9,10 @@ throughout, so that a newer numpy goes on in the same order.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +75,16 @@ def build_pairs(tokens: TokenFile, documents: range, *, room: int, seed: int) ->
     """
     random = np.random.RandomState(_words(seed, _ORDER))
     starts = np.concatenate(([0], np.cumsum(tokens.lengths, dtype=np.int64)))
+    num_long = np.concatenate(([0], np.cumsum(tokens.lengths > LONGEST_SENTENCE)))
     borders = tokens.documents[documents.start : documents.stop + 1].tolist()
     rows: list[tuple[int, int, int]] = []
-    for begin, end in zip(borders, borders[1:], strict=False):
-        if end - begin < 2 or int(tokens.lengths[begin:end].max()) > LONGEST_SENTENCE:
+    for begin, end in pairwise(borders):
+        if end - begin < 2 or num_long[end] > num_long[begin]:
             continue
         while begin < end:
             is_short = random.random_sample() < SHORT_SHARE
             target = int(random.randint(2, room + 1)) if is_short else room
-            reached = int(np.searchsorted(starts, starts[begin] + target))
+            reached = bisect_left(starts, starts[begin] + target, begin, end)
             stop = max(reached, begin + 2)
             if end - stop < 2:
                 stop = end

@@ -11,15 +11,15 @@ from __future__ import annotations
 import re
 
 _WORDS = """
-mr mrs ms dr prof st sr jr vs etc inc ltd co corp no vol fig figs eq ch sec pp ed eds rev gen
-col lt sgt capt hon gov sen rep e.g i.e cf al approx dept est jan feb mar apr jun jul aug sep sept
-oct nov dec u.s u.k a.m p.m
+mr mrs ms dr prof st sr jr vs etc inc ltd co corp ed eds rev gen col lt sgt capt hon gov sen rep e.g
+i.e cf al approx dept est jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m
 """
 ABBREVIATIONS = frozenset(_WORDS.split())
+BEFORE_NUMBERS = frozenset(("no", "nos", "vol", "fig", "figs", "eq", "ch", "sec", "p", "pp"))
 # Each kind starts only where its run starts: a megabyte of spaces or dots is read once.
 _END = re.compile(
     r"""
-      (?<! [.!?] ) (?P<mark> [.!?]+ ) ["'\u2019\u201d)\]]* [ \t]+
+      (?<! [.!?] ) (?P<mark> [.!?]+ ) (?P<close> ["'\u2019\u201d)\]]* ) [ \t]+
           (?= ["'\u2018\u201c(\[]* [^\Wa-z_] )
     | (?<! [\u3002\uff01\uff1f] ) [\u3002\uff01\uff1f]+ [\u300d\u300f\u201d\u2019"')]* [ \t]*
     | (?<! [ \t] ) [ \t]* (?: \r?\n )+ \s*
@@ -34,7 +34,7 @@ def split_sentences(text: str, *, keep_newlines: bool = False) -> list[str]:
     found = []
     begin = 0
     for match in _END.finditer(text):
-        if match["mark"] and _is_no_end(text[begin : match.start()], match["mark"]):
+        if match["mark"] == "." and not match["close"] and _is_no_end(text, begin, match):
             continue
         found.append(text[begin : match.end()])
         begin = match.end()
@@ -45,11 +45,12 @@ def split_sentences(text: str, *, keep_newlines: bool = False) -> list[str]:
     return [sentence.strip() for sentence in found if sentence.strip()]
 
 
-def _is_no_end(before: str, mark: str) -> bool:
-    if mark != ".":
-        return False
-    # The longest abbreviation has five letters: what stands further back is of no interest.
-    match = _LAST_WORD.search(before[-24:])
-    word = match.group() if match else ""
+def _is_no_end(text: str, begin: int, match: re.Match[str]) -> bool:
+    # The longest abbreviation has six letters: what stands further back is of no interest.
+    before = text[max(begin, match.start() - 24) : match.start()]
+    found = _LAST_WORD.search(before)
+    word = found.group() if found else ""
     is_initial = len(word) == 1 and word.isalpha() and word.isupper() and word != "I"
-    return is_initial or word.lower() in ABBREVIATIONS or not before.strip()
+    is_point = word.isdecimal() and word == text[begin : match.start()].strip()
+    is_numbered = word.lower() in BEFORE_NUMBERS and text[match.end()].isdecimal()
+    return is_initial or is_point or is_numbered or word.lower() in ABBREVIATIONS
