@@ -125,6 +125,8 @@ def _check(settings: Settings) -> list[int]:
             sizes.append(path.stat().st_size)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
+        if not path.is_file():
+            raise DataError(f"{path} is no regular file, which could be read again after a stop")
     if (settings.vocab is None) == (settings.train is None):
         raise DataError("give either --vocab FILE or --train N")
     if settings.train is not None and settings.kind.startswith("wordpiece"):
