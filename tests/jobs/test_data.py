@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,9 +22,8 @@ PREPARE = ("data", "prepare", "corpus.jsonl", "-o", "out/a", "--train", "500", "
 @pytest.fixture
 def vjob(tmp_path: Path) -> Vjob:
     found = Vjob(tmp_path)
-    found.write(
-        "".join(json.dumps({"text": t}) + "\n" for t in make_documents(200)), "corpus.jsonl"
-    )
+    lines = [json.dumps({"text": text}) + "\n" for text in make_documents(200)]
+    found.write("".join(lines), "corpus.jsonl")
     return found
 
 
@@ -101,10 +101,8 @@ def started(vjob: Vjob) -> Iterator[subprocess.Popen[bytes]]:
     part = vjob.folder / "out/a_text_document.part"
     wait_for(lambda: (part / "vocab.json").exists() and count_group(process.pid) >= 4, 60)
     yield process
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -32,11 +32,8 @@ def parse_blend(text: str) -> list[tuple[float, str]]:
     except ValueError:
         weights = []
     prefixes = words[1::2]
-    if (
-        not words
-        or len(weights) != len(prefixes)
-        or not all(0 < weight < math.inf for weight in weights)
-    ):
+    is_paired = words and len(weights) == len(prefixes)
+    if not is_paired or not all(0 < weight < math.inf for weight in weights):
         raise DataError(
             f'data "{text}" must be one prefix, or weights above 0 and prefixes in turn: '
             '"0.7 data/a 0.3 data/b"'

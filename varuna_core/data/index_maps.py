@@ -97,16 +97,16 @@ def build_document_index(
 
 def build_sample_index(lengths: Array, document: Array, sequence: int, num_samples: int) -> Array:
     """Row k is the document that holds token k * sequence, and its offset there."""
-    ends = np.cumsum(lengths[document], dtype=np.int64)
-    # int32 where Megatron has it: unless a number of documents or a length does not fit.
+    starts = np.zeros(len(document) + 1, np.int64)
+    np.cumsum(lengths[document], out=starts[1:])
+    # int32 where Megatron has it: unless a number of documents does not fit.
     dtype = np.int32 if len(document) <= np.iinfo(np.int32).max else np.int64
     rows = np.empty((num_samples + 1, 2), dtype)
     positions = np.arange(num_samples + 1, dtype=np.int64) * sequence
-    found = np.searchsorted(ends, positions, side="right")
+    found = np.searchsorted(starts, positions, side="right") - 1
     found[0] = 0  # the first row is (0, 0) even if the first documents are empty
     rows[:, 0] = found
-    rows[:, 1] = positions - ends[found] + lengths[document[found]]
-    rows[0, 1] = 0
+    np.subtract(positions, starts[found], out=rows[:, 1], casting="same_kind")
     return rows
 
 

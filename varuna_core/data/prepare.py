@@ -217,9 +217,12 @@ def _encode_all(
         keep_newlines=settings.keep_newlines,
     )
     before = [sum(sizes[:number]) for number in range(len(sizes))]
+    # A worker takes longer to start than a block to encode.
+    num_blocks = -(-sum(sizes) // settings.block_bytes)
+    num_processes = max(1, min(settings.num_processes, num_blocks))
     blocks = _read_all(settings, part.journal.file, part.journal.place)
     last = time.monotonic()
-    stream = encode_blocks(work, blocks, settings.num_processes)
+    stream = encode_blocks(work, blocks, num_processes)
     try:
         for number, block, encoded in stream:
             _look_at_bad(settings, block, encoded, counts["bad"], say)
