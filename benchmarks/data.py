@@ -5,9 +5,9 @@
 The baseline of preparing is a pool as Megatron's preprocess_data.py has it: the parent hands each
 document to a worker (imap, 25 at a time), gets a list of ids back, makes an array of it and writes
 that; with the whitespace vocabulary it takes plain lines, and looks up token by token in a method,
-as the scripts do that people wrote for it. Ours and the baseline take turns on the same files; each pair gives one ratio. The text is
-that of Python's own library (some 13 MB, repeated with changes to reach the size), and our corpus:
-one rich in rare words, one poor.
+as the scripts do that people wrote for it. Ours and the baseline take turns on the same files; each
+pair gives one ratio. The text is that of Python's own library (some 13 MB, repeated with changes to
+reach the size), and our corpus: one rich in rare words, one poor.
 
 Beside the time that passed stands the processor time of all processes: where others use the machine
 too, that is the steadier of the two.

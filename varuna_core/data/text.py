@@ -210,11 +210,19 @@ def _decode_lines(data: bytes) -> Iterator[str | UnicodeDecodeError]:
             yield error
 
 
-def _parse_json(line: str, key: str) -> str | DataError:
+def _load(line: str) -> Any:
     try:
         value, end = _parse(line)
-        if end != len(line):
-            value = json.loads(line)  # allows spaces at its end, and finds words for the rest
+        if end == len(line):
+            return value
+    except ValueError:
+        pass
+    return json.loads(line)  # allows spaces around it, and has words for what is wrong
+
+
+def _parse_json(line: str, key: str) -> str | DataError:
+    try:
+        value = _load(line)
     except ValueError as error:
         return DataError(f"not JSON: {error}")
     except RecursionError:

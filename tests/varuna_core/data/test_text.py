@@ -69,8 +69,9 @@ def test_reading_on_from_any_block_gives_the_rest(
 
 def test_each_bad_line_is_named_with_its_number_and_fault(tmp_path: Path) -> None:
     lines = [
-        b'{"text": "good"}',
+        b' {"text": "good"}\t\r',
         b"{",
+        b'{"text": "a"} {"text": "b"}',
         b"[1]",
         b'{"body": "x"}',
         b'{"text": 5}',
@@ -85,8 +86,15 @@ def test_each_bad_line_is_named_with_its_number_and_fault(tmp_path: Path) -> Non
     for block_bytes in (16, 4_000_000):
         texts, bad = read(path, "json", block_bytes)
         assert texts == ["good", "also good \U0001f600"]
-        assert [number for number, _ in bad] == [2, 3, 4, 5, 7, 8, 10]
-        words = ["not JSON", "a list", 'no "text"; there are body', "a number", "surrogate"]
+        assert [number for number, _ in bad] == [2, 3, 4, 5, 6, 8, 9, 11]
+        words = [
+            "not JSON",
+            "not JSON",
+            "a list",
+            'no "text"; there are body',
+            "a number",
+            "surrogate",
+        ]
         for (_, reason), word in zip(bad, [*words, "not UTF-8", "nested too"], strict=True):
             assert word in reason
 
