@@ -66,21 +66,25 @@ def count_epochs(tokens: int, num_samples: int, sequence: int) -> Epochs:
 
 
 def build_maps(
-    lengths: Array, documents: Array, *, num_samples: int, sequence: int, seed: int
+    lengths: Array, documents: range, *, num_samples: int, sequence: int, seed: int
 ) -> IndexMaps:
     """The maps for `num_samples` samples of `sequence` + 1 tokens from these documents.
 
     `lengths` are those of all sequences of the file; `documents` are numbers among them.
     """
-    documents = np.asarray(documents, np.int32)
-    epochs = count_epochs(int(lengths[documents].sum(dtype=np.int64)), num_samples, sequence)
+    epochs = count_epochs(_count_tokens(lengths, documents), num_samples, sequence)
+    numbers = np.arange(documents.start, documents.stop, dtype=np.int32)
     random = np.random.RandomState(seed)
     document = build_document_index(
-        documents, epochs.count, random, is_last_apart=epochs.num_before_last is not None
+        numbers, epochs.count, random, is_last_apart=epochs.num_before_last is not None
     )
     sample = build_sample_index(lengths, document, sequence, epochs.num_samples)
     first = epochs.num_samples if epochs.num_before_last is None else epochs.num_before_last
     return IndexMaps(document, sample, build_shuffle_index(first, epochs.num_samples, random))
+
+
+def _count_tokens(lengths: Array, documents: range) -> int:
+    return int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
 
 
 def build_document_index(
@@ -121,7 +125,7 @@ def build_shuffle_index(num_first: int, num_samples: int, random: np.random.Rand
 
 
 def find_fault(
-    maps: IndexMaps, lengths: Array, documents: Array, *, num_samples: int, sequence: int
+    maps: IndexMaps, lengths: Array, documents: range, *, num_samples: int, sequence: int
 ) -> str:
     """Why these maps are not of this data set; empty when they are.
 
@@ -129,19 +133,18 @@ def find_fault(
     document index must hold every document as often, the sample index cut their tokens evenly, and
     the shuffle index name every sample once.
     """
-    documents = np.asarray(documents, np.int64)
     document, sample, shuffle = maps.document, maps.sample, maps.shuffle
     if document.ndim != 1 or sample.ndim != 2 or sample.shape[1:] != (2,) or shuffle.ndim != 1:
         return "the arrays do not have the shapes of index maps"
     if any(array.dtype.kind not in "iu" for array in (document, sample, shuffle)):
         return "the arrays do not hold whole numbers"
-    epochs = count_epochs(int(lengths[documents].sum(dtype=np.int64)), num_samples, sequence)
+    epochs = count_epochs(_count_tokens(lengths, documents), num_samples, sequence)
     if len(document) != epochs.count * len(documents):
         return (
             f"the document index has {len(document):,} entries, and {epochs.count:,} epochs of "
             f"{len(documents):,} documents are needed"
         )
-    low, high = int(documents[0]), int(documents[-1])
+    low, high = documents.start, documents.stop - 1
     if int(document.min()) < low or int(document.max()) > high:
         return f"the document index has documents outside {low} to {high}, those of this split"
     if np.any(np.bincount(document - low, minlength=high - low + 1) != epochs.count):

@@ -48,17 +48,16 @@ def load_or_build(
 ) -> IndexMaps:
     """The maps of one part of the data set `prefix`."""
     paths = name_maps(prefix, part, num_samples=num_samples, sequence=sequence, seed=seed)
-    numbers = np.arange(documents.start, documents.stop, dtype=np.int32)
     if all(path.is_file() for path in paths):
         maps = IndexMaps(*(_read(path) for path in paths))
-        fault = find_fault(maps, lengths, numbers, num_samples=num_samples, sequence=sequence)
+        fault = find_fault(maps, lengths, documents, num_samples=num_samples, sequence=sequence)
         if fault:
             raise DataError(
                 f"{paths[0]} and its two companions are not the index maps of {prefix} with this "
                 f"split: {fault}. Remove the three files, and they are made anew"
             )
         return maps
-    maps = build_maps(lengths, numbers, num_samples=num_samples, sequence=sequence, seed=seed)
+    maps = build_maps(lengths, documents, num_samples=num_samples, sequence=sequence, seed=seed)
     if may_write:
         _write_all(paths, maps)
     return maps

@@ -33,12 +33,14 @@ def test_maps_are_those_of_megatron_core(
 ) -> None:
     """Its functions, called in the order and with the arguments of its GPTDataset."""
     sizes = np.array(lengths, np.int32)
-    documents = np.arange(len(sizes), dtype=np.int32)
+    documents = range(len(sizes))
     ours = build_maps(sizes, documents, num_samples=num_samples, sequence=sequence, seed=seed)
     epochs = count_epochs(int(sizes.sum()), num_samples, sequence)
     random = np.random.RandomState(seed)
     is_apart = epochs.num_before_last is not None
-    document = megatron.gpt._build_document_index(documents, epochs.count, random, is_apart)
+    document = megatron.gpt._build_document_index(
+        np.array(documents), epochs.count, random, is_apart
+    )
     sample = megatron.helpers.build_sample_idx(
         sizes, document, sequence, epochs.count, int(sizes.sum())
     )
@@ -126,7 +128,7 @@ def test_maps_follow_the_rules_of_2023_walked_token_by_token(
     lengths: list[int], num_samples: int, sequence: int, seed: int
 ) -> None:
     sizes = np.array(lengths, np.int32)
-    documents = np.arange(len(sizes), dtype=np.int32)
+    documents = range(len(sizes))
     ours = build_maps(sizes, documents, num_samples=num_samples, sequence=sequence, seed=seed)
     order, rows, shuffle = walk(lengths, num_samples, sequence, seed)
     assert ours.document.tolist() == order
@@ -174,7 +176,7 @@ def test_the_files_have_the_names_of_2023_and_are_found_again(tmp_path: Path) ->
 
 def test_maps_that_are_there_are_used_whoever_shuffled_them(tmp_path: Path) -> None:
     lengths = np.full(6, 10, np.int32)
-    documents = np.arange(6, dtype=np.int32)
+    documents = range(6)
     theirs = build_maps(lengths, documents, num_samples=11, sequence=4, seed=99)
     paths = name_maps(str(tmp_path / "a"), "train", num_samples=11, sequence=4, seed=1)
     for path, array in zip(paths, (theirs.document, theirs.sample, theirs.shuffle), strict=True):
@@ -192,12 +194,12 @@ def test_maps_of_other_data_are_refused(
 ) -> None:
     """Unless as many documents, shuffled so, are cut at the same places."""
     sizes = np.array(lengths, np.int32)
-    documents = np.arange(len(sizes), dtype=np.int32)
+    documents = range(len(sizes))
     settings = {"num_samples": num_samples, "sequence": sequence}
     ours = build_maps(sizes, documents, seed=seed, **settings)
     assert find_fault(ours, sizes, documents, **settings) == ""
     other = np.array(data.draw(lengths_of_documents), np.int32)
-    numbers = np.arange(len(other), dtype=np.int32)
+    numbers = range(len(other))
     fault = find_fault(ours, other, numbers, **settings)
     starts = np.concatenate(([0], np.cumsum(sizes[ours.document])))
     if len(other) == len(sizes) and not fault:
