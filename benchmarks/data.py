@@ -296,7 +296,8 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     if options.write:
-        command = f"python -m benchmarks.data --rounds {options.rounds} --write"
+        asked = f"--megabytes {options.megabytes:g} --rounds {options.rounds}"
+        command = f"python -m benchmarks.data {asked} --write"
         RESULT.write_text(f"# Data: preparing and index maps\n\nMade by `{command}`. {text}\n")
 
 

@@ -232,7 +232,9 @@ class WhitespaceEncoder:
         self.dtype = dtype
         self.size = max(words.values()) + 1
         self.end = words.get(END)
-        self._known = {word: np.array(n, dtype).tobytes() for word, n in words.items()}
+        whole, item = np.array(list(words.values()), dtype).tobytes(), dtype.itemsize
+        places = range(0, len(whole), item)
+        self._known = {word: whole[i : i + item] for word, i in zip(words, places, strict=True)}
         for special in (UNKNOWN, END):  # in a text they are words like any other that is not known
             self._known.pop(special, None)
         self._unknown = np.array(words[UNKNOWN], dtype).tobytes()

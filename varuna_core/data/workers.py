@@ -7,6 +7,7 @@ was killed, they leave at once. Ctrl-C is the parent's matter.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -115,6 +116,7 @@ def _start(work: Work, parent: Connection) -> None:
     global _mine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    gc.set_threshold(100_000)  # a block makes many lists and hardly a cycle
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     try:
         _mine = BlockEncoder(work)
