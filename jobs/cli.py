@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from jobs.container import container
+from jobs.data import data
 from jobs.errors import InputError, VjobError
 from varuna_core import __version__
 
@@ -241,6 +242,7 @@ def init(shell_conf: Path | None) -> None:
 
 
 cli.add_command(container)
+cli.add_command(data)
 
 
 @cli.command()

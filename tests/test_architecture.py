@@ -55,7 +55,7 @@ def test_imports_run_one_way(package: str) -> None:
 
 
 def test_only_the_torch_free_part_of_varuna_core_is_used_elsewhere() -> None:
-    allowed = ("varuna_core.records", "varuna_core.agent")
+    allowed = ("varuna_core.records", "varuna_core.agent", "varuna_core.data")
     for package in ("jobs", "reports"):
         for path in files(package):
             for name in imports(path):
@@ -71,6 +71,15 @@ def test_heavy_libraries_stay_where_they_belong() -> None:
             for name in {name.partition(".")[0] for name in imports(path)} & HEAVY:
                 assert relative.startswith(homes.get(name, ("varuna_core", "reports"))), path
                 assert not relative.startswith(TORCH_FREE), path
+
+
+def test_the_data_part_reads_and_writes_without_torch() -> None:
+    for path in files("varuna_core/data"):
+        for name in imports(path):
+            assert name.partition(".")[0] not in HEAVY - {"numpy"}, path
+            assert not name.startswith("varuna_core.") or name.startswith(
+                ("varuna_core.data", "varuna_core.records")
+            ), f"{path}: {name}"
 
 
 def test_the_agent_and_the_records_use_the_standard_library_alone() -> None:

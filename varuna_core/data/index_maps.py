@@ -1,0 +1,170 @@
+"""The three index maps of a GPT data set, by Megatron's rules, in vectorised numpy.
+
+    documents of the split, tiled over e epochs, shuffled     document index   d7 d2 d9 d4 ...
+    their tokens end to end, cut every `sequence` tokens      sample index     (document, offset)
+    the order in which samples are taken                      shuffle index    s4 s0 s7 ...
+
+Sample i is the sequence + 1 tokens from row shuffle[i] to row shuffle[i] + 1 inclusive: neighbours
+share a token, the label of one and the input of the next. Where the last epoch is needed for less
+than 80 % of its samples, it is shuffled apart from the others, so that no document of the first
+epochs waits for it. One RandomState draws documents first, then samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from varuna_core.data.errors import DataError
+
+Array = npt.NDArray[Any]
+SEPARATE_BELOW = 0.80
+
+
+@dataclass(frozen=True, eq=False)
+class IndexMaps:
+    document: Array
+    sample: Array
+    """Rows (index into `document`, offset in that document), one more than there are samples."""
+    shuffle: Array
+
+    @property
+    def num_samples(self) -> int:
+        """May be more than was asked for: the last epoch is not cut."""
+        return len(self.shuffle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """How often the documents are gone through."""
+
+    count: int
+    tokens: int
+    """In one epoch."""
+    num_samples: int
+    """In all epochs."""
+    num_before_last: int | None
+    """Samples before the last epoch, where that one is shuffled apart."""
+
+
+def count_epochs(tokens: int, num_samples: int, sequence: int) -> Epochs:
+    """The least number of epochs that holds `num_samples` samples."""
+    if tokens < 1:
+        raise DataError("there are no tokens in these documents")
+    count = max(1, -(-(num_samples * sequence + 1) // tokens))
+    apart = None
+    if count > 1:
+        before = ((count - 1) * tokens - 1) // sequence
+        per_epoch = (tokens - 1) // sequence
+        if num_samples - before < int(SEPARATE_BELOW * per_epoch):
+            apart = before
+    total = (count * tokens - 1) // sequence
+    return Epochs(count=count, tokens=tokens, num_samples=total, num_before_last=apart)
+
+
+def build_maps(
+    lengths: Array, documents: range, *, num_samples: int, sequence: int, seed: int
+) -> IndexMaps:
+    """The maps for `num_samples` samples of `sequence` + 1 tokens from these documents.
+
+    `lengths` are those of all sequences of the file; `documents` are numbers among them.
+    """
+    epochs = count_epochs(_count_tokens(lengths, documents), num_samples, sequence)
+    numbers = np.arange(documents.start, documents.stop, dtype=np.int32)
+    random = np.random.RandomState(seed)
+    document = build_document_index(
+        numbers, epochs.count, random, is_last_apart=epochs.num_before_last is not None
+    )
+    sample = build_sample_index(lengths, document, sequence, epochs.num_samples)
+    first = epochs.num_samples if epochs.num_before_last is None else epochs.num_before_last
+    return IndexMaps(document, sample, build_shuffle_index(first, epochs.num_samples, random))
+
+
+def _count_tokens(lengths: Array, documents: range) -> int:
+    return int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
+
+
+def build_document_index(
+    documents: Array, num_epochs: int, random: np.random.RandomState, *, is_last_apart: bool
+) -> Array:
+    if is_last_apart and num_epochs > 1:
+        first = build_document_index(documents, num_epochs - 1, random, is_last_apart=False)
+        last = build_document_index(documents, 1, random, is_last_apart=False)
+        return np.concatenate((first, last))
+    tiled: Array = np.tile(documents, num_epochs)
+    random.shuffle(tiled)
+    return tiled
+
+
+def build_sample_index(lengths: Array, document: Array, sequence: int, num_samples: int) -> Array:
+    """Row k is the document that holds token k * sequence, and its offset there."""
+    starts = np.zeros(len(document) + 1, np.int64)
+    np.cumsum(lengths[document], out=starts[1:])
+    # int32 where Megatron has it: unless a number of documents does not fit.
+    dtype = np.int32 if len(document) <= np.iinfo(np.int32).max else np.int64
+    rows = np.empty((num_samples + 1, 2), dtype)
+    positions = np.arange(num_samples + 1, dtype=np.int64) * sequence
+    found = np.searchsorted(starts, positions, side="right") - 1
+    found[0] = 0  # the first row is (0, 0) even if the first documents are empty
+    rows[:, 0] = found
+    np.subtract(positions, starts[found], out=rows[:, 1], casting="same_kind")
+    return rows
+
+
+def build_shuffle_index(num_first: int, num_samples: int, random: np.random.RandomState) -> Array:
+    """0 ... num_samples - 1, shuffled within the first `num_first` and within the rest."""
+    dtype = np.int64 if num_samples >= np.iinfo(np.uint32).max - 1 else np.uint32
+    shuffle = np.arange(num_samples, dtype=dtype)
+    random.shuffle(shuffle[:num_first])
+    if num_first < num_samples:
+        random.shuffle(shuffle[num_first:])
+    return shuffle
+
+
+def find_fault(
+    maps: IndexMaps, lengths: Array, documents: range, *, num_samples: int, sequence: int
+) -> str:
+    """Why these maps are not of this data set; empty when they are.
+
+    Whoever wrote them may have shuffled otherwise, so nothing is compared with maps of our own: the
+    document index must hold every document as often, the sample index cut their tokens evenly, and
+    the shuffle index name every sample once.
+    """
+    document, sample, shuffle = maps.document, maps.sample, maps.shuffle
+    if document.ndim != 1 or sample.ndim != 2 or sample.shape[1:] != (2,) or shuffle.ndim != 1:
+        return "the arrays do not have the shapes of index maps"
+    if any(array.dtype.kind not in "iu" for array in (document, sample, shuffle)):
+        return "the arrays do not hold whole numbers"
+    epochs = count_epochs(_count_tokens(lengths, documents), num_samples, sequence)
+    if len(document) != epochs.count * len(documents):
+        return (
+            f"the document index has {len(document):,} entries, and {epochs.count:,} epochs of "
+            f"{len(documents):,} documents are needed"
+        )
+    low, high = documents.start, documents.stop - 1
+    if int(document.min()) < low or int(document.max()) > high:
+        return f"the document index has documents outside {low} to {high}, those of this split"
+    if np.any(np.bincount(document - low, minlength=high - low + 1) != epochs.count):
+        return "the document index does not hold every document once an epoch"
+    if len(sample) != epochs.num_samples + 1 or len(shuffle) != epochs.num_samples:
+        return (
+            f"there are {len(sample) - 1:,} samples and {len(shuffle):,} places in their order; "
+            f"these documents give {epochs.num_samples:,}"
+        )
+    starts = np.concatenate(([0], np.cumsum(lengths[document], dtype=np.int64)))
+    rows = sample.astype(np.int64)
+    if int(rows[:, 0].min()) < 0 or int(rows[:, 0].max()) >= len(document):
+        return "the sample index points outside the document index"
+    wanted = np.arange(len(rows), dtype=np.int64) * sequence
+    if np.any(starts[rows[:, 0]] + rows[:, 1] != wanted):
+        return f"the sample index does not cut the tokens of these documents every {sequence:,}"
+    if len(shuffle) and (
+        int(shuffle.min()) < 0
+        or int(shuffle.max()) >= len(shuffle)
+        or np.any(np.bincount(shuffle.astype(np.int64)) != 1)
+    ):
+        return "the shuffle index does not name every sample once"
+    return ""

@@ -1,0 +1,178 @@
+"""The `.bin/.idx` pair of Megatron (version 1): a reader on memory maps, a writer that lands whole.
+
+The pair is written by prepare.py under temporary names; here are the bytes. Refused by name:
+the older TNTIDX layout, other versions, files that are shorter than their index says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from varuna_core.data.errors import DataError
+
+MAGIC = b"MMIDIDX\0\0"
+OLD_MAGIC = b"TNTIDX"
+HEADER = struct.Struct("<9sQBQQ")
+VERSION = 1
+DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
+}
+"""Codes of the header. 6 and 7 are floats, which are no tokens."""
+SMALL_VOCABULARY = 65500
+"""Below it Megatron stores uint16."""
+MAX_SEQUENCE = 2**31 - 1
+
+Array = npt.NDArray[Any]
+
+
+def choose_dtype(vocabulary_size: int) -> np.dtype[Any]:
+    """The token type that Megatron would take."""
+    return DTYPES[8] if vocabulary_size < SMALL_VOCABULARY else DTYPES[4]
+
+
+def bin_path(prefix: str | Path) -> Path:
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    return Path(f"{prefix}.idx")
+
+
+def write_index(file: BinaryIO, dtype: np.dtype[Any], lengths: Array, documents: Array) -> None:
+    """The bytes of an `.idx` file.
+
+    `documents` holds the number of the first sequence of each document, and the end.
+    """
+    (code,) = (code for code, known in DTYPES.items() if known == dtype)
+    offsets = np.zeros(len(lengths), "<i8")
+    np.cumsum(lengths[:-1].astype(np.int64) * dtype.itemsize, out=offsets[1:])
+    file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(documents)))
+    for array, kind in ((lengths, "<i4"), (offsets, "<i8"), (documents, "<i8")):
+        file.write(np.ascontiguousarray(array, kind).data)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFile:
+    """An open pair. Sequence i is tokens `offsets[i]` (bytes) and `lengths[i]` on."""
+
+    prefix: str
+    dtype: np.dtype[Any]
+    lengths: Array
+    offsets: Array
+    documents: Array
+    """First sequence of each document, and the end."""
+    tokens: Array
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.documents) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def digest(self) -> str:
+        """Of the lengths: tells another data set, or this one made anew from other text."""
+        return hashlib.sha256(self.lengths.data).hexdigest()[:16]
+
+    def read(self, sequence: int, start: int = 0, stop: int | None = None) -> Array:
+        """Tokens `start` to `stop` of one sequence; a view of the file."""
+        first = int(self.offsets[sequence]) // self.dtype.itemsize
+        length = int(self.lengths[sequence])
+        stop = length if stop is None else min(stop, length)
+        view: Array = self.tokens[first + start : first + stop]
+        return view
+
+
+def open_tokens(prefix: str | Path) -> TokenFile:
+    """Map `prefix`.bin and .idx, checked against each other."""
+    bin_file, idx_file = bin_path(prefix), idx_path(prefix)
+    if not idx_file.exists() and str(prefix).endswith((".bin", ".idx")):
+        raise DataError(f"{prefix}: give the path without .bin or .idx: {str(prefix)[:-4]}")
+    for path in (idx_file, bin_file):
+        if not path.is_file():
+            raise DataError(f"{path} is not there; `vjob data prepare` makes it from text")
+    code, num_sequences, num_entries = _read_header(idx_file)
+    dtype = DTYPES[code]
+    raw = np.memmap(idx_file, mode="r")
+    lengths_end = HEADER.size + 4 * num_sequences
+    offsets_end = lengths_end + 8 * num_sequences
+    lengths = raw[HEADER.size : lengths_end].view("<i4")
+    offsets = raw[lengths_end:offsets_end].view("<i8")
+    documents = raw[offsets_end : offsets_end + 8 * num_entries].view("<i8")
+    size = bin_file.stat().st_size
+    _check_contents(idx_file, bin_file, size, dtype, lengths, offsets, documents)
+    tokens = np.memmap(bin_file, mode="r") if size else np.zeros(0, np.uint8)
+    whole = size // dtype.itemsize * dtype.itemsize
+    return TokenFile(str(prefix), dtype, lengths, offsets, documents, tokens[:whole].view(dtype))
+
+
+def _read_header(path: Path) -> tuple[int, int, int]:
+    with open(path, "rb") as file:
+        head = file.read(HEADER.size)
+    if head.startswith(OLD_MAGIC):
+        raise DataError(
+            f"{path} has the lazy/cached layout of old Megatron (TNTIDX), which no current program "
+            "reads; prepare the text again (there: --dataset-impl mmap)"
+        )
+    if not head.startswith(MAGIC[: len(head)]) or not head:
+        raise DataError(f"{path} is no token index: it begins with {head[:9]!r}, not {MAGIC!r}")
+    if len(head) < HEADER.size:
+        raise DataError(f"{path} is cut short: {len(head)} bytes, not even a header; copy it again")
+    _, version, code, num_sequences, num_entries = HEADER.unpack(head)
+    if version != VERSION:
+        raise DataError(f"{path} has version {version}; this program reads version {VERSION}")
+    if code not in DTYPES:
+        kind = "floating point numbers" if code in (6, 7) else f"unknown code {code}"
+        raise DataError(f"{path} says that its tokens are {kind}; whole numbers are needed")
+    needed = HEADER.size + 12 * num_sequences + 8 * num_entries
+    size = path.stat().st_size
+    if size < needed:
+        raise DataError(
+            f"{path} is cut short: {num_sequences:,} sequences and {num_entries:,} document "
+            f"entries need {needed:,} bytes, and it has {size:,}; copy it again"
+        )
+    return code, num_sequences, num_entries
+
+
+def _check_contents(
+    idx_file: Path,
+    bin_file: Path,
+    size: int,
+    dtype: np.dtype[Any],
+    lengths: Array,
+    offsets: Array,
+    documents: Array,
+) -> None:
+    """What a torn copy or two files that do not belong together would show."""
+    if not len(documents) or documents[0] != 0 or documents[-1] != len(lengths):
+        raise DataError(f"{idx_file} is damaged: its documents do not cover its sequences")
+    if np.any(documents[1:] < documents[:-1]):
+        raise DataError(f"{idx_file} is damaged: its documents are out of order")
+    if not len(lengths):
+        return
+    if int(lengths.min()) < 0 or int(offsets.min()) < 0 or np.any(offsets % dtype.itemsize):
+        raise DataError(f"{idx_file} is damaged: it has impossible lengths or offsets")
+    needed = int((offsets + lengths.astype(np.int64) * dtype.itemsize).max())
+    if size < needed:
+        raise DataError(
+            f"{bin_file} is cut short: {idx_file.name} needs {needed:,} bytes of it and it has "
+            f"{size:,}. Either it was not copied whole, or the two are not from one run: copy or "
+            "prepare both again"
+        )

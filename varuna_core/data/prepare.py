@@ -1,0 +1,302 @@
+"""Raw text to a `.bin/.idx` pair: one reader, many encoders, one writer, restartable at any block.
+
+The output is a function of the inputs and the settings: not of the number of processes, of where
+blocks are cut, or of how often the work was interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.data import text
+from varuna_core.data.errors import DataError
+from varuna_core.data.indexed import bin_path, idx_path
+from varuna_core.data.part import PartFolder
+from varuna_core.data.text import Block, Format, Place
+from varuna_core.data.vocabulary import (
+    Encoder,
+    Kind,
+    VocabularyFiles,
+    open_encoder,
+    train_bpe,
+    train_whitespace,
+)
+from varuna_core.data.workers import Encoded, Work, encode_blocks
+
+FORMAT = 1
+"""Of the part folder; another one starts anew."""
+COMMIT_EVERY_S = 10.0
+NAMED_BAD = 5
+
+Show = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is asked for."""
+
+    inputs: tuple[Path, ...]
+    output: str
+    """Prefix; `_KEY_document` or `_KEY_sentence` is added."""
+    kind: Kind
+    vocab: Path | None = None
+    merges: Path | None = None
+    train: int | None = None
+    """Train a vocabulary of this size instead."""
+    train_bytes: int = 1_000_000_000
+    """Of text to train on, in equal shares from the start of each input."""
+    form: Format | None = None
+    """Of all inputs; otherwise by their names."""
+    key: str = "text"
+    append_eod: bool = False
+    split_sentences: bool = False
+    keep_newlines: bool = False
+    dtype: str = "auto"
+    skip_bad: bool = False
+    again: bool = False
+    num_processes: int = 1
+    block_bytes: int = text.BLOCK_BYTES
+    max_line_bytes: int = text.MAX_LINE_BYTES
+
+    @property
+    def prefix(self) -> str:
+        level = "sentence" if self.split_sentences else "document"
+        return f"{self.output}_{self.key}_{level}"
+
+    @property
+    def trained(self) -> dict[str, Path]:
+        """Final names of the files of a vocabulary that is trained here."""
+        if self.train is None:
+            return {}
+        names = ("vocab.json", "merges.txt") if self.kind == "bpe" else ("vocab.json",)
+        return {name: Path(f"{self.output}-{name}") for name in names}
+
+
+def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[str, Any]:
+    """Make the pair; returns the summary. `say` gets notes, `show` bytes done and a short text."""
+    sizes = _check(settings)
+    part = PartFolder(settings.prefix, _make_key(settings))
+    try:
+        if part.is_resumed and part.journal.sizes[0]:
+            at = f"{settings.inputs[part.journal.file]}, line {part.journal.place.line:,}"
+            say(f"going on from {at}")
+        files = _find_vocabulary(settings, part, say)
+        encoder = open_encoder(files, settings.dtype)
+        counts = _encode_all(settings, files, part, sizes, say, show)
+    except OSError as error:
+        _leave(part)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DataError(
+            f"{part.path}: {error.strerror}. Make room, and the same command goes on from there"
+        ) from None
+    except BaseException:
+        _leave(part)
+        raise
+    if not counts["documents"]:
+        part.discard()
+        raise DataError(f"there is no document in {_list(settings.inputs)}")
+    try:
+        part.finish(encoder.dtype, settings.trained)
+    except OSError as error:
+        part.close()
+        raise DataError(
+            f"{error.filename or part.path}: {error.strerror}; the same command goes on"
+        ) from None
+    return _summarise(settings, counts, encoder)
+
+
+def _check(settings: Settings) -> list[int]:
+    """Refuse what cannot work before anything is written; sizes of the inputs."""
+    if not settings.inputs:
+        raise DataError("give at least one input file")
+    sizes = []
+    for path in settings.inputs:
+        if path.is_dir():
+            raise DataError(f"{path} is a folder; name its files, such as {path}/*.jsonl")
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from None
+        if not path.is_file():
+            raise DataError(f"{path} is no regular file, which could be read again after a stop")
+    if (settings.vocab is None) == (settings.train is None):
+        raise DataError("give either --vocab FILE or --train N")
+    if settings.train is not None and settings.kind.startswith("wordpiece"):
+        raise DataError("--train makes bpe and whitespace vocabularies; wordpiece needs --vocab")
+    if settings.keep_newlines and not settings.split_sentences:
+        raise DataError("--keep-newlines is about sentences: it needs --split-sentences")
+    if not settings.again:
+        finals = (idx_path(settings.prefix), bin_path(settings.prefix), *settings.trained.values())
+        for path in finals:
+            if path.exists():
+                raise DataError(f"{path} is there already; --again makes it anew")
+    return sizes
+
+
+def _make_key(settings: Settings) -> str:
+    """Everything that the bytes of the output depend on."""
+    stats = [(str(path.absolute()), path.stat()) for path in settings.inputs]
+    given = settings.vocab and VocabularyFiles(
+        kind=settings.kind, vocab=settings.vocab, merges=settings.merges
+    )
+    parts = [
+        FORMAT,
+        [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats],
+        settings.kind,
+        given.digest() if given else [settings.train, settings.train_bytes],
+        settings.form,
+        settings.key,
+        settings.append_eod,
+        settings.split_sentences,
+        settings.keep_newlines,
+        settings.dtype,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _find_vocabulary(
+    settings: Settings, part: PartFolder, say: Callable[[str], None]
+) -> VocabularyFiles:
+    """The files that were given, or those trained in the part folder, now or before."""
+    if settings.vocab is not None:
+        return VocabularyFiles(kind=settings.kind, vocab=settings.vocab, merges=settings.merges)
+    assert settings.train is not None
+    work = part.path / "training"
+    paths = [part.path / name for name in settings.trained]
+    if not all(path.exists() for path in paths):
+        say(f"training a vocabulary of {settings.train:,}")
+        work.mkdir(exist_ok=True)
+        train = train_bpe if settings.kind == "bpe" else train_whitespace
+        train(_read_texts(settings), settings.train, work)
+        for path in paths:
+            (work / path.name).replace(path)
+        work.rmdir()
+    merges = part.path / "merges.txt" if settings.kind == "bpe" else None
+    return VocabularyFiles(kind=settings.kind, vocab=part.path / "vocab.json", merges=merges)
+
+
+def _read_texts(settings: Settings) -> Iterator[str]:
+    """Documents to train on; lines that are none are named when they are prepared."""
+    share = settings.train_bytes // len(settings.inputs)
+    for path in settings.inputs:
+        form = settings.form or text.guess_format(path)
+        for block in text.read_blocks(
+            path, block_bytes=settings.block_bytes, max_line_bytes=settings.max_line_bytes
+        ):
+            yield from text.read_documents(block, form, settings.key).texts
+            if block.end.byte >= share:
+                break
+
+
+def _encode_all(
+    settings: Settings,
+    files: VocabularyFiles,
+    part: PartFolder,
+    sizes: Sequence[int],
+    say: Callable[[str], None],
+    show: Show,
+) -> dict[str, int]:
+    """Append every block from where the journal stands; commits now and then, and at the end."""
+    names = ("documents", "sequences", "token_bytes", "bad", "blank", "empty")
+    counts = dict.fromkeys(names, 0) | part.journal.counts
+    work = Work(
+        formats=tuple(settings.form or text.guess_format(path) for path in settings.inputs),
+        key=settings.key,
+        files=files,
+        dtype=settings.dtype,
+        append_eod=settings.append_eod,
+        split_sentences=settings.split_sentences,
+        keep_newlines=settings.keep_newlines,
+    )
+    before = [sum(sizes[:number]) for number in range(len(sizes))]
+    # A worker takes longer to start than a block to encode.
+    num_blocks = -(-sum(sizes) // settings.block_bytes)
+    num_processes = max(1, min(settings.num_processes, num_blocks))
+    blocks = _read_all(settings, part.journal.file, part.journal.place)
+    last = time.monotonic()
+    stream = encode_blocks(work, blocks, num_processes)
+    try:
+        for number, block, encoded in stream:
+            _look_at_bad(settings, block, encoded, counts["bad"], say)
+            _count(counts, encoded)
+            data = (encoded.tokens, encoded.lengths, encoded.counts)
+            part.append(data, number, block.end, counts)
+            show(before[number] + block.raw_bytes, f"{counts['documents']:,} documents")
+            if time.monotonic() - last > COMMIT_EVERY_S:
+                part.commit()
+                last = time.monotonic()
+    finally:
+        stream.close()  # an error must not leave the workers to the garbage collector
+        part.commit()
+    return counts
+
+
+def _count(counts: dict[str, int], encoded: Encoded) -> None:
+    counts["documents"] += len(encoded.counts) // 4
+    counts["sequences"] += len(encoded.lengths) // 4
+    counts["token_bytes"] += len(encoded.tokens)
+    counts["bad"] += len(encoded.bad)
+    counts["blank"] += encoded.num_blank
+    counts["empty"] += encoded.num_empty
+
+
+def _read_all(settings: Settings, first: int, place: Place) -> Iterator[tuple[int, Block]]:
+    for number in range(first, len(settings.inputs)):
+        start = place if number == first else Place()
+        for block in text.read_blocks(
+            settings.inputs[number], start, settings.block_bytes, settings.max_line_bytes
+        ):
+            yield number, block
+
+
+def _look_at_bad(
+    settings: Settings,
+    block: Block,
+    encoded: Encoded,
+    num_before: int,
+    say: Callable[[str], None],
+) -> None:
+    for number, (line, reason) in enumerate(encoded.bad, num_before):
+        if not settings.skip_bad:
+            raise DataError(
+                f"{block.path}:{line}: {reason}. --skip-bad passes over such lines and counts them"
+            )
+        if number < NAMED_BAD:
+            say(f"{block.path}:{line}: skipped: {reason}")
+
+
+def _leave(part: PartFolder) -> None:
+    """Keep what is worth going on from."""
+    if part.journal.sizes[0] or any(part.path.glob("vocab.json")):
+        part.close()
+    else:
+        part.discard()
+
+
+def _summarise(settings: Settings, counts: dict[str, int], encoder: Encoder) -> dict[str, Any]:
+    return {
+        "prefix": settings.prefix,
+        "documents": counts["documents"],
+        "sequences": counts["sequences"],
+        "tokens": counts["token_bytes"] // encoder.dtype.itemsize,
+        "dtype": encoder.dtype.name,
+        "vocabulary_size": encoder.size,
+        "vocabulary": [str(path) for path in settings.trained.values()]
+        or [str(path) for path in (settings.vocab, settings.merges) if path],
+        "bad_lines": counts["bad"],
+        "blank_lines": counts["blank"],
+        "empty_documents": counts["empty"],
+    }
+
+
+def _list(paths: Sequence[Path]) -> str:
+    shown = ", ".join(map(str, paths[:3]))
+    return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"

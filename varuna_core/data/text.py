@@ -1,0 +1,254 @@
+"""Documents from files: JSON lines or plain text, as they are or under gzip or zstandard.
+
+One process reads blocks of whole lines, others take them apart: which documents there are does not
+depend on where the blocks were cut. A line that is no document is named by file and number.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from varuna_core.data.errors import DataError
+
+Format = Literal["json", "text"]
+GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
+BOM = b"\xef\xbb\xbf"
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".zstd")
+_parse = json.JSONDecoder().raw_decode
+"""Half the time of json.loads on short lines."""
+BLOCK_BYTES = 4_000_000
+MAX_LINE_BYTES = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a file is to be read on: at the start of a line."""
+
+    byte: int = 0
+    """Of the text, uncompressed."""
+    line: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Some whole lines."""
+
+    path: Path
+    start: Place
+    end: Place
+    data: bytes
+    raw_bytes: int
+    """How far the file, as it lies there, has been read."""
+
+
+@dataclass(kw_only=True)
+class Documents:
+    """What was in a block."""
+
+    texts: list[str] = field(default_factory=list)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    """Line number and what is wrong."""
+    num_blank: int = 0
+
+
+def guess_format(path: Path) -> Format:
+    name = path.name
+    for suffix in COMPRESSED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return "json" if name.endswith(JSON_SUFFIXES) else "text"
+
+
+def read_blocks(
+    path: Path,
+    start: Place = Place(),
+    block_bytes: int = BLOCK_BYTES,
+    max_line_bytes: int = MAX_LINE_BYTES,
+) -> Iterator[Block]:
+    """The lines of a file from `start` on. A file that cannot be read whole raises a DataError."""
+    line = start.line
+    try:
+        with open(path, "rb") as raw:
+            stream = _decompress(raw, path)
+            byte = _skip(stream, raw, start.byte)
+            parts: list[bytes] = []
+            size = 0
+            while True:
+                chunk = stream.read(block_bytes)
+                cut = chunk.rfind(b"\n") + 1 if chunk else 0
+                if chunk and not cut:
+                    parts.append(chunk)
+                    size += len(chunk)
+                    if size > max_line_bytes:
+                        raise DataError(
+                            f"{path}:{line}: this line is longer than {max_line_bytes:,} bytes; is "
+                            "it text with a document a line? --max-line-mb allows longer ones"
+                        )
+                    continue
+                data = b"".join((*parts, chunk[:cut]))
+                if data:
+                    start = Place(byte=byte, line=line)
+                    line += data.count(b"\n") + (not data.endswith(b"\n"))
+                    byte += len(data)
+                    yield Block(
+                        path=path,
+                        start=start,
+                        end=Place(byte=byte, line=line),
+                        data=data.removeprefix(BOM) if start.byte == 0 else data,
+                        raw_bytes=raw.tell(),
+                    )
+                if not chunk:
+                    return
+                parts = [chunk[cut:]]
+                size = len(parts[0])
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path} is damaged or cut short after line {line - 1:,}: {error}"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+
+
+def _skip(stream: IO[bytes], raw: IO[bytes], num_bytes: int) -> int:
+    if stream is raw:
+        raw.seek(num_bytes)
+        return num_bytes
+    left = num_bytes
+    while left and (chunk := stream.read(min(left, BLOCK_BYTES))):
+        left -= len(chunk)
+    return num_bytes - left
+
+
+def _decompress(raw: IO[bytes], path: Path) -> Any:
+    magic = raw.read(4)
+    raw.seek(0)
+    if magic.startswith(GZIP):
+        return gzip.GzipFile(fileobj=raw)
+    if magic == ZSTD:
+        return _ZstdStream(raw, path)
+    return raw
+
+
+class _ZstdStream:
+    """Reads frame after frame; the library's own reader takes a torn last frame for the end."""
+
+    def __init__(self, raw: IO[bytes], path: Path) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise DataError(f"{path} needs zstandard: {error}: pip install 'vjob[data]'") from None
+        self._raw = raw
+        self._make = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
+        self._error = zstandard.ZstdError
+        self._frame = self._make()
+        self._is_within = False
+        self._left = b""
+        self._ready: list[bytes] = []
+        self._size = 0
+
+    def read(self, num_bytes: int) -> bytes:
+        while self._size < num_bytes:
+            data = self._left or self._raw.read(131_072)
+            self._left = b""
+            if not data:
+                if self._is_within:
+                    raise EOFError("the last zstandard frame is not whole")
+                break
+            try:
+                text = self._frame.decompress(data)
+            except self._error as error:
+                raise EOFError(str(error)) from None
+            self._is_within = not self._frame.eof
+            if self._frame.eof:
+                self._left = self._frame.unused_data
+                self._frame = self._make()
+            self._ready.append(text)
+            self._size += len(text)
+        whole = b"".join(self._ready)
+        self._ready = [whole[num_bytes:]]
+        self._size = len(self._ready[0])
+        return whole[:num_bytes]
+
+
+def read_documents(block: Block, form: Format, key: str) -> Documents:
+    """The texts of a block's lines."""
+    found = Documents()
+    for number, line in enumerate(_decode_lines(block.data), block.start.line):
+        if isinstance(line, UnicodeDecodeError):
+            found.bad.append((number, f"not UTF-8: {line.reason} at byte {line.start + 1}"))
+        elif not line or line.isspace():
+            found.num_blank += 1
+        elif form == "text":
+            found.texts.append(line.removesuffix("\r"))
+        else:
+            text = _parse_json(line, key)
+            if isinstance(text, DataError):
+                found.bad.append((number, str(text)))
+            else:
+                found.texts.append(text)
+    return found
+
+
+def _decode_lines(data: bytes) -> Iterator[str | UnicodeDecodeError]:
+    data = data.removesuffix(b"\n")
+    try:
+        yield from data.decode("utf-8").split("\n")
+        return
+    except UnicodeDecodeError:
+        pass
+    for line in data.split(b"\n"):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            yield error
+
+
+def _load(line: str) -> Any:
+    try:
+        value, end = _parse(line)
+        if end == len(line):
+            return value
+    except ValueError:
+        pass
+    return json.loads(line)  # allows spaces around it, and has words for what is wrong
+
+
+def _parse_json(line: str, key: str) -> str | DataError:
+    try:
+        value = _load(line)
+    except ValueError as error:
+        return DataError(f"not JSON: {error}")
+    except RecursionError:
+        return DataError("JSON nested too deeply")
+    if not isinstance(value, dict):
+        return DataError(f"not a JSON object but {_name_type(value)}")
+    if key not in value:
+        return DataError(f'has no "{key}"; there are {", ".join(list(value)[:8]) or "no keys"}')
+    text = value[key]
+    if not isinstance(text, str):
+        return DataError(f'"{key}" is {_name_type(text)}, not text')
+    if "\\u" in line:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            return DataError(f'"{key}" has half of a surrogate pair (\\ud8..), which is no text')
+    return text
+
+
+def _name_type(value: object) -> str:
+    names: dict[type, str] = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(type(value), "null")
