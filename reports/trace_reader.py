@@ -1,0 +1,305 @@
+"""Traces of all ranks to tables, in two passes: memory is bounded by what is drawn.
+
+first pass    every line is read; kept are headers, clock offsets, a row a rank and step, and where
+              in its file each step's events lie
+second pass   the events of the steps that are asked for
+
+Times come out as seconds since the first step of any rank, on rank 0's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import pandas as pd
+
+from reports.blocks import BlockReader, read_span
+from reports.trace_lines import Column, Events, parse_lines
+from varuna_core.records.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
+
+SPAN_BYTES = 1 << 20
+KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
+NO_HEADER = "no header: it may be no trace"
+_MOST_KINDS = 64
+_LARGEST = 2**60  # sums of three still fit
+
+
+@dataclass(kw_only=True)
+class RankTrace:
+    """One file: who wrote it, and where its steps are."""
+
+    path: Path
+    attempt: str
+    rank: int
+    stages: tuple[int, ...] = (0,)
+    replica: int = 0
+    host: str = ""
+    device: str = ""
+    partition: str = ""
+    origin: int = 0
+    """Nanoseconds since 1970 where the file's times begin."""
+    offsets: list[tuple[int, int, int]] = field(default_factory=list)
+    """(at, offset, residual) in the file's order."""
+    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """(first step, last step, place, length) of every piece with events."""
+    has_header: bool = False
+    num_events: int = 0
+    skipped: int = 0
+    trouble: str = ""
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing was read of it yet."""
+        return not self.has_header and not self.spans
+
+    @property
+    def residual_ns(self) -> int | None:
+        """The largest doubt about the clock; None where it was never held against rank 0's."""
+        return max((residual for _, _, residual in self.offsets), default=None)
+
+    def align(self, times: Column) -> Column:
+        """The file's own times as nanoseconds since 1970 on rank 0's clock."""
+        if not self.offsets:
+            return times + self.origin
+        at, offset, _ = np.array(sorted(self.offsets), dtype=np.int64).T
+        drift = np.interp(times, at, (offset - offset[0]).astype(float))
+        aligned: Column = times + np.rint(drift).astype(np.int64)
+        return aligned + (self.origin + int(offset[0]))
+
+
+@dataclass(kw_only=True)
+class Traces:
+    """All ranks of a run."""
+
+    ranks: list[RankTrace]
+    steps: pd.DataFrame
+    """A row a rank and step: attempt, rank, stage, replica, step, begin_s, took_s, first_s, last_s,
+    wait_s, work_s (both of the actions), and `<kind>_s` (work) of every kind."""
+    zero_ns: int
+    """Nanoseconds since 1970 where the tables' seconds begin."""
+
+    @property
+    def detailed_steps(self) -> list[tuple[str, int]]:
+        """(attempt, step) of which events may be there, in order."""
+        found = {
+            (trace.attempt, step)
+            for trace in self.ranks
+            for first, last, _, _ in trace.spans
+            if last - first < 10_000
+            for step in range(first, last + 1)
+        }
+        known = set(zip(self.steps["attempt"], self.steps["step"], strict=True))
+        order = {trace.attempt: at for at, trace in enumerate(self.ranks)}
+        return sorted(found & known, key=lambda pair: (order[pair[0]], pair[1]))
+
+
+def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
+    """The first pass over (attempt, file)."""
+    ranks: list[RankTrace] = []
+    rows: list[dict[str, Any]] = []
+    for attempt, path in paths:
+        for trace, own in _read_rank(attempt, path):
+            ranks.append(trace)
+            if not trace.has_header:  # nobody knows when its times are
+                trace.skipped += len(own) + trace.num_events
+                trace.num_events = 0
+                trace.spans.clear()
+                continue
+            _align_rows(trace, own)
+            rows += own
+    if not rows:
+        names = ["attempt", "rank", "stage", "replica", "step"]
+        times = ["begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s"]
+        return Traces(ranks=ranks, steps=pd.DataFrame(columns=names + times), zero_ns=0)
+    frame = pd.DataFrame(rows)
+    zero = int(frame["begin_ns"].min())
+    frame["begin_s"] = (frame.pop("begin_ns") - zero) / 1e9
+    for name in ("first_s", "last_s"):
+        frame[name] = frame[name].astype(float) + frame["begin_s"]
+    sums = [name for name in frame.columns if name.startswith("sum ")]
+    frame[sums] = frame[sums].fillna(0.0)
+    frame = frame.rename(columns={name: name[4:] + "_s" for name in sums})
+    # A step that ran again after a restart within the attempt counts as it ran last.
+    frame = frame.drop_duplicates(["attempt", "rank", "step"], keep="last")
+    return Traces(ranks=ranks, steps=frame.reset_index(drop=True), zero_ns=zero)
+
+
+def _read_rank(attempt: str, path: Path) -> list[tuple[RankTrace, list[dict[str, Any]]]]:
+    """A trace for each header of the file: a writer that starts again writes another."""
+    digits = path.name.partition(".")[0]
+    trace = RankTrace(path=path, attempt=attempt, rank=int(digits) if digits.isdigit() else -1)
+    trace.trouble = NO_HEADER
+    rows: list[dict[str, Any]] = []
+    found = [(trace, rows)]
+    blocks = BlockReader(path, SPAN_BYTES)
+    for place, data in _cut_at_headers(blocks):
+        lines = parse_lines(data)
+        trace.skipped += lines.skipped
+        for value in lines.objects:
+            if "trace" in value:
+                if not trace.is_blank:
+                    trace = RankTrace(path=path, attempt=attempt, rank=trace.rank)
+                    rows = []
+                    found.append((trace, rows))
+                trace.trouble = _take_header(trace, value)
+                trace.has_header = not trace.trouble
+            elif not _take_record(trace, value, rows):
+                trace.skipped += 1
+        if lines.events is not None and len(lines.events):
+            steps = lines.events.columns["step"]
+            trace.spans.append((int(steps.min()), int(steps.max()), place, len(data)))
+            trace.num_events += len(lines.events)
+    trace.skipped += blocks.skipped
+    trace.trouble = blocks.trouble or trace.trouble
+    return found
+
+
+def _cut_at_headers(blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Pieces in which a header is the first line, if there is one."""
+    for place, data in blocks:
+        start = 0
+        while (cut := data.find(b'\n{"trace":', start) + 1) > 0:
+            yield place + start, data[start:cut]
+            start = cut
+        yield place + start, data[start:]
+
+
+def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
+    """What is wrong with the header, if anything."""
+    if value["trace"] != FORMAT:
+        return f"format {str(value['trace'])[:20]}, this vjob reads {FORMAT}"
+    numbers = [value.get(name) for name in ("rank", "replica", "origin")]
+    stages = value.get("stages")
+    if not isinstance(stages, list) or not stages or not all(map(_is_whole, [*numbers, *stages])):
+        return "a broken header"
+    trace.rank, trace.replica, trace.origin = (int(number or 0) for number in numbers)
+    trace.stages = tuple(stages)
+    trace.host, trace.device = str(value.get("host", "")), str(value.get("device", ""))
+    trace.partition = str(value.get("partition", ""))
+    return ""
+
+
+def _take_record(trace: RankTrace, value: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
+    """False where the line is none that the writer writes."""
+    if "offset" in value:
+        at, offset, residual = (value.get(name) for name in ("at", "offset", "residual"))
+        if _is_whole(at) and _is_whole(offset) and _is_whole(residual):
+            trace.offsets.append((at, offset, residual))
+            return True
+        return False
+    sums = value.get("sums")
+    step, begin, took = (value.get(name) for name in ("step", "begin", "took"))
+    if not isinstance(sums, dict) or len(sums) > _MOST_KINDS:
+        return False
+    if not (_is_whole(step) and _is_whole(begin) and _is_whole(took)):
+        return False
+    wait = work = 0
+    row: dict[str, Any] = {"step": step, "begin_ns": begin, "took_s": took / 1e9}
+    for name in ("first", "last"):
+        time = value.get(name)
+        if time is None:
+            row[name + "_s"] = None
+        elif _is_whole(time):
+            row[name + "_s"] = (time - begin) / 1e9
+        else:
+            return False
+    for kind, three in sums.items():
+        if not isinstance(three, list) or len(three) != 3 or not all(map(_is_whole, three)):
+            return False
+        row[f"sum {kind if kind in KINDS else 'other'}"] = three[2] / 1e9
+        if kind in COMPUTE:
+            wait += three[1]
+            work += three[2]
+    row["wait_s"], row["work_s"] = wait / 1e9, work / 1e9
+    rows.append(row)
+    return True
+
+
+def _align_rows(trace: RankTrace, rows: list[dict[str, Any]]) -> None:
+    """On rank 0's clock, and with the rank's name."""
+    times = trace.align(np.array([row["begin_ns"] for row in rows], dtype=np.int64))
+    stage = trace.stages[0]
+    for row, time in zip(rows, times.tolist(), strict=True):
+        row["begin_ns"] = time
+        row["attempt"], row["rank"], row["stage"] = trace.attempt, trace.rank, stage
+        row["replica"] = trace.replica
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return type(value) is int and abs(value) < _LARGEST
+
+
+# The second pass.
+
+
+def read_events(traces: Traces, wanted: Iterable[tuple[str, int]]) -> pd.DataFrame:
+    """Events of the (attempt, step)s: attempt, rank, replica, kind, step, stage, microbatch,
+    begin_s, ready_s, end_s, bytes, what."""
+    steps: dict[str, list[int]] = {}
+    for attempt, step in wanted:
+        steps.setdefault(attempt, []).append(step)
+    frames = [
+        frame
+        for trace in traces.ranks
+        if trace.attempt in steps
+        for frame in _read_spans(trace, steps[trace.attempt], traces.zero_ns)
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else _build_frame_of_none()
+
+
+def stream_events(traces: Traces) -> Iterator[pd.DataFrame]:
+    """All events, a piece at a time."""
+    for trace in traces.ranks:
+        yield from _read_spans(trace, None, traces.zero_ns)
+
+
+def _read_spans(
+    trace: RankTrace, steps: Sequence[int] | None, zero_ns: int
+) -> Iterator[pd.DataFrame]:
+    for first, last, place, length in trace.spans:
+        if steps is not None and not any(first <= step <= last for step in steps):
+            continue
+        events = parse_lines(read_span(trace.path, place, length)).events
+        if events is None:
+            continue
+        keep = None if steps is None else np.isin(events.columns["step"], steps)
+        if keep is None or keep.any():
+            yield build_frame(trace, events, zero_ns, keep)
+
+
+def build_frame(
+    trace: RankTrace, events: Events, zero_ns: int, keep: Column | None = None
+) -> pd.DataFrame:
+    """Events of one rank as a table."""
+    columns = events.columns
+    kinds, whats = events.kinds, events.whats
+    if keep is not None:
+        columns = {name: values[keep] for name, values in columns.items()}
+        kinds, whats = kinds[keep], whats[keep]
+    begin = trace.align(columns["begin"]) - zero_ns
+    ready = begin + columns["wait"]
+    return pd.DataFrame(
+        {
+            "attempt": trace.attempt,
+            "rank": trace.rank,
+            "replica": trace.replica,
+            "kind": np.array(events.kind_names, dtype=object)[kinds],
+            "step": columns["step"],
+            "stage": columns["stage"],
+            "microbatch": columns["microbatch"],
+            "begin_s": begin / 1e9,
+            "ready_s": ready / 1e9,
+            "end_s": (ready + columns["work"]) / 1e9,
+            "bytes": columns["bytes"],
+            "what": np.array(events.what_names, dtype=object)[whats],
+        }
+    )
+
+
+def _build_frame_of_none() -> pd.DataFrame:
+    names = ["attempt", "rank", "replica", "kind", "step", "stage", "microbatch"]
+    return pd.DataFrame(columns=[*names, "begin_s", "ready_s", "end_s", "bytes", "what"])
