@@ -16,12 +16,14 @@ import numpy as np
 import pandas as pd
 
 from reports.blocks import BlockReader
+from reports.thinned import MOST_ROWS, Thinned
 from varuna_core.records.training_log import (
     ITERATION_MARK,
     JOB_INFO,
     MEMORY_MARK,
     PHASE_MARK,
-    TIMER_LINE,
+    TIMER_CALLS,
+    TIMER_NUMBERS,
     TIMERS_HEAD,
     TIMERS_MARK,
     parse_iteration,
@@ -33,7 +35,6 @@ from varuna_core.records.training_log import (
 LOG_BLOCK_BYTES = 1 << 23
 LARGEST_TIMERS = 1 << 26
 """Timers of one step beyond this are cut."""
-MOST_NAMES = 256
 _JOB_INFO_MARK = b"NODE_RANK: "
 _JOB_INFO_BYTES = 4096
 _TORN_ITERATION = re.compile(rb"iteration +\d+/")
@@ -53,9 +54,9 @@ class _Timers:
 class LogTables:
     """What all logs of a job say."""
 
-    iterations: list[dict[str, Any]] = field(default_factory=list)
-    memory: list[dict[str, Any]] = field(default_factory=list)
-    phases: list[dict[str, Any]] = field(default_factory=list)
+    iterations: Thinned = field(default_factory=Thinned)
+    memory: Thinned = field(default_factory=Thinned)
+    phases: Thinned = field(default_factory=Thinned)
     job_info: dict[str, str] = field(default_factory=dict)
     calls: list[pd.DataFrame] = field(default_factory=list)
     timers_by_rank: dict[tuple[str, int], list[float]] = field(default_factory=dict)
@@ -75,9 +76,9 @@ class LogTables:
             for (timer, step), (least, most) in self.timers_by_step.items()
         ]
         return {
-            "iterations": pd.DataFrame(self.iterations),
-            "memory": pd.DataFrame(self.memory),
-            "phases": pd.DataFrame(self.phases),
+            "iterations": pd.DataFrame(self.iterations.rows),
+            "memory": pd.DataFrame(self.memory.rows),
+            "phases": pd.DataFrame(self.phases.rows),
             "timers_by_rank": pd.DataFrame(by_rank),
             "timers_by_step": pd.DataFrame(by_step),
             "timer_calls": pd.concat(self.calls, ignore_index=True)
@@ -94,6 +95,7 @@ class LogReader:
         self._step, self._time_ms = -1, 0.0
         self._open: _Timers | None = None
         self._kept: dict[str, _Timers] = {}
+        self._slowest_ms = -1.0
         self._skipped = 0
 
     def read(self) -> None:
@@ -186,54 +188,50 @@ class LogReader:
         self._add_up(timers.step, data)
         if b" time lst:" not in data:
             return
-        self._kept.setdefault("first", timers)
         self._kept["last"] = timers
-        slowest = self._kept.setdefault("slowest", timers)
-        if timers.time_ms > slowest.time_ms and self._kept["first"] is not timers:
-            # The first steps warm up: the slowest is sought among the others.
-            self._kept["slowest"] = timers
-        elif slowest is self._kept["first"] and slowest is not timers:
+        if "first" not in self._kept:
+            self._kept["first"] = timers
+        elif timers.time_ms > self._slowest_ms:
+            self._slowest_ms = timers.time_ms
             self._kept["slowest"] = timers
 
     def _add_up(self, step: int, data: bytes) -> None:
         name = ""
         by_rank, by_step = self.tables.timers_by_rank, self.tables.timers_by_step
-        for words in _NUMBERS.findall(data):
-            heading, rank, value, other, least, most, alone = words
+        for heading, rank, value, other, low, high, alone in TIMER_NUMBERS.findall(data):
             if heading:
                 name = heading.decode()
                 continue
+            timer = name if rank else other.decode()
             try:
-                if rank:
-                    figures, timer = [float(value)], name
-                else:
-                    figures, timer = [float(least or alone), float(most or alone)], other.decode()
+                least, most = (
+                    (float(value),) * 2 if rank else (float(low or alone), float(high or alone))
+                )
             except ValueError:
-                self._skipped += 1
-                continue
-            if not timer or (len(by_step) >= MOST_NAMES * 4096 and (timer, step) not in by_step):
+                timer = ""
+            if not timer or len(by_step) > MOST_ROWS or len(by_rank) > MOST_ROWS:
                 self._skipped += 1
                 continue
             if rank:
                 found = by_rank.setdefault((timer, int(rank)), [0, 0.0, 0.0])
                 found[0] += 1
-                found[1] += figures[0]
-                found[2] = max(found[2], figures[0])
-            seen = by_step.setdefault((timer, step), [figures[0], figures[-1]])
-            seen[0], seen[1] = min(seen[0], figures[0]), max(seen[1], figures[-1])
+                found[1] += most
+                found[2] = max(found[2], most)
+            seen = by_step.setdefault((timer, step), [least, most])
+            seen[0], seen[1] = min(seen[0], least), max(seen[1], most)
 
     def _read_calls(self, timers: _Timers) -> None:
         """The lists of starts and ends, an own row a call."""
         name, rank, starts = "", -1, np.empty(0)
-        for match in TIMER_LINE.finditer(timers.pieces[0]):
-            if match.group(2):
-                rank = int(match.group(2))
-            elif match.group(7):
-                if match.group(8) == b"start":
-                    name, starts = match.group(7).decode(), _read_floats(match.group(9))
-                    continue
-                ends = _read_floats(match.group(9))
-                if match.group(7).decode() != name or rank < 0 or not len(starts):
+        for match in TIMER_CALLS.finditer(timers.pieces[0]):
+            named, word, times = match.group(2), match.group(3), match.group(4)
+            if not named:
+                rank, starts = int(match.group(1)), np.empty(0)
+            elif word == b"start":
+                name, starts = named.decode(), _read_floats(times)
+            else:
+                ends = _read_floats(times)
+                if named.decode() != name or rank < 0:
                     self._skipped += 1
                     continue
                 count = min(len(starts), len(ends))  # a call that goes on has no end yet
@@ -249,14 +247,6 @@ class LogReader:
                         }
                     )
                 )
-
-
-_NUMBERS = re.compile(
-    rb"^(?:\d+: |\[[^\]\n]{1,40}\]:[ ]?)?(?:  ([\w-]{1,80}):| {5}rank +(\d{1,9}): +?([-+.\deE]{1,40})|"
-    rb" {4}([\w-]{1,80}) ?\.*: (?:\(([-+.\deE]{1,40}), ([-+.\deE]{1,40})\)|([-+.\deE]{1,40}))) *\r?$",
-    re.MULTILINE,
-)
-"""TIMER_LINE without the lists, which are long."""
 
 
 def _find_marks(block: bytes) -> list[tuple[int, bytes]]:

@@ -24,6 +24,7 @@ from varuna_core.records.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
 SPAN_BYTES = 1 << 20
 KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
 NO_HEADER = "no header: it may be no trace"
+MOST_EVENTS = 2_000_000
 _MOST_KINDS = 64
 _LARGEST = 2**60  # sums of three still fit
 
@@ -44,8 +45,8 @@ class RankTrace:
     """Nanoseconds since 1970 where the file's times begin."""
     offsets: list[tuple[int, int, int]] = field(default_factory=list)
     """(at, offset, residual) in the file's order."""
-    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """(first step, last step, place, length) of every piece with events."""
+    spans: list[tuple[Column, int, int]] = field(default_factory=list)
+    """(steps, place, length) of every piece with events."""
     has_header: bool = False
     num_events: int = 0
     skipped: int = 0
@@ -88,9 +89,8 @@ class Traces:
         found = {
             (trace.attempt, step)
             for trace in self.ranks
-            for first, last, _, _ in trace.spans
-            if last - first < 10_000
-            for step in range(first, last + 1)
+            for steps, _, _ in trace.spans
+            for step in steps.tolist()
         }
         known = set(zip(self.steps["attempt"], self.steps["step"], strict=True))
         order = {trace.attempt: at for at, trace in enumerate(self.ranks)}
@@ -150,8 +150,7 @@ def _read_rank(attempt: str, path: Path) -> list[tuple[RankTrace, list[dict[str,
             elif not _take_record(trace, value, rows):
                 trace.skipped += 1
         if lines.events is not None and len(lines.events):
-            steps = lines.events.columns["step"]
-            trace.spans.append((int(steps.min()), int(steps.max()), place, len(data)))
+            trace.spans.append((np.unique(lines.events.columns["step"]), place, len(data)))
             trace.num_events += len(lines.events)
     trace.skipped += blocks.skipped
     trace.trouble = blocks.trouble or trace.trouble
@@ -238,16 +237,17 @@ def _is_whole(value: Any) -> TypeGuard[int]:
 
 def read_events(traces: Traces, wanted: Iterable[tuple[str, int]]) -> pd.DataFrame:
     """Events of the (attempt, step)s: attempt, rank, replica, kind, step, stage, microbatch,
-    begin_s, ready_s, end_s, bytes, what."""
+    begin_s, ready_s, end_s, bytes, what; at most MOST_EVENTS."""
     steps: dict[str, list[int]] = {}
     for attempt, step in wanted:
         steps.setdefault(attempt, []).append(step)
-    frames = [
-        frame
-        for trace in traces.ranks
-        if trace.attempt in steps
-        for frame in _read_spans(trace, steps[trace.attempt], traces.zero_ns)
-    ]
+    frames, count = [], 0
+    for trace in traces.ranks:
+        if trace.attempt not in steps or count > MOST_EVENTS:
+            continue
+        for frame in _read_spans(trace, steps[trace.attempt], traces.zero_ns):
+            frames.append(frame)
+            count += len(frame)
     return pd.concat(frames, ignore_index=True) if frames else _build_frame_of_none()
 
 
@@ -260,8 +260,8 @@ def stream_events(traces: Traces) -> Iterator[pd.DataFrame]:
 def _read_spans(
     trace: RankTrace, steps: Sequence[int] | None, zero_ns: int
 ) -> Iterator[pd.DataFrame]:
-    for first, last, place, length in trace.spans:
-        if steps is not None and not any(first <= step <= last for step in steps):
+    for held, place, length in trace.spans:
+        if steps is not None and not np.isin(held, steps).any():
             continue
         events = parse_lines(read_span(trace.path, place, length)).events
         if events is None:

@@ -217,14 +217,20 @@ def parse_job_info(line: str) -> Optional[Tuple[str, str]]:
 # Timers. The seed's own log lists, after each rank, when each call began and ended (epoch seconds).
 
 TIMERS_HEAD = re.compile(rb"(?:(\(min, max\) )?|(max )?)times? across ranks \(ms\):")
-TIMER_LINE = re.compile(
-    rb"^" + TAG.encode() + rb"(?:  ([\w-]{1,80}):|"
-    rb" {5}rank +(\d{1,9}): +?([-+.\deE]{1,40}|nan|inf)|"
-    rb" {4}([\w-]{1,80}) ?\.*: (?:\(([-+.\deE]{1,40}), ([-+.\deE]{1,40})\)|([-+.\deE]{1,40}))|"
-    rb" ([\w-]{1,80}) (start|end) time lst:([^\n]*)) *\r?$",
+_NAME = rb"([\w-]{1,80})"
+_NUMBER = rb"([-+.\deE]{1,40}|nan|inf)"
+TIMER_NUMBERS = re.compile(
+    rb"^%b(?:  %b:| {5}rank +(\d{1,9}): +?%b| {4}%b ?\.*: (?:\(%b, %b\)|%b)) *\r?$"
+    % (TAG.encode(), _NAME, _NUMBER, _NAME, _NUMBER, _NUMBER, _NUMBER),
     re.MULTILINE,
 )
-"""Groups: name; rank, value; name, min, max, or most; name, start or end, list."""
+"""Groups: a timer's name; a rank and its ms; a name, and min and max, or most."""
+TIMER_CALLS = re.compile(
+    rb"^%b(?: {5}rank +(\d{1,9}): [^\n]*| %b (start|end) time lst:([^\n]*))$"
+    % (TAG.encode(), _NAME),
+    re.MULTILINE,
+)
+"""Groups: a rank; or a timer's name, start or end, and the list, of the rank before."""
 
 
 def format_timers(
