@@ -1,4 +1,4 @@
-"""`vjob report`: finds the job's files, and hands them to `reports`, which is imported only here."""
+"""`vjob report`: finds the job's files and hands them to `reports`, which only this imports."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Analysis:
     goodput: Goodput
     curves: Curves
     memory: pd.DataFrame
-    """The most of each rank, or GPU: who, used_mb, total_mb (NaN is not known)."""
+    """The most of each rank and each GPU: who, used_mb, total_mb (NaN is not known)."""
     missing_ranks: tuple[int, ...]
     """Ranks of the plan that wrote no trace, where others did."""
 
@@ -166,27 +166,21 @@ def _build_curves(iterations: pd.DataFrame) -> Curves:
 
 
 def _find_memory(job: Job) -> pd.DataFrame:
-    columns = ["who", "used_mb", "total_mb"]
-    if not job.gpus.empty:
-        gpus = job.gpus.dropna(subset=["memory_used_mb"])
-        most = gpus.groupby(["node", "gpu"])[["memory_used_mb", "memory_total_mb"]].max()
-        most.index = [f"{node} GPU {gpu}" for node, gpu in most.index]
-        table = most.reset_index()
-        table.columns = columns
-        table = table[~table["who"].str.endswith(" GPU cpu")]
-        if len(table):
-            return table.reset_index(drop=True)
+    rows: list[dict[str, object]] = []
     memory = job.logs["memory"]
-    if memory.empty:
-        return pd.DataFrame(columns=columns)
-    figures = memory[["max_reserved", "reserved", "max_allocated"]].bfill(axis=1).iloc[:, 0]
-    rank = memory["rank"].astype(float)
-    most = figures.astype(float).groupby(rank).max()
-    rows = [
-        {"who": f"rank {int(rank)}", "used_mb": used, "total_mb": float("nan")}
-        for rank, used in most.items()
-    ]
-    return pd.DataFrame(rows, columns=columns)
+    if not memory.empty:
+        figures = memory[["max_reserved", "reserved", "max_allocated"]].bfill(axis=1).iloc[:, 0]
+        most = figures.astype(float).groupby(memory["rank"].astype(float)).max().dropna()
+        rows += [{"who": f"rank {int(rank)}", "used_mb": used} for rank, used in most.items()]
+    if not job.gpus.empty:
+        gpus = job.gpus[job.gpus["gpu"] != "cpu"].dropna(subset=["memory_used_mb"])
+        both = gpus.groupby(["node", "gpu"])[["memory_used_mb", "memory_total_mb"]].max()
+        rows += [
+            {"who": f"{node} GPU {gpu}", "used_mb": used, "total_mb": total}
+            for (node, gpu), used, total in both.itertuples()
+        ]
+    table = pd.DataFrame(rows, columns=["who", "used_mb", "total_mb"])
+    return table.astype({"used_mb": float, "total_mb": float})
 
 
 def _find_missing(job: Job) -> tuple[int, ...]:

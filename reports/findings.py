@@ -137,8 +137,8 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=exposed / took,
         sentence=(
             f"Communication holds up a rank for {_time(exposed)} of a step "
-            f"({_percent(exposed / took)}); work hides {_percent(hidden / total)} of all. Rank {int(worst['rank'])} waits "
-            f"longest, {_time(float(worst['exposed_s']))}."
+            f"({_percent(exposed / took)}); work hides {_percent(hidden / total)} of all. "
+            f"Rank {int(worst['rank'])} waits longest, {_time(float(worst['exposed_s']))}."
         ),
         evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles",
         key="parallel.order or train.micro_batch_size" if exposed / took > MUCH_BUBBLE else "",
@@ -235,7 +235,7 @@ def _on_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=0.5 if share > TIGHT else 0.0,
         sentence=f"{worst['who']} holds most: {worst['used_mb']:.0f}{of} MB; the least is "
         f"{least:.0f} MB.",
-        evidence=f"{len(table)} {'GPUs' if 'GPU' in str(worst['who']) else 'ranks'}",
+        evidence=f"{len(table)} ranks and GPUs, by the log and by the samples",
         key="parallel.recompute or train.micro_batch_size" if share > TIGHT else "",
     )
 

@@ -57,6 +57,7 @@ def measure_goodput(
     """`times` as of build_step_times, its `begin_s` counted from `zero_s`; `labels` in order."""
     order = {label: at for at, label in enumerate(labels)}
     steps = times.assign(order=times["attempt"].map(order)).sort_values(["step", "order"])
+    steps["all_s"] = steps["took_s"] * steps["count"]
     steps["again"] = steps.duplicated("step", keep="last")
     attempts = []
     for label in labels:
@@ -77,8 +78,8 @@ def measure_goodput(
                 ended=max(ends, default=None),
                 first_step=int(own["step"].min()) if len(own) else None,
                 last_step=int(own["step"].max()) if len(own) else None,
-                steps_s=float(own["took_s"].sum()),
-                repeated_s=float(own.loc[own["again"], "took_s"].sum()),
+                steps_s=float(own["all_s"].sum()),
+                repeated_s=float(own.loc[own["again"], "all_s"].sum()),
                 outcome=outcomes.get(label, ""),
             )
         )

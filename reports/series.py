@@ -28,19 +28,24 @@ class Outlier:
 
 
 def build_step_times(steps: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFrame:
-    """attempt, step, begin_s, took_s, source: from the traces, else from the log.
+    """attempt, step, begin_s, took_s, count: from the traces, else from the log.
 
-    The log gives a mean over the steps since the line before: one row for those, at the last.
+    The log gives a mean over the steps since the line before: one row for those `count`, at the
+    last. How many the first line is about is taken from the second.
     """
-    columns = ["attempt", "step", "begin_s", "took_s"]
+    columns = ["attempt", "step", "begin_s", "took_s", "count"]
     if not steps.empty:
         grouped = steps.groupby(["attempt", "step"], sort=False)
         table = grouped.agg(begin_s=("begin_s", "min"), took_s=("took_s", "max")).reset_index()
+        table["count"] = 1
         return table.sort_values("begin_s", kind="stable")[columns].reset_index(drop=True)
     if iterations.empty:
         return pd.DataFrame(columns=columns)
     table = iterations.dropna(subset=["time_ms"]).drop_duplicates(["attempt", "step"])
     table = table.assign(took_s=table["time_ms"] / 1000, begin_s=float("nan"))
+    since = table.groupby("attempt")["step"].diff()
+    table["count"] = since.fillna(since.groupby(table["attempt"]).shift(-1)).clip(lower=1)
+    table["count"] = table["count"].fillna(1).clip(upper=table["step"].clip(lower=1))
     return table[columns].reset_index(drop=True)
 
 

@@ -26,7 +26,7 @@ KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
 NO_HEADER = "no header: it may be no trace"
 MOST_EVENTS = 2_000_000
 _MOST_KINDS = 64
-_LARGEST = 2**60  # sums of three still fit
+_LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
 
 
 @dataclass(kw_only=True)
