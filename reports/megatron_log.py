@@ -111,8 +111,10 @@ class LogReader:
             self.tables.skipped[f"{self.attempt}/{self.path.name}".lstrip("/")] = skipped
 
     def _read_block(self, block: bytes) -> None:
-        start = 0
+        start = seen = 0
         for place, mark in _find_marks(block):
+            if place < seen and mark == ITERATION_MARK:  # `elapsed time per iteration (ms)`
+                continue
             begin = block.rfind(b"\n", 0, place) + 1
             end = block.find(b"\n", place)
             end = len(block) if end < 0 else end
@@ -125,6 +127,7 @@ class LogReader:
                 self._open = _Timers(step=self._step, time_ms=self._time_ms)
                 start = end
             elif mark == ITERATION_MARK:
+                seen = end
                 if self._read_iteration(line):
                     self._add(block[start:begin])
                     self._close_timers()

@@ -206,8 +206,8 @@ def find_critical_path(pipeline: Pipeline) -> list[Piece]:
         elif own is not None:
             add("gap", action, ran[own].end)
             action = own
-        else:
-            add("gap", action, ran[action].begin)
+        else:  # another rank may have been ready before this one began
+            add("gap", action, min(item.begin for item in ran.values()))
             action = None
     return pieces[::-1]
 

@@ -64,7 +64,7 @@ def parse_lines(data: bytes) -> Lines:
         return Lines(events=None, objects=objects, skipped=skipped)
     try:
         events, bad = _parse_quickly(arrays)
-    except (pa.ArrowException, UnicodeDecodeError, ValueError):
+    except (pa.ArrowException, ValueError):
         events, bad = parse_slowly(arrays)
     return Lines(events=events, objects=objects, skipped=skipped + bad)
 
@@ -102,7 +102,7 @@ def _parse_objects(texts: list[bytes]) -> tuple[list[dict[str, Any]], int]:
 
 def _parse_quickly(data: bytes) -> tuple[Events, int]:
     """Raises for a piece that holds what the writer does not write."""
-    if b"\r" in data or b"\\" in data or b"\x00" in data:
+    if not data.isascii() or b"\r" in data or b"\\" in data or b"\x00" in data:
         raise ValueError("no line of the writer")
     torn: list[str] = []
 
