@@ -7,31 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pandas as pd
 
 from reports.analysis import Analysis, StepAnalysis
+from reports.finding import Finding, in_units, percent
+from reports.gaps import list_gaps
 from reports.load import Job
 
 MUCH_BUBBLE = 0.05
 """A bubble this much above its ideal is worth a sentence; so is this part of the time elsewhere."""
 TIGHT = 0.92
 """Memory in use beyond this part may not fit the next batch."""
-DOUBTFUL_NS = 1_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One sentence of the report."""
-
-    weight: float
-    """The part of the time that it is about; 1 and more for what must be read first."""
-    sentence: str
-    evidence: str
-    """Where the number comes from."""
-    key: str
-    """The conf key to change; empty where no key helps."""
+MOST_STRAGGLERS = 5
 
 
 def find_all(job: Job, analysis: Analysis) -> list[Finding]:
@@ -46,20 +34,10 @@ def find_all(job: Job, analysis: Analysis) -> list[Finding]:
         _on_memory,
         _on_goodput,
         _on_prediction,
-        _on_gaps,
+        list_gaps,
     )
     found = [finding for make in makers for finding in make(job, analysis)]
     return sorted(found, key=lambda finding: -finding.weight)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if abs(share) < 0.1 else f"{100 * share:.0f} %"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.4g} ms" if seconds < 1 else f"{seconds:.4g} s"
 
 
 def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -76,8 +54,8 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     yield Finding(
         weight=measured,
         sentence=(
-            f"Ranks idle {_percent(measured)} of a step's pipeline; the same order takes "
-            f"{_percent(ideal)} with these stage times and free messages, and {_percent(even)} "
+            f"Ranks idle {percent(measured)} of a step's pipeline; the same order takes "
+            f"{percent(ideal)} with these stage times and free messages, and {percent(even)} "
             "with equal stages."
         ),
         evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
@@ -96,8 +74,8 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         yield Finding(
             weight=above if above > 0.02 else 0.0,
             sentence=(
-                f"Stage {slowest} sets the pace: it works {_time(step.stage_work_s[slowest])} a "
-                f"step, {_percent(above)} more than the mean stage, and is {_percent(share)} of "
+                f"Stage {slowest} sets the pace: it works {in_units(step.stage_work_s[slowest])} a "
+                f"step, {percent(above)} more than the mean stage, and is {percent(share)} of "
                 "the critical path."
             ),
             evidence=f"{where}: {len(step.path)} pieces on the path",
@@ -114,8 +92,8 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=found.gain,
         sentence=(
             f"With the partition {found} in place of {now} the slowest stage would take "
-            f"{_time(found.slowest_then_s)} instead of {_time(found.slowest_now_s)} a step, "
-            f"{_percent(found.gain)} less."
+            f"{in_units(found.slowest_then_s)} instead of {in_units(found.slowest_now_s)} a step, "
+            f"{percent(found.gain)} less."
         ),
         evidence="layers taken as alike, each at what it costs on its stage now",
         key=f"parallel.partition: {found}",
@@ -136,9 +114,9 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
     yield Finding(
         weight=exposed / took,
         sentence=(
-            f"Communication holds up a rank for {_time(exposed)} of a step "
-            f"({_percent(exposed / took)}); work hides {_percent(hidden / total)} of all. "
-            f"Rank {int(worst['rank'])} waits longest, {_time(float(worst['exposed_s']))}."
+            f"Communication holds up a rank for {in_units(exposed)} of a step "
+            f"({percent(exposed / took)}); work hides {percent(hidden / total)} of all. "
+            f"Rank {int(worst['rank'])} waits longest, {in_units(float(worst['exposed_s']))}."
         ),
         evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles",
         key="parallel.order or train.micro_batch_size" if exposed / took > MUCH_BUBBLE else "",
@@ -152,23 +130,21 @@ def _get_time(analysis: Analysis, step: StepAnalysis) -> float:
 
 
 def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    for found in analysis.stragglers[:5]:
+    for found in analysis.stragglers[:MOST_STRAGGLERS]:
         plural = "s" if found.num_peers > 1 else ""
         yield Finding(
             weight=found.ratio - 1,
             sentence=(
                 f"Rank {found.rank} on {found.host or 'an unknown node'} takes {found.ratio:.2f} "
                 f"times as long as its {found.num_peers} peer{plural} of stage {found.stage}, in "
-                f"{_percent(found.share_of_steps)} of the steps."
+                f"{percent(found.share_of_steps)} of the steps."
             ),
             evidence=f"attempt {found.attempt or '-'}: work of a step, same stage, same GPU",
             key=f"cluster.exclude: [{found.host}]" if found.host else "cluster.exclude",
         )
-    more = len(analysis.stragglers) - 5
+    more = len(analysis.stragglers) - MOST_STRAGGLERS
     if more > 0:
-        yield Finding(
-            weight=0.0, sentence=f"{more} more ranks lag.", evidence="the same comparison", key=""
-        )
+        yield Finding(weight=0.0, sentence=f"{more} more ranks lag.", evidence="as above", key="")
 
 
 def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -183,8 +159,8 @@ def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=excess / total if total else 0.0,
         sentence=(
             f"{count} step{'s stand' if count > 1 else ' stands'} out; the slowest, step "
-            f"{worst.step}, took {_time(worst.took_s)} against a median of "
-            f"{_time(worst.median_s)}{cause}."
+            f"{worst.step}, took {in_units(worst.took_s)} against a median of "
+            f"{in_units(worst.median_s)}{cause}."
         ),
         evidence="steps " + ", ".join(str(found.step) for found in analysis.outliers),
         key={"checkpoint": "train.checkpoint.every", "data": "data"}.get(worst.kind, ""),
@@ -207,7 +183,7 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
         share = min(1.0, curves.skipped / steps)
         yield Finding(
             weight=share,
-            sentence=f"{curves.skipped} of {steps} steps were skipped ({_percent(share)}): "
+            sentence=f"{curves.skipped} of {steps} steps were skipped ({percent(share)}): "
             "gradients overflowed.",
             evidence="number of skipped iterations in the log",
             key="train.loss_scale or train.precision" if share > 0.02 else "",
@@ -247,13 +223,13 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
     repeated = sum(attempt.repeated_s for attempt in goodput.attempts)
     restarts = len(goodput.attempts) - 1
     sentence = (
-        f"{_percent(goodput.share)} of {_time(goodput.wall_s)} was useful steps"
-        f" ({_time(goodput.useful_s)})"
+        f"{percent(goodput.share)} of {in_units(goodput.wall_s)} was useful steps"
+        f" ({in_units(goodput.useful_s)})"
     )
     if restarts:
         sentence += (
-            f"; {restarts} restart{'s' if restarts > 1 else ''} cost {_time(repeated)} of steps "
-            f"done again and {_time(goodput.between_s)} between attempts"
+            f"; {restarts} restart{'s' if restarts > 1 else ''} cost {in_units(repeated)} of steps "
+            f"done again and {in_units(goodput.between_s)} between attempts"
         )
     yield Finding(
         weight=1 - goodput.share,
@@ -272,71 +248,8 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
     ratio = median / promised.step_s
     yield Finding(
         weight=abs(ratio - 1) if abs(ratio - 1) > MUCH_BUBBLE else 0.0,
-        sentence=f"A step takes {_time(median)}; the plan promised {_time(promised.step_s)} "
+        sentence=f"A step takes {in_units(median)}; the plan promised {in_units(promised.step_s)} "
         f"({ratio:.2f} times).",
         evidence=f"median of {len(later)} steps against plan.json",
         key="",
     )
-
-
-def _on_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """What is not known, so that nobody takes silence for health."""
-    if not job.traces.ranks:
-        yield Finding(
-            weight=0.0,
-            sentence="No rank wrote a trace: bubbles, stages and stragglers are not known.",
-            evidence="no trace/<rank>.jsonl",
-            key="profile.timeline",
-        )
-    elif not analysis.steps:
-        yield Finding(
-            weight=0.0,
-            sentence="The traces hold no details of any step.",
-            evidence="step totals only",
-            key="train.log_every",
-        )
-    for step in analysis.steps[:1]:
-        if step.trouble:
-            yield Finding(
-                weight=0.0,
-                sentence=f"Step {step.step} cannot be put together: {step.trouble}.",
-                evidence="its events",
-                key="",
-            )
-    if analysis.missing_ranks:
-        missing = ", ".join(map(str, analysis.missing_ranks[:8]))
-        more = len(analysis.missing_ranks) - 8
-        yield Finding(
-            weight=1.0,
-            sentence=f"Rank{'s' if len(analysis.missing_ranks) > 1 else ''} {missing}"
-            + (f" and {more} more" if more > 0 else "")
-            + " wrote no trace.",
-            evidence="plan.json has more ranks than trace/",
-            key="",
-        )
-    hosts = {trace.host for trace in job.traces.ranks if trace.has_header}
-    residuals = [trace.residual_ns for trace in job.traces.ranks if trace.has_header]
-    known = [residual for residual in residuals if residual is not None]
-    if len(hosts) > 1 and len(known) < len(residuals) - 1:
-        yield Finding(
-            weight=0.3,
-            sentence="The nodes' clocks were not held against each other: times across nodes are "
-            "as good as the nodes' own clocks.",
-            evidence="traces without offsets",
-            key="",
-        )
-    elif known and max(known) > DOUBTFUL_NS:
-        yield Finding(
-            weight=0.1,
-            sentence=f"Clocks of nodes agree to within {_time(max(known) / 1e9)}.",
-            evidence="the worst of the offsets in the traces",
-            key="",
-        )
-    if job.skipped:
-        yield Finding(
-            weight=0.0,
-            sentence=f"{len(job.skipped)} file{'s were' if len(job.skipped) > 1 else ' was'} not "
-            "read whole.",
-            evidence="; ".join(f"{name}: {why}" for name, why in list(job.skipped.items())[:5]),
-            key="",
-        )

@@ -69,8 +69,7 @@ def measure_goodput(
         if len(began):
             begins.append(zero_s + float(began.min()))
             ends.append(zero_s + float((own["begin_s"] + own["took_s"]).max()))
-        told = [_read_time(event) for event in history if _belongs(event, label, "started")]
-        begins += [time for time in told if time is not None]
+        begins += _find_start(history, label, labels)
         attempts.append(
             Attempt(
                 label=label,
@@ -100,10 +99,17 @@ def _list_numbers(table: pd.DataFrame, name: str) -> list[float]:
     return [float(number) for number in numbers]
 
 
-def _belongs(event: Mapping[str, Any], label: str, kind: str) -> bool:
-    return event.get("kind") == kind and str(event.get("attempt", "")) == label
-
-
-def _read_time(event: Mapping[str, Any]) -> float | None:
-    time = event.get("time")
-    return float(time) if isinstance(time, (int, float)) else None
+def _find_start(
+    history: Sequence[Mapping[str, Any]], label: str, labels: Sequence[str]
+) -> list[float]:
+    """When the batch script began this try of the attempt, if it said so: at most one time."""
+    number, _, earlier = label.partition(".earlier-")
+    times = sorted(
+        float(event["time"])
+        for event in history
+        if event.get("kind") == "started" and str(event.get("attempt", "")) == number
+    )
+    if earlier:
+        return times[int(earlier) : int(earlier) + 1]
+    was_tried = any(other.startswith(f"{number}.earlier-") for other in labels)
+    return times[-1:] if was_tried else times[:1]

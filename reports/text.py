@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pandas as pd
 
 from reports.analysis import Analysis
-from reports.findings import Finding
+from reports.finding import Finding
 from reports.load import Job
 
 WIDTH = 100

@@ -10,7 +10,7 @@ Times come out as seconds since the first step of any rank, on rank 0's clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -18,6 +18,8 @@ import numpy as np
 import pandas as pd
 
 from reports.blocks import BlockReader, read_span
+from reports.clocks import put_right
+from reports.rank_trace import RankTrace
 from reports.trace_lines import Column, Events, parse_lines
 from varuna_core.records.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
 
@@ -27,49 +29,6 @@ NO_HEADER = "no header: it may be no trace"
 MOST_EVENTS = 2_000_000
 _MOST_KINDS = 64
 _LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
-
-
-@dataclass(kw_only=True)
-class RankTrace:
-    """One file: who wrote it, and where its steps are."""
-
-    path: Path
-    attempt: str
-    rank: int
-    stages: tuple[int, ...] = (0,)
-    replica: int = 0
-    host: str = ""
-    device: str = ""
-    partition: str = ""
-    origin: int = 0
-    """Nanoseconds since 1970 where the file's times begin."""
-    offsets: list[tuple[int, int, int]] = field(default_factory=list)
-    """(at, offset, residual) in the file's order."""
-    spans: list[tuple[Column, int, int]] = field(default_factory=list)
-    """(steps, place, length) of every piece with events."""
-    has_header: bool = False
-    num_events: int = 0
-    skipped: int = 0
-    trouble: str = ""
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether nothing was read of it yet."""
-        return not self.has_header and not self.spans
-
-    @property
-    def residual_ns(self) -> int | None:
-        """The largest doubt about the clock; None where it was never held against rank 0's."""
-        return max((residual for _, _, residual in self.offsets), default=None)
-
-    def align(self, times: Column) -> Column:
-        """The file's own times as nanoseconds since 1970 on rank 0's clock."""
-        if not self.offsets:
-            return times + self.origin
-        at, offset, _ = np.array(sorted(self.offsets), dtype=np.int64).T
-        drift = np.interp(times, at, (offset - offset[0]).astype(float))
-        aligned: Column = times + np.rint(drift).astype(np.int64)
-        return aligned + (self.origin + int(offset[0]))
 
 
 @dataclass(kw_only=True)
@@ -99,18 +58,19 @@ class Traces:
 
 def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
     """The first pass over (attempt, file)."""
-    ranks: list[RankTrace] = []
+    found = [pair for attempt, path in paths for pair in _read_rank(attempt, path)]
+    ranks = [trace for trace, _ in found]
+    for trace, own in found:
+        if not trace.has_header:  # nobody knows when its times are
+            trace.skipped += len(own) + trace.num_events
+            trace.num_events = 0
+            trace.spans.clear()
+            own.clear()
+    put_right(found)
     rows: list[dict[str, Any]] = []
-    for attempt, path in paths:
-        for trace, own in _read_rank(attempt, path):
-            ranks.append(trace)
-            if not trace.has_header:  # nobody knows when its times are
-                trace.skipped += len(own) + trace.num_events
-                trace.num_events = 0
-                trace.spans.clear()
-                continue
-            _align_rows(trace, own)
-            rows += own
+    for trace, own in found:
+        _align_rows(trace, own)
+        rows += own
     if not rows:
         names = ["attempt", "rank", "stage", "replica", "step"]
         times = ["begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s"]

@@ -12,10 +12,11 @@ import pytest
 
 from jobs.conf import JobConf
 from reports.analysis import analyse
-from reports.findings import Finding, find_all
+from reports.finding import Finding
+from reports.findings import find_all
 from reports.load import load_job
 from reports.prediction import read_prediction
-from tests.reports.traces import MS, write_rank, write_simulated
+from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.training_log import Iteration, format_iteration
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs, build_even_costs
@@ -96,6 +97,22 @@ def test_tries_set_aside_are_attempts_of_their_own(tmp_path: Path) -> None:
     assert [item.label for item in load_job(tmp_path).sources.attempts] == ["0.earlier-0", "0"]
 
 
+def test_each_try_of_an_attempt_has_its_own_start(tmp_path: Path) -> None:
+    event = ("F", 1, 0, 0, 0, 0, 1000 * MS, 0, "")
+    origin_s = ORIGIN / 1e9
+    write_rank(tmp_path / "attempt-0" / "earlier-0", 0, [event], shift_ns=-500 * 10**9)
+    write_rank(tmp_path / "attempt-0", 0, [event])
+    for path in tmp_path.rglob("0.jsonl"):  # two hosts' clocks were never compared
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"offset"' not in line))
+    starts = [origin_s - 510, origin_s - 10]
+    lines = [json.dumps({"time": time, "kind": "started", "attempt": 0}) for time in starts]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    goodput = analyse(load_job(tmp_path)).goodput
+    assert [attempt.started for attempt in goodput.attempts] == pytest.approx(starts)
+    assert goodput.between_s == pytest.approx(489)
+
+
 def test_what_the_log_says_of_the_training_is_told(tmp_path: Path) -> None:
     lines = [
         Iteration(10, 30, time_ms=200.0, losses={"lm loss": 9.5}, skipped=3, nan=0),
@@ -139,7 +156,8 @@ def list_keys(kind: type, prefix: str = "") -> set[str]:
 
 
 def test_every_key_that_a_finding_names_is_one_of_the_conf() -> None:
-    text = (Path(__file__).parent.parent.parent / "reports" / "findings.py").read_text()
+    folder = Path(__file__).parent.parent.parent / "reports"
+    text = "".join((folder / name).read_text() for name in ("findings.py", "gaps.py"))
     known = list_keys(JobConf)
     named = set(re.findall(r"\b(?:train|parallel|cluster|profile|data)\.[\w.]+\w", text))
     assert len(named) > 5

@@ -180,6 +180,7 @@ def test_a_folder_of_nothing_says_what_was_looked_for(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 500), st.integers(1, 20))
+@settings(deadline=None)
 def test_thinned_rows_are_evenly_spread(count: int, most: int) -> None:
     thinned = Thinned(most)
     for number in range(count):

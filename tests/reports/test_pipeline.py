@@ -153,6 +153,25 @@ def test_a_rank_that_wrote_nothing_is_said_not_guessed(tmp_path: Path) -> None:
     assert any("cannot be put together" in finding.sentence for finding in find_all(job, analysis))
 
 
+def test_a_clock_that_is_plainly_wrong_is_put_right_and_named(tmp_path: Path) -> None:
+    """Two hours off and no offset measured: the bubble is that of the other ranks' clocks."""
+    write_simulated(
+        tmp_path,
+        build_schedule("1f1b", 2, 4),
+        build_even_costs(2),
+        hosts=("a", "b"),
+        shifts_ns=(0, 7200 * 1000 * MS),
+    )
+    for path in (tmp_path / "trace").glob("*"):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"offset"' not in line))
+    job, analysis = read(tmp_path)
+    (bubbles,) = analysis.steps[0].bubbles
+    # The last rank ends a backward before the first does: that much is not known.
+    assert bubbles.measured == pytest.approx(1 / 5, abs=0.15)
+    assert any("clock of b is wrong by 7200 s" in item.sentence for item in find_all(job, analysis))
+
+
 def test_a_partition_is_suggested_only_where_it_helps() -> None:
     assert suggest_partition((4, 4), (1.0, 1.0)) is None
     found = suggest_partition((8, 8), (1.0, 3.0))
@@ -165,5 +184,6 @@ def test_a_partition_is_suggested_only_where_it_helps() -> None:
 
 
 @given(st.text(max_size=20))
+@settings(deadline=None)
 def test_what_is_no_partition_is_empty(text: str) -> None:
     assert all(isinstance(layers, int) for layers in parse_partition(text))

@@ -38,6 +38,7 @@ def render(rows: list[tuple[object, ...]]) -> bytes:
 
 
 @given(st.lists(ROWS, max_size=20), st.lists(st.dictionaries(NAMES, NUMBERS, max_size=9)))
+@settings(deadline=None)
 def test_whole_lines_are_read_quickly_and_as_they_are(
     rows: list[tuple[object, ...]], objects: list[dict[str, int]]
 ) -> None:
@@ -51,6 +52,7 @@ def test_whole_lines_are_read_quickly_and_as_they_are(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=8), st.data())
+@settings(deadline=None)
 def test_a_torn_file_loses_its_last_line_only(
     rows: list[tuple[object, ...]], data: st.DataObject
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_torn_file_loses_its_last_line_only(
 @example([], b'["F",9223372036854775807,0,0,0,0,0,0,""]', [])
 @example([], b"\r\n\x00\xff[[[[" + b"[" * 40, [])
 @example([], b'{"trace": {}}\n{"step": [1]}\n{}', [])
+@settings(deadline=None)
 def test_broken_lines_are_counted_and_the_others_read(
     before: list[tuple[object, ...]], junk: bytes, after: list[tuple[object, ...]]
 ) -> None:
@@ -82,6 +85,7 @@ def test_broken_lines_are_counted_and_the_others_read(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=10))
+@settings(deadline=None)
 def test_the_slow_way_reads_the_same(rows: list[tuple[object, ...]]) -> None:
     events, skipped = parse_slowly(render(rows))
     assert as_rows(events) == as_rows(parse_lines(render(rows)).events)
@@ -179,6 +183,7 @@ def test_another_format_is_said(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=30), max_size=12), st.integers(1, 20))
+@settings(deadline=None)
 def test_blocks_are_the_file(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int
 ) -> None:

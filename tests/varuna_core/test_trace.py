@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from varuna_core.records import trace as traces
@@ -168,6 +168,7 @@ def test_the_file_is_the_users_own(tmp_path: Path) -> None:
     back=st.integers(0, 10**9),
     held=st.integers(0, 10**9),
 )
+@settings(deadline=None)
 def test_an_offset_is_right_to_within_its_residual(
     true: int, there: int, back: int, held: int
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from varuna_core.records.training_log import (
@@ -44,6 +44,7 @@ FIGURES = st.floats(0, 1e6).map(lambda x: round(x, 1))
     norm=st.one_of(st.none(), FIGURES),
     skipped=st.integers(0, 99),
 )
+@settings(deadline=None)
 def test_an_iteration_comes_back(
     step: int,
     total: int,
@@ -98,6 +99,7 @@ def test_other_lines_are_none(line: str) -> None:
 
 
 @given(st.text(max_size=200))
+@settings(deadline=None)
 def test_no_line_raises(text: str) -> None:
     for parse in (parse_iteration, parse_memory, parse_phase, parse_job_info):
         parse(text)
