@@ -28,6 +28,7 @@ KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
 NO_HEADER = "no header: it may be no trace"
 MOST_EVENTS = 2_000_000
 _MOST_KINDS = 64
+_MANY_ROWS = 20_000
 _LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
 
 
@@ -62,24 +63,26 @@ def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
     ranks = [trace for trace, _ in found]
     for trace, own in found:
         if not trace.has_header:  # nobody knows when its times are
-            trace.skipped += len(own) + trace.num_events
+            trace.skipped += sum(map(len, own.frames)) + len(own.rows) + trace.num_events
             trace.num_events = 0
             trace.spans.clear()
-            own.clear()
-    put_right(found)
-    rows: list[dict[str, Any]] = []
-    for trace, own in found:
-        _align_rows(trace, own)
-        rows += own
-    if not rows:
+    known = [(trace, own.build_frame()) for trace, own in found if trace.has_header]
+    known = [(trace, frame) for trace, frame in known if len(frame)]
+    put_right(known)
+    if not known:
         names = ["attempt", "rank", "stage", "replica", "step"]
         times = ["begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s"]
         return Traces(ranks=ranks, steps=pd.DataFrame(columns=names + times), zero_ns=0)
-    frame = pd.DataFrame(rows)
+    for trace, own_frame in known:
+        own_frame["begin_ns"] = trace.align(own_frame["begin_ns"].to_numpy())
+        own_frame["attempt"], own_frame["rank"] = trace.attempt, trace.rank
+        own_frame["stage"], own_frame["replica"] = trace.stages[0], trace.replica
+    frame = pd.concat([own_frame for _, own_frame in known], ignore_index=True)
+    known.clear()
     zero = int(frame["begin_ns"].min())
     frame["begin_s"] = (frame.pop("begin_ns") - zero) / 1e9
     for name in ("first_s", "last_s"):
-        frame[name] = frame[name].astype(float) + frame["begin_s"]
+        frame[name] += frame["begin_s"]
     sums = [name for name in frame.columns if name.startswith("sum ")]
     frame[sums] = frame[sums].fillna(0.0)
     frame = frame.rename(columns={name: name[4:] + "_s" for name in sums})
@@ -88,12 +91,38 @@ def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
     return Traces(ranks=ranks, steps=frame.reset_index(drop=True), zero_ns=zero)
 
 
-def _read_rank(attempt: str, path: Path) -> list[tuple[RankTrace, list[dict[str, Any]]]]:
+class _Rows:
+    """Rows of a rank's steps; tables hold them in a sixth of the room of dicts."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.frames: list[pd.DataFrame] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if len(self.rows) >= _MANY_ROWS:
+            self._pack()
+
+    def build_frame(self) -> pd.DataFrame:
+        """All rows; to be called once."""
+        self._pack()
+        frames, self.frames = self.frames, []
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def _pack(self) -> None:
+        if self.rows:
+            frame = pd.DataFrame(self.rows)
+            frame[["first_s", "last_s"]] = frame[["first_s", "last_s"]].astype(float)
+            self.frames.append(frame)
+            self.rows = []
+
+
+def _read_rank(attempt: str, path: Path) -> list[tuple[RankTrace, _Rows]]:
     """A trace for each header of the file: a writer that starts again writes another."""
     digits = path.name.partition(".")[0]
     trace = RankTrace(path=path, attempt=attempt, rank=int(digits) if digits.isdigit() else -1)
     trace.trouble = NO_HEADER
-    rows: list[dict[str, Any]] = []
+    rows = _Rows()
     found = [(trace, rows)]
     blocks = BlockReader(path, SPAN_BYTES)
     for place, data in _cut_at_headers(blocks):
@@ -102,8 +131,7 @@ def _read_rank(attempt: str, path: Path) -> list[tuple[RankTrace, list[dict[str,
         for value in lines.objects:
             if "trace" in value:
                 if not trace.is_blank:
-                    trace = RankTrace(path=path, attempt=attempt, rank=trace.rank)
-                    rows = []
+                    trace, rows = RankTrace(path=path, attempt=attempt, rank=trace.rank), _Rows()
                     found.append((trace, rows))
                 trace.trouble = _take_header(trace, value)
                 trace.has_header = not trace.trouble
@@ -142,7 +170,7 @@ def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
     return ""
 
 
-def _take_record(trace: RankTrace, value: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
+def _take_record(trace: RankTrace, value: dict[str, Any], rows: _Rows) -> bool:
     """False where the line is none that the writer writes."""
     if "offset" in value:
         at, offset, residual = (value.get(name) for name in ("at", "offset", "residual"))
@@ -174,18 +202,8 @@ def _take_record(trace: RankTrace, value: dict[str, Any], rows: list[dict[str, A
             wait += three[1]
             work += three[2]
     row["wait_s"], row["work_s"] = wait / 1e9, work / 1e9
-    rows.append(row)
+    rows.add(row)
     return True
-
-
-def _align_rows(trace: RankTrace, rows: list[dict[str, Any]]) -> None:
-    """On rank 0's clock, and with the rank's name."""
-    times = trace.align(np.array([row["begin_ns"] for row in rows], dtype=np.int64))
-    stage = trace.stages[0]
-    for row, time in zip(rows, times.tolist(), strict=True):
-        row["begin_ns"] = time
-        row["attempt"], row["rank"], row["stage"] = trace.attempt, trace.rank, stage
-        row["replica"] = trace.replica
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:

@@ -26,7 +26,8 @@ def test_the_report_of_a_training_agrees_with_the_training(tmp_path: Path, world
     for rank in range(world):
         took = json.loads((tmp_path / f"took.{rank}.json").read_text())
         own = job.traces.steps[job.traces.steps["rank"] == rank].sort_values("step")
-        assert own["took_s"].tolist() == pytest.approx(took, abs=1e-3)
+        for (inner, outer), traced in zip(took, own["took_s"], strict=True):
+            assert inner - 1e-6 <= traced <= outer + 1e-6
         assert (own["work_s"] + own["wait_s"] <= own["took_s"]).all()
         assert (own["optimizer_s"] > 0).all()
     for step in analysis.steps:
