@@ -85,14 +85,17 @@ def _render_steps(job: Job, analysis: Analysis) -> Iterator[str]:
 def _render_pipeline(analysis: Analysis) -> Iterator[str]:
     if not analysis.steps:
         return
-    yield f"{'step':>12} {'pipeline s':>11} {'idle':>7} {'ideal':>7} {'even':>7}"
+    yield f"{'step':>12} {'slowest s':>11} {'idle':>7} {'ideal':>7} {'even':>7}"
     for step in analysis.steps:
-        for pipeline, bubble in zip(step.pipelines, step.bubbles, strict=False):
-            name = f"{step.name} {step.step}"
-            replica = f"  replica {pipeline.replica}" if len(step.pipelines) > 1 else ""
-            shares = (bubble.measured, bubble.ideal, bubble.ideal_even)
-            figures = " ".join(f"{100 * share:6.1f}%" for share in shares)
-            yield f"{name:>12} {bubble.makespan_s:11.4f} {figures}{replica}"
+        if not step.bubbles:
+            continue
+        names = ("measured", "ideal", "ideal_even")
+        means = [sum(getattr(b, name) for b in step.bubbles) / len(step.bubbles) for name in names]
+        slowest = max(step.bubbles, key=lambda bubble: bubble.makespan_s)
+        figures = " ".join(f"{100 * share:6.1f}%" for share in means)
+        replicas = f"  {len(step.bubbles)} replicas" if len(step.bubbles) > 1 else ""
+        name = f"{step.name} {step.step}"
+        yield f"{name:>12} {slowest.makespan_s:11.4f} {figures}{replicas}"
     if len(analysis.bubbles) > 1:
         share = 100 * analysis.bubbles["bubble_share"]
         yield f"all steps: idle {share.median():.1f}% in the median, at most {share.max():.1f}%"
