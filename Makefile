@@ -12,7 +12,7 @@ $(VENV)/.installed: setup.cfg constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,train]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,train,report]'
 	touch $@
 
 # Submits the quickstart to this machine, follows it to the end, shows its status and files.

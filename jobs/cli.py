@@ -215,6 +215,45 @@ def logs(
 
 
 @cli.command()
+@job_argument
+@click.option("--text", is_flag=True, help="Print the report (what it does without options too).")
+@click.option(
+    "--csv",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write every table as CSV.",
+)
+@click.option(
+    "--parquet",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write every table as Parquet.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a timeline for ui.perfetto.dev, such as trace.json.gz.",
+)
+def report(
+    job: str, text: bool, csv: Path | None, parquet: Path | None, trace: Path | None
+) -> None:
+    """Say where JOB's time went, and what to change.
+
+    JOB may also be a folder of per-node logs, such as log2/10932251, or one log.
+
+    \b
+    vjob report last
+    vjob report log2/10932251 --csv tables
+    vjob report gpt2-xl --trace trace.json.gz
+    """
+    from jobs.report import write_report
+
+    here = Path.cwd()
+    write_report(job, here, click.echo, text=text, csv=csv, parquet=parquet, trace=trace)
+
+
+@cli.command()
 @click.option(
     "--from",
     "shell_conf",

@@ -1,1 +1,1 @@
-"""Logs and traces to tables, figures and one HTML page. Only it imports pandas and plotly."""
+"""Logs and traces to tables, findings and timelines. Only it imports pandas, pyarrow and plotly."""

@@ -1,0 +1,60 @@
+"""Files in pieces of whole lines: memory is bounded by a piece, whatever the file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+BLOCK_BYTES = 1 << 20
+LONGEST_LINE = 1 << 22
+"""A line beyond this is no line of ours: it is passed over, and counted as one."""
+
+
+class BlockReader:
+    """Iterates over (offset, whole lines); counts what it passed over, and says why it stopped.
+
+    The last line is given even if it has no end: whether it is torn shows when it is read.
+    """
+
+    def __init__(self, path: Path, size: int = BLOCK_BYTES) -> None:
+        self.path, self.size = path, size
+        self.skipped = 0
+        self.trouble = ""
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        try:
+            yield from self._read()
+        except OSError as error:  # vanished, or its server did
+            self.trouble = error.strerror or str(error)
+
+    def _read(self) -> Iterator[tuple[int, bytes]]:
+        rest, start, is_passing = b"", 0, False
+        with open(self.path, "rb") as handle:
+            while piece := handle.read(self.size):
+                if is_passing:
+                    _, end, piece = piece.partition(b"\n")
+                    start = handle.tell() - len(piece)
+                    is_passing = not end
+                    if is_passing:
+                        continue
+                data = rest + piece
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    yield start, data[:cut]
+                start += cut
+                rest = data[cut:]
+                if len(rest) > LONGEST_LINE:
+                    self.skipped += 1
+                    rest, is_passing = b"", True
+            if rest:
+                yield start, rest
+
+
+def read_span(path: Path, start: int, length: int) -> bytes:
+    """The same piece again; short or empty if the file has changed since."""
+    try:
+        with open(path, "rb") as handle:
+            handle.seek(start)
+            return handle.read(length)
+    except OSError:
+        return b""

@@ -1,0 +1,130 @@
+"""Everything that a job left, as tables: one call, any job, broken files included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from reports.gpu_log import read_gpus
+from reports.megatron_log import LogReader, LogTables
+from reports.prediction import Prediction, read_prediction
+from reports.sources import Sources, find_sources
+from reports.trace_reader import NO_HEADER, Traces, read_events, read_traces
+from varuna_core.records.events import read_events as read_history
+from varuna_core.records.exits import read_outcome
+from varuna_core.records.files import read_json
+from varuna_core.records.runfolder import AttemptFolder
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What is known of a job."""
+
+    sources: Sources
+    traces: Traces
+    events: pd.DataFrame
+    """Events of the chosen steps (reports/trace_reader.py has the columns)."""
+    chosen: dict[str, tuple[str, int]]
+    """(attempt, step) of `first`, `median`, `slowest`, `last`."""
+    logs: dict[str, pd.DataFrame]
+    """iterations, memory, phases, timers_by_rank, timers_by_step, timer_calls."""
+    job_info: dict[str, str]
+    gpus: pd.DataFrame
+    history: list[dict[str, Any]]
+    """events*.jsonl in time order."""
+    exits: pd.DataFrame
+    outcomes: dict[str, str]
+    """How each attempt ended, in words; an attempt without an outcome is not here."""
+    facts: dict[str, Any]
+    """plan.json as it is; empty where there is none."""
+    prediction: Prediction | None
+    skipped: dict[str, str]
+    """What of which file could not be read."""
+
+    @property
+    def partition(self) -> str:
+        """Layers of each stage, where anything says so."""
+        traced = next((trace.partition for trace in self.traces.ranks if trace.partition), "")
+        return traced or str(self.facts.get("partition") or self.job_info.get("PARTITION", ""))
+
+
+def load_job(path: Path, say: Callable[[str], object] = lambda text: None) -> Job:
+    """Read all; SourceError where there is nothing. `say` hears of the progress."""
+    sources = find_sources(path)
+    skipped: dict[str, str] = {}
+    paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
+    say(f"{len(paths)} traces")
+    traces = read_traces(paths)
+    for trace in traces.ranks:
+        if trace.skipped:
+            count = f"{trace.skipped} line{'s' if trace.skipped > 1 else ''} skipped"
+            skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = count
+        if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
+            skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
+    chosen = choose_steps(traces)
+    tables = LogTables()
+    for attempt in sources.attempts:
+        for node, log in attempt.logs:
+            say(f"{log.name}")
+            LogReader(tables, attempt.label, node, log).read()
+    skipped |= {name: f"{count} lines skipped" for name, count in tables.skipped.items()}
+    gpus: list[dict[str, Any]] = []
+    for attempt in sources.attempts:
+        for node, samples in attempt.gpus:
+            rows, bad = read_gpus(attempt.label, node, samples)
+            gpus += rows
+            if bad:
+                skipped[f"{attempt.label}/{samples.name}".lstrip("/")] = f"{bad} lines skipped"
+    plan = read_json(sources.run.plan) if sources.run is not None else None
+    facts = plan if isinstance(plan, dict) else {}
+    return Job(
+        sources=sources,
+        traces=traces,
+        events=read_events(traces, set(chosen.values())),
+        chosen=chosen,
+        logs=tables.build_tables(),
+        job_info=tables.job_info,
+        gpus=pd.DataFrame(gpus),
+        history=read_history(sources.run) if sources.run is not None else [],
+        exits=_read_exits(sources),
+        outcomes=_read_outcomes(sources),
+        facts=facts,
+        prediction=read_prediction(facts),
+        skipped=skipped,
+    )
+
+
+def choose_steps(traces: Traces) -> dict[str, tuple[str, int]]:
+    """The steps to look at closely, of those that have details."""
+    detailed = traces.detailed_steps
+    if not detailed:
+        return {}
+    took = traces.steps.groupby(["attempt", "step"])["took_s"].max()
+    # The first step warms up: it is no measure of the others.
+    later = sorted(detailed[1:] or detailed, key=lambda pair: (float(took[pair]), pair))
+    chosen = {"first": detailed[0], "median": later[(len(later) - 1) // 2]}
+    return {**chosen, "slowest": later[-1], "last": detailed[-1]}
+
+
+def _read_exits(sources: Sources) -> pd.DataFrame:
+    names = ["attempt", "rank", "node", "code", "signal", "started", "ended", "last_error"]
+    rows = []
+    for attempt in sources.attempts:
+        for path in attempt.exits:
+            value = read_json(path)
+            if isinstance(value, dict):
+                rows.append({"attempt": attempt.label, **{n: value.get(n) for n in names[1:]}})
+    return pd.DataFrame(rows, columns=names)
+
+
+def _read_outcomes(sources: Sources) -> dict[str, str]:
+    found = {}
+    for attempt in sources.attempts:
+        outcome = read_outcome(AttemptFolder(attempt.folder, 0))
+        if outcome is not None:
+            found[attempt.label] = str(outcome.reason)
+    return found

@@ -1,0 +1,114 @@
+"""What files a report can read: found in a run folder, or in a bare folder of per-node logs.
+
+Nothing is named by hand: attempts are the `attempt-<n>` folders and the `earlier-<n>` tries in
+them; nodes are the files' names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+LOGS = (".out", ".log", ".txt")
+
+
+class SourceError(ValueError):
+    """There is nothing to read; the message says what was looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptSources:
+    """The files of one start of the ranks."""
+
+    label: str
+    """`0`, or `0.earlier-1`; empty in a bare folder."""
+    folder: Path
+    logs: tuple[tuple[str, Path], ...]
+    """(node, its standard output)."""
+    traces: tuple[Path, ...]
+    gpus: tuple[tuple[str, Path], ...]
+    """(node, samples): JSON lines where there are any, else text."""
+    exits: tuple[Path, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """All files of a job."""
+
+    name: str
+    run: RunFolder | None
+    """None for a bare folder."""
+    attempts: tuple[AttemptSources, ...]
+
+
+def find_sources(path: Path) -> Sources:
+    """`path` is a run folder, a folder of logs, or one log."""
+    if path.is_file():
+        attempt = AttemptSources(
+            label="", folder=path.parent, logs=((path.stem, path),), traces=(), gpus=(), exits=()
+        )
+        return Sources(name=path.name, run=None, attempts=(attempt,))
+    if not path.is_dir():
+        raise SourceError(f"{path} is neither a folder nor a file")
+    run = RunFolder(path)
+    attempts = [
+        found
+        for attempt in run.attempts()
+        for found in (*_find_earlier(attempt), _find_attempt(str(attempt.number), attempt.path))
+    ]
+    if not attempts and not run.record.exists() and not run.plan.exists():
+        bare = _find_attempt("", path)
+        if not bare.logs and not bare.traces and not bare.gpus:
+            raise SourceError(
+                f"{path} holds nothing to report: no attempt-<n> of a run, no <node>{LOGS[0]}, "
+                "no trace/<rank>.jsonl"
+            )
+        return Sources(name=path.name, run=None, attempts=(bare,))
+    return Sources(name=path.name, run=run, attempts=tuple(attempts))
+
+
+def _find_earlier(attempt: AttemptFolder) -> list[AttemptSources]:
+    """Tries of this attempt that were set aside, oldest first."""
+    numbers = sorted(
+        int(match.group(1))
+        for path in attempt.path.glob("earlier-*")
+        if (match := re.fullmatch(r"earlier-(\d+)", path.name))
+    )
+    return [
+        _find_attempt(f"{attempt.number}.earlier-{number}", attempt.path / f"earlier-{number}")
+        for number in numbers
+    ]
+
+
+def _find_attempt(label: str, folder: Path) -> AttemptSources:
+    logs = _list(folder, LOGS)
+    if not logs:
+        logs = [(f"rank {path.stem}", path) for _, path in _list(folder / "ranks", (".out",))]
+    samples = dict(_list(folder, (".gpu",)))
+    samples |= {name.removesuffix(".gpu"): path for name, path in _list(folder, (".gpu.jsonl",))}
+    return AttemptSources(
+        label=label,
+        folder=folder,
+        logs=tuple(logs),
+        traces=tuple(path for _, path in _list(folder / "trace", (".jsonl",))),
+        gpus=tuple(samples.items()),
+        exits=tuple(path for _, path in _list(folder / "exit", (".json",))),
+    )
+
+
+def _list(folder: Path, endings: tuple[str, ...]) -> list[tuple[str, Path]]:
+    """(name without its ending, file), numbers in their order."""
+    try:
+        children = [path for path in folder.iterdir() if path.is_file()]
+    except OSError:
+        return []
+    found = [
+        (path.name[: -len(ending)], path)
+        for path in children
+        for ending in endings
+        if path.name.endswith(ending) and path.name != ending
+    ]
+    return sorted(found, key=lambda pair: [part.zfill(12) for part in re.split(r"(\d+)", pair[0])])

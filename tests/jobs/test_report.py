@@ -1,0 +1,104 @@
+"""`vjob report`, from the command line to its files."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+from jobs.cli import cli
+from tests.reports.traces import write_simulated
+from varuna_core.records.training_log import Iteration, format_iteration
+from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.costs import build_even_costs
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "log2" / "4711"
+    write_simulated(folder, build_schedule("1f1b", 2, 3), build_even_costs(2), steps=(1, 2, 3, 4))
+    iteration = Iteration(2, 4, time_ms=12.0, losses={"lm loss": 9.0})
+    text = f"<script>alert('x')</script>\x1b[31m\n{format_iteration(iteration)}\n"
+    (folder / "n0.out").write_text(text)
+    return folder
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["report", *words])
+
+
+def test_the_text_of_a_bare_folder(job: Path) -> None:
+    done = run("log2/4711")
+    assert done.exit_code == 0, done.output
+    assert done.output == run(str(job), "--text").output
+    assert "Ranks idle 25 % of a step's pipeline" in done.output
+    assert "iteration 2 : 0.0120 s" in done.output
+    assert "\x1b" not in done.output
+
+
+def test_tables_as_csv_and_parquet_are_the_same(job: Path) -> None:
+    done = run(str(job), "--csv", "tables", "--parquet", "tables")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("wrote") == 2 and "FINDINGS" not in done.output
+    for name in ("events", "steps", "ranks", "iterations"):
+        as_csv = pd.read_csv(f"tables/{name}.csv", keep_default_na=False, na_values=[""])
+        as_parquet = pd.read_parquet(f"tables/{name}.parquet")
+        assert len(as_csv) == len(as_parquet) > 0
+        assert list(as_csv.columns) == list(as_parquet.columns)
+    assert len(pd.read_csv("tables/events.csv")) == 2 * 4 * 6
+
+
+def test_a_timeline_for_perfetto(job: Path) -> None:
+    done = run(str(job), "--trace", "trace.json.gz")
+    assert done.exit_code == 0, done.output
+    with gzip.open("trace.json.gz", "rt") as handle:
+        events = json.load(handle)["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert f"{len(slices)} slices" in done.output
+    steps = {event["args"]["step"] for event in slices}
+    work = [event for event in slices if event["name"] != "wait"]
+    assert len(work) == len(steps) * 12
+    assert {event["name"] for event in work} >= {"forward 0", "backward 2"}
+    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert {"stage 0", "stage 1", "rank 0 n0"} <= set(names)
+    # Three activations and three gradients a step, each from inside a slice to inside a slice.
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert len(starts) == len(ends) == 6 * len(steps)
+    for number, start in starts.items():
+        assert start["ts"] <= ends[number]["ts"] + 0.01
+        assert start["pid"] != ends[number]["pid"]
+        for end in (start, ends[number]):
+            assert any(
+                item["pid"] == end["pid"]
+                and item["tid"] == end["tid"]
+                and item["ts"] - 0.01 <= end["ts"] <= item["ts"] + item["dur"] + 0.01
+                for item in work
+            )
+    # Slices of a thread do not overlap: Perfetto would drop them.
+    for thread in {event["tid"] for event in slices}:
+        own = sorted(
+            (event["ts"], event["ts"] + event["dur"]) for event in slices if event["tid"] == thread
+        )
+        pairs = itertools.pairwise(own)
+        assert all(after[0] >= before[1] - 0.01 for before, after in pairs)
+
+
+@pytest.mark.parametrize("word", ["nothing", "./nothing", "."])
+def test_what_is_no_job_is_said(job: Path, word: str) -> None:
+    done = run(word)
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output and "vjob: " in done.output
+
+
+def test_a_folder_that_cannot_be_written_is_said(job: Path) -> None:
+    Path("tables").write_text("a file")
+    done = run(str(job), "--trace", "none/trace.json.gz")
+    assert done.exit_code == 1 and "none/trace.json.gz: No such file" in done.output

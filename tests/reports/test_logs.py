@@ -1,0 +1,189 @@
+"""Megatron's standard output, GPU samples and bare folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from reports.analysis import analyse
+from reports.findings import find_all
+from reports.gpu_log import read_gpus
+from reports.load import load_job
+from reports.megatron_log import LogReader, LogTables
+from reports.sources import SourceError, find_sources
+from reports.text import render_text
+from reports.thinned import Thinned
+from varuna_core.records.training_log import (
+    Iteration,
+    Memory,
+    format_iteration,
+    format_memory,
+    format_timers,
+    format_timers_max,
+    format_timers_minmax,
+)
+
+SEED_LINES = """\
+[before the start of training step] datetime: 2023-06-14 16:08:12 
+[Rank 24] (after 20 iterations) memory (MB) | allocated: 3035.10107421875 | max allocated: \
+3869.255859375 | reserved: 4020.0 | max reserved: 4020.0
+ iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration (ms): \
+1423.8 | learning rate: 7.031E-07 | global batch size:    64 | lm loss: 1.017721E+01 | loss scale: \
+262144.0 | grad norm: 16.666 | number of skipped iterations:   0 | number of nan iterations:   0 |
+ iteration       40/      50 | consumed samples:         2560 | elapsed time per iteration (ms): \
+1373.9 | learning rate: 1.172E-06 | global batch size:    64 | lm loss: 9.237929E+00 | loss scale: \
+262144.0 | grad norm: 5.335 | number of skipped iterations:   0 | number of nan iterations:   0 |
+"""  # Megatron ends its phase lines with a blank
+SEED_GPU = "[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |\n"
+
+
+def read(text: str | bytes, folder: Path, name: str = "n067") -> LogTables:
+    path = folder / f"{name}.out"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    tables = LogTables()
+    LogReader(tables, "", name, path).read()
+    return tables
+
+
+def line(step: int, time_ms: float = 100.0) -> str:
+    return format_iteration(Iteration(step, 50, time_ms=time_ms, losses={"lm loss": 9.0})) + "\n"
+
+
+def test_the_printed_samples_of_the_seed_parse(tmp_path: Path) -> None:
+    tables = read(SEED_LINES, tmp_path).build_tables()
+    table = tables["iterations"]
+    assert table["step"].tolist() == [30, 40]
+    assert table["time_ms"].tolist() == [1423.8, 1373.9]
+    assert table["loss"].tolist() == [10.17721, 9.237929]
+    assert table["loss_scale"].tolist() == [262144.0] * 2
+    (memory,) = tables["memory"].to_dict("records")
+    assert (memory["rank"], memory["max_allocated"]) == (24, 3869.255859375)
+    assert tables["phases"]["time"].tolist() == ["2023-06-14 16:08:12"]
+
+
+def test_a_bare_folder_of_the_seed_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "n067.out").write_text(SEED_LINES)
+    (tmp_path / "n061.out").write_text("NODE_RANK: 1\nPARTITION: 0-11-8-8-8-8-5-0\nMODEL: xl\n")
+    (tmp_path / "n060.gpu").write_text(SEED_GPU * 3)
+    job = load_job(tmp_path)
+    assert job.job_info == {"NODE_RANK": "1", "PARTITION": "0-11-8-8-8-8-5-0", "MODEL": "xl"}
+    analysis = analyse(job)
+    text = render_text(job, analysis, find_all(job, analysis), is_partial=False)
+    assert "iteration 30 : 1.4238 s" in text
+    assert "rank 24: 4020 MB" in text
+    assert "PARTITION: 0-11-8-8-8-8-5-0" in text
+
+
+@pytest.mark.parametrize("tag", ["", "3: ", "[rank3]: ", "[default3]:"])
+def test_timers_of_all_ranks_with_the_seeds_lists(tmp_path: Path, tag: str) -> None:
+    text = ""
+    for step, value in ((10, 900.0), (20, 100.0), (30, 300.0), (40, 200.0), (50, 50.0)):
+        times = [1686000000.25 + step, 1686000000.5 + step]
+        calls = {("forward-compute", rank): (times, [t + 0.125 for t in times]) for rank in (0, 1)}
+        timers = {"forward-compute": {0: value, 1: 2 * value}, "optimizer": {1: 1.5}}
+        text += line(step, value) + format_timers(timers, calls) + "\n"
+    text = "".join(tag + part for part in text.splitlines(keepends=True))
+    tables = read(text, tmp_path).build_tables()
+    by_rank = tables["timers_by_rank"].set_index(["timer", "rank"])
+    assert by_rank.loc[("forward-compute", 1), "sum_ms"] == 2 * 1550
+    assert by_rank.loc[("optimizer", 1), "count"] == 5
+    by_step = tables["timers_by_step"].set_index(["timer", "step"])
+    assert by_step.loc[("forward-compute", 30)].tolist() == [300.0, 600.0]
+    calls_table = tables["timer_calls"]
+    assert sorted(calls_table["step"].unique()) == [10, 30, 50]  # first, slowest later one, last
+    assert len(calls_table) == 3 * 2 * 2
+    assert (calls_table["end"] - calls_table["begin"]).tolist() == [0.125] * 12
+
+
+def test_timers_by_their_extremes(tmp_path: Path) -> None:
+    text = line(10) + format_timers_minmax({"forward-compute": (1.5, 2.5)}) + "\n"
+    text += line(20) + format_timers_max({"forward-compute": 3.25}) + "\n"
+    by_step = read(text, tmp_path).build_tables()["timers_by_step"]
+    assert by_step[["step", "min_ms", "max_ms"]].to_numpy().tolist() == [
+        [10, 1.5, 2.5],
+        [20, 3.25, 3.25],
+    ]
+
+
+def test_other_lines_between_those_of_a_block_do_no_harm(tmp_path: Path) -> None:
+    block = format_timers({"forward-compute": {0: 1.0, 1: 2.0}}).splitlines(keepends=True)
+    noise = format_memory(Memory(7, 10, 1.0, 2.0, 3.0, 4.0)) + "\n  warnings.warn(\n"
+    text = line(10) + noise.join(block) + "\n"
+    tables = read(text, tmp_path).build_tables()
+    assert len(tables["timers_by_rank"]) == 2
+    assert tables["memory"]["rank"].unique().tolist() == [7]
+
+
+def test_a_torn_line_is_counted_and_never_half_read(tmp_path: Path) -> None:
+    whole = line(10)
+    for cut in range(len(whole) - 2):
+        tables = read(whole[:cut], tmp_path)
+        for row in tables.iterations.rows:
+            assert row["loss"] in (None, 9.0) and row["time_ms"] in (None, 100.0)
+    assert sum(read("iteration 3/ 50 | lm lo\n" + whole, tmp_path).skipped.values()) == 1
+
+
+PIECES = st.sampled_from(
+    [
+        *SEED_LINES.encode().splitlines(keepends=True),
+        *format_timers({"a-b": {0: 1.0}}, {("a-b", 0): ([1.0], [2.0])}).encode().splitlines(True),
+        format_timers_minmax({"a": (1.0, 2.0)}).encode(),
+        SEED_GPU.encode(),
+        b"NODE_RANK: ",
+        b"iteration 99999999999999999999/ 5 | lm loss: nan | number of nan iterations: inf |\n",
+        b"iteration 1/ 5 | consumed samples: 1e300 | number of skipped iterations: 1e300 |\n",
+        b"<script>alert(1)</script>\n",
+        b'{"time": 1, "gpus": [{"index": 0, "memory_used_mb": "x"}]}\n',
+        b'{"time": 1e999, "gpus": []}\n',
+    ]
+)
+
+
+@given(st.lists(st.one_of(PIECES, st.binary(max_size=40)), max_size=15))
+@example([b"\xff\xfe\x00iteration \n", b"iteration 1/ 2 |" * 5])
+@settings(deadline=None, max_examples=60)
+def test_no_log_is_too_broken_for_a_report(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    for name in ("n0.out", "n1.gpu", "n2.gpu.jsonl", "n3.txt"):
+        (folder / name).write_bytes(b"".join(pieces))
+    job = load_job(folder)
+    analysis = analyse(job)
+    text = render_text(job, analysis, find_all(job, analysis), is_partial=True)
+    assert all(char == "\n" or char.isprintable() for char in text)
+
+
+def test_gpu_samples_as_json_and_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "n0.gpu.jsonl"
+    path.write_text(
+        '{"time": 5.0, "gpus": [{"index": 1, "name": "A10", "utilization": 50, '
+        '"memory_used_mb": 7, "memory_total_mb": 9}]}\n{"time": 6.0, "gpu\n'
+    )
+    rows, skipped = read_gpus("0", "n0", path)
+    assert skipped == 1
+    assert (rows[0]["gpu"], rows[0]["utilization"], rows[0]["memory_used_mb"]) == ("1", 50.0, 7.0)
+    text = tmp_path / "n0.gpu"
+    text.write_text("n060  Wed Jun 14 16:08:12 2023  525.60\n" + SEED_GPU)
+    (row,), skipped = read_gpus("", "n0", text)
+    assert skipped == 0 and row["time"] is not None and row["memory_total_mb"] == 22731
+
+
+def test_a_folder_of_nothing_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"no attempt-<n> of a run, no <node>\.out"):
+        find_sources(tmp_path)
+    with pytest.raises(SourceError, match="neither a folder nor a file"):
+        find_sources(tmp_path / "none")
+
+
+@given(st.integers(0, 500), st.integers(1, 20))
+@settings(deadline=None)
+def test_thinned_rows_are_evenly_spread(count: int, most: int) -> None:
+    thinned = Thinned(most)
+    for number in range(count):
+        thinned.append({"n": number})
+    assert len(thinned.rows) <= most
+    assert [row["n"] for row in thinned.rows] == list(range(0, count, thinned.stride))

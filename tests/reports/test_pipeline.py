@@ -1,0 +1,189 @@
+"""Bubbles, critical paths and balance of steps whose answers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reports.analysis import Analysis, analyse
+from reports.balance import parse_partition, suggest_partition
+from reports.findings import find_all
+from reports.load import Job, load_job
+from tests.reports.traces import MS, write_rank, write_simulated
+from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.costs import Costs, build_even_costs
+from varuna_core.schedule.simulate import simulate
+
+
+def read(folder: Path) -> tuple[Job, Analysis]:
+    job = load_job(folder)
+    return job, analyse(job)
+
+
+def test_equal_stages_have_the_bubble_of_the_books(tmp_path: Path) -> None:
+    """(p - 1) / (m + p - 1), and nothing left to gain."""
+    schedule = build_schedule("1f1b", 4, 6)
+    write_simulated(tmp_path, schedule, build_even_costs(4))
+    _, analysis = read(tmp_path)
+    median = analysis.find_step("median")
+    assert median is not None and median.trouble == ""
+    (bubbles,) = median.bubbles
+    assert bubbles.measured == pytest.approx(3 / 9)
+    assert bubbles.ideal == pytest.approx(3 / 9)
+    assert bubbles.ideal_even == pytest.approx(3 / 9)
+    assert analysis.bubbles["bubble_share"].tolist() == pytest.approx([3 / 9] * 3)
+    assert median.stage_work_s == pytest.approx([0.018] * 4)
+
+
+def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
+    costs = Costs(forward=(1, 1, 3, 1), input_grad=(1, 1, 3, 1), weight_grad=(1, 1, 3, 1))
+    schedule = build_schedule("1f1b", 4, 6)
+    write_simulated(tmp_path, schedule, costs, partition="2-2-5-2")
+    job, analysis = read(tmp_path)
+    median = analysis.find_step("median")
+    assert median is not None
+    (bubbles,) = median.bubbles
+    timing = simulate(schedule, costs)
+    assert bubbles.measured == pytest.approx(timing.bubble_share)
+    assert bubbles.makespan_s == pytest.approx(timing.makespan / 1000)
+    even = simulate(schedule, build_even_costs(4, 1.5, 1.5, 1.5))
+    assert bubbles.ideal_even == pytest.approx(even.bubble_share)
+    # Six micro-batches through stage 2, and what one of them needs before and after it.
+    path = {what: 0.0 for what in ("work", "message", "gap")}
+    for piece in median.path:
+        path[piece.what] += piece.seconds
+    assert path["message"] == path["gap"] == 0
+    assert path["work"] == pytest.approx(timing.makespan / 1000)
+    on_two = sum(piece.seconds for piece in median.path if piece.stage == 2)
+    assert on_two == pytest.approx(6 * 9 / 1000)
+    sentences = [finding.sentence for finding in find_all(job, analysis)]
+    (pace,) = [sentence for sentence in sentences if "sets the pace" in sentence]
+    assert pace.startswith("Stage 2 sets the pace: it works 54 ms a step, 100 % more")
+    assert analysis.suggestion is not None
+    assert sum(analysis.suggestion.partition) == 11
+    assert analysis.suggestion.partition[2] < 5
+
+
+def test_messages_that_take_time_are_exposed_communication(tmp_path: Path) -> None:
+    """Two stages, one micro-batch, hops of 2: each rank waits once for a message under way."""
+    costs = build_even_costs(2, hop=2.0)
+    write_simulated(tmp_path, build_schedule("1f1b", 2, 1), costs)
+    _, analysis = read(tmp_path)
+    median = analysis.find_step("median")
+    assert median is not None
+    table = median.communication.set_index("rank")
+    assert table.loc[0, "exposed_s"] == pytest.approx(0.002)
+    assert table.loc[1, "exposed_s"] == pytest.approx(0.002)
+    assert table.loc[1, "bubble_s"] == pytest.approx(0.001)
+    assert table.loc[0, "bubble_s"] == pytest.approx(0.005 - 0.0)
+    (bubbles,) = median.bubbles
+    assert bubbles.ideal == pytest.approx(1 / 2)
+    assert bubbles.measured == pytest.approx(1 - 6 / 20)
+    whats = "work message work work message work"
+    assert [piece.what for piece in median.path] == whats.split()
+
+
+def test_communication_beside_work_is_hidden_and_the_rest_exposed(tmp_path: Path) -> None:
+    events = [
+        ("B", 1, 0, 0, 0, 0, 10 * MS, 0, ""),
+        ("all-reduce", 1, 0, -1, 6 * MS, 0, 10 * MS, 4096, "gradients"),
+        ("B", 1, 0, 1, 12 * MS, 0, 2 * MS, 0, ""),
+    ]
+    write_rank(tmp_path, 0, events)
+    _, analysis = read(tmp_path)
+    (row,) = analysis.steps[0].communication.to_dict("records")
+    assert row["overlapped_s"] == pytest.approx(0.004 + 0.002)
+    assert row["exposed_s"] == pytest.approx(0.004)
+
+
+@given(
+    name=st.sampled_from(["gpipe", "1f1b", "varuna", "zero_bubble"]),
+    stages=st.integers(1, 4),
+    microbatches=st.integers(1, 6),
+    costs=st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=4, max_size=4),
+    shift=st.integers(-(10**12), 10**12),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_simulated_step_is_read_back_as_it_was(
+    name: str,
+    stages: int,
+    microbatches: int,
+    costs: list[tuple[int, int, int]],
+    shift: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Whatever the schedule, and however far the nodes' clocks are apart."""
+    forward, inputs, weights = zip(*costs[:stages], strict=True)
+    given_costs = Costs(forward=forward, input_grad=inputs, weight_grad=weights)
+    schedule = build_schedule(name, stages, microbatches, costs=given_costs)
+    folder = tmp_path_factory.mktemp("job")
+    write_simulated(
+        folder, schedule, given_costs, steps=(1,), hosts=("a", "b"), shifts_ns=(0, shift)
+    )
+    _, analysis = read(folder)
+    (step, *_) = analysis.steps
+    timing = simulate(schedule, given_costs)
+    (bubbles,) = step.bubbles
+    assert bubbles.measured == pytest.approx(timing.bubble_share, abs=1e-6)
+    assert bubbles.ideal == pytest.approx(timing.bubble_share, abs=1e-6)
+    (pipeline,) = step.pipelines
+    assert pipeline.schedule.ranks == schedule.ranks
+    assert sum(piece.seconds for piece in step.path) == pytest.approx(timing.makespan / 1000)
+    assert all(piece.what == "work" for piece in step.path)
+
+
+def test_interleaved_stages_find_their_ranks(tmp_path: Path) -> None:
+    schedule = build_schedule("interleaved", 2, 4, stages_per_rank=2)
+    write_simulated(tmp_path, schedule, build_even_costs(4))
+    _, analysis = read(tmp_path)
+    (bubbles,) = analysis.steps[0].bubbles
+    assert bubbles.ideal == pytest.approx(simulate(schedule, build_even_costs(4)).bubble_share)
+    assert len(analysis.steps[0].stage_work_s) == 4
+
+
+def test_a_rank_that_wrote_nothing_is_said_not_guessed(tmp_path: Path) -> None:
+    write_simulated(tmp_path, build_schedule("1f1b", 3, 4), build_even_costs(3))
+    (tmp_path / "trace" / "1.jsonl").unlink()
+    job, analysis = read(tmp_path)
+    assert analysis.steps[0].bubbles == ()
+    assert "no rank wrote of stage 1" in analysis.steps[0].trouble
+    assert any("cannot be put together" in finding.sentence for finding in find_all(job, analysis))
+
+
+def test_a_clock_that_is_plainly_wrong_is_put_right_and_named(tmp_path: Path) -> None:
+    """Two hours off and no offset measured: the bubble is that of the other ranks' clocks."""
+    write_simulated(
+        tmp_path,
+        build_schedule("1f1b", 2, 4),
+        build_even_costs(2),
+        hosts=("a", "b"),
+        shifts_ns=(0, 7200 * 1000 * MS),
+    )
+    for path in (tmp_path / "trace").glob("*"):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"offset"' not in line))
+    job, analysis = read(tmp_path)
+    (bubbles,) = analysis.steps[0].bubbles
+    # The last rank ends a backward before the first does: that much is not known.
+    assert bubbles.measured == pytest.approx(1 / 5, abs=0.15)
+    assert any("clock of b is wrong by 7200 s" in item.sentence for item in find_all(job, analysis))
+
+
+def test_a_partition_is_suggested_only_where_it_helps() -> None:
+    assert suggest_partition((4, 4), (1.0, 1.0)) is None
+    found = suggest_partition((8, 8), (1.0, 3.0))
+    assert found is not None and str(found) == "12-4"
+    assert found.slowest_then_s == pytest.approx(1.5)
+    assert found.gain == pytest.approx(0.5)
+    # The last stage has no layers and yet its loss: nothing is moved there.
+    kept = suggest_partition((6, 2, 0), (6.0, 2.0, 5.0))
+    assert kept is not None and kept.partition == (4, 4, 0)
+
+
+@given(st.text(max_size=20))
+@settings(deadline=None)
+def test_what_is_no_partition_is_empty(text: str) -> None:
+    assert all(isinstance(layers, int) for layers in parse_partition(text))

@@ -1,0 +1,277 @@
+"""The lines that a training prints, as Megatron-LM spells them: written and read here alone.
+
+ iteration       30/      50 | consumed samples:         1920 | ... | lm loss: 1.017721E+01 | ...
+[Rank 24] (after 20 iterations) memory (MB) | allocated: 3035.1 | max allocated: 3869.2 | ...
+[before the start of training step] datetime: 2023-06-14 16:08:12
+NODE_RANK: 1                                        the block of settings before the first step
+times across ranks (ms):                            timers: all ranks, minmax or max
+  forward-compute:
+     rank  0: 12.34
+
+Readers take what differs between versions: labels that come and go, a date before the iteration, a
+rank's tag before the line, sizes in other units. Whatever a label says of a loss is a loss.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Dict, Iterable, Mapping, Optional, Sequence, Tuple
+
+TAG = r"(?:\d+: |\[[^\]\n]{1,40}\]:[ ]?)?"
+"""What stands before a line of a merged log: `3: ` of ours and srun's, `[rank3]:` of torchrun."""
+
+ITERATION_MARK = b"iteration "
+MEMORY_MARK = b"memory (MB)"
+TIMERS_MARK = b"across ranks (ms):"
+PHASE_MARK = b"datetime: "
+
+JOB_INFO = (
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "NNODES",
+    "WORLD_SIZE",
+    "GLOBAL_BATCH_SIZE",
+    "MICRO_BATCH_SIZE",
+    "TENSOR_MP_SIZE",
+    "DP_SIZE",
+    "PIPELINE_MP_SIZE",
+    "PARTITION",
+    "MODEL",
+    "HIDDEN_SIZE",
+    "NUM_LAYERS",
+    "PROFILE",
+)
+
+LABELS = {
+    "consumed samples": "consumed_samples",
+    "learning rate": "learning_rate",
+    "global batch size": "global_batch_size",
+    "loss scale": "loss_scale",
+    "grad norm": "grad_norm",
+    "number of skipped iterations": "skipped",
+    "number of nan iterations": "nan",
+}
+"""Labels with a field of their own; the losses and the elapsed time are found by their words."""
+
+_INTEGERS = ("consumed_samples", "global_batch_size", "skipped", "nan")
+_UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 1000.0}
+_HEAD = re.compile(r"\biteration +(\d{1,18})/ *(\d{1,18}) *\|(.*)", re.DOTALL)
+_ELAPSED = re.compile(r"elapsed time per (?:iteration|step) *(?:\((\w+)\))?")
+_MEMORY = re.compile(
+    r"(?:\[Rank (\d{1,9})\])?[^|\[]*\(after (\d{1,18}) iterations?\) memory \(MB\)([^\n]*)"
+)
+_MEMORY_FIELD = re.compile(r"\|? *(max )?(allocated|reserved): *([0-9.eE+-]+)")
+_PHASE = re.compile(r"\[([^\]]{1,200})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_JOB_INFO = re.compile(rf"{TAG}({'|'.join(JOB_INFO)}): ?(.*)")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration line; None is what it does not say."""
+
+    step: int
+    num_steps: Optional[int] = None
+    consumed_samples: Optional[int] = None
+    time_ms: Optional[float] = None
+    """A step's time, the mean since the line before."""
+    learning_rate: Optional[float] = None
+    global_batch_size: Optional[int] = None
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """By label; the first is the one that is trained on. Empty where every step was skipped."""
+    loss_scale: Optional[float] = None
+    grad_norm: Optional[float] = None
+    skipped: Optional[int] = None
+    """Steps that were skipped since the line before (an overflow of fp16)."""
+    nan: Optional[int] = None
+    others: Mapping[str, float] = field(default_factory=dict)
+    """What else the line says in numbers, by label."""
+
+    @property
+    def loss(self) -> Optional[float]:
+        return next(iter(self.losses.values()), None)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One memory line, in MB as torch counts them."""
+
+    rank: Optional[int]
+    step: int
+    allocated: Optional[float]
+    max_allocated: Optional[float]
+    reserved: Optional[float]
+    max_reserved: Optional[float]
+
+
+def format_iteration(value: Iteration) -> str:
+    """The line as Megatron-LM prints it, without an end."""
+    parts = [f" iteration {value.step:8d}/{value.num_steps or 0:8d}"]
+    if value.consumed_samples is not None:
+        parts.append(f"consumed samples: {value.consumed_samples:12d}")
+    if value.time_ms is not None:
+        parts.append(f"elapsed time per iteration (ms): {value.time_ms:.1f}")
+    if value.learning_rate is not None:
+        parts.append(f"learning rate: {value.learning_rate:.3E}")
+    if value.global_batch_size is not None:
+        parts.append(f"global batch size: {value.global_batch_size:5d}")
+    parts += [f"{label}: {loss:.6E}" for label, loss in value.losses.items()]
+    if value.loss_scale is not None:
+        parts.append(f"loss scale: {value.loss_scale:.1f}")
+    if value.grad_norm is not None:
+        parts.append(f"grad norm: {value.grad_norm:.3f}")
+    parts += [f"{label}: {number:.6g}" for label, number in value.others.items()]
+    parts.append(f"number of skipped iterations: {value.skipped or 0:3d}")
+    parts.append(f"number of nan iterations: {value.nan or 0:3d}")
+    return " | ".join(parts) + " |"
+
+
+def parse_iteration(line: str) -> Optional[Iteration]:
+    """None where the line is no iteration line, or too torn to say how long a step took."""
+    head = _HEAD.search(line)
+    if head is None:
+        return None
+    fields: Dict[str, float] = {}
+    losses: Dict[str, float] = {}
+    others: Dict[str, float] = {}
+    *whole, _ = head.group(3).split("|")  # what no bar closes may be torn
+    for part in whole:
+        label, colon, text = part.rpartition(":")
+        label, number = label.strip(), _read_number(text)
+        if not colon or number is None:
+            continue
+        elapsed = _ELAPSED.fullmatch(label)
+        if elapsed is not None:
+            fields["time_ms"] = number * _UNITS_MS.get(elapsed.group(1) or "ms", 1.0)
+        elif label in LABELS:
+            fields[LABELS[label]] = number
+        elif "loss" in label and "scale" not in label:
+            losses[label] = number
+        else:
+            others[label] = number
+    if not fields and not losses:
+        return None
+    for name in _INTEGERS:
+        if name in fields:
+            if not math.isfinite(fields[name]):
+                del fields[name]
+            else:
+                fields[name] = int(fields[name])
+    step, total = int(head.group(1)), int(head.group(2))
+    return Iteration(step, total, losses=losses, others=others, **fields)  # type: ignore[arg-type]
+
+
+def format_memory(value: Memory) -> str:
+    words = [
+        f"allocated: {value.allocated}",
+        f"max allocated: {value.max_allocated}",
+        f"reserved: {value.reserved}",
+        f"max reserved: {value.max_reserved}",
+    ]
+    return f"[Rank {value.rank}] (after {value.step} iterations) memory (MB) | " + " | ".join(words)
+
+
+def parse_memory(line: str) -> Optional[Memory]:
+    match = _MEMORY.search(line)
+    if match is None:
+        return None
+    found = {
+        (bool(most), name): _read_number(text)
+        for most, name, text in _MEMORY_FIELD.findall(match.group(3))
+    }
+    if not found:
+        return None
+    return Memory(
+        rank=int(match.group(1)) if match.group(1) else None,
+        step=int(match.group(2)),
+        allocated=found.get((False, "allocated")),
+        max_allocated=found.get((True, "allocated")),
+        reserved=found.get((False, "reserved")),
+        max_reserved=found.get((True, "reserved")),
+    )
+
+
+def format_phase(name: str, datetime: str) -> str:
+    """`datetime` as `2023-06-14 16:08:12`."""
+    return f"[{name}] datetime: {datetime} "
+
+
+def parse_phase(line: str) -> Optional[Tuple[str, str]]:
+    """The phase's name and its local time."""
+    match = _PHASE.search(line)
+    return None if match is None else (match.group(1), match.group(2))
+
+
+def format_job_info(settings: Mapping[str, object]) -> str:
+    """The block of settings, in the order of JOB_INFO; what is not known is left out."""
+    return "".join(f"{key}: {settings[key]}\n" for key in JOB_INFO if key in settings)
+
+
+def parse_job_info(line: str) -> Optional[Tuple[str, str]]:
+    """One line of the block."""
+    match = _JOB_INFO.fullmatch(line.strip())
+    return None if match is None else (match.group(1), match.group(2).strip())
+
+
+# Timers. The seed's own log lists, after each rank, when each call began and ended (epoch seconds).
+
+TIMERS_HEAD = re.compile(rb"(?:(\(min, max\) )?|(max )?)times? across ranks \(ms\):")
+_NAME = rb"([\w-]{1,80})"
+_NUMBER = rb"([-+.\deE]{1,40}|nan|inf)"
+TIMER_NUMBERS = re.compile(
+    rb"^%b(?:  %b:| {5}rank +(\d{1,9}): +?%b| {4}%b ?\.*: (?:\(%b, %b\)|%b)) *\r?$"
+    % (TAG.encode(), _NAME, _NUMBER, _NAME, _NUMBER, _NUMBER, _NUMBER),
+    re.MULTILINE,
+)
+"""Groups: a timer's name; a rank and its ms; a name, and min and max, or most."""
+TIMER_CALLS = re.compile(
+    rb"^%b(?: {5}rank +(\d{1,9}): [^\n]*| %b (start|end) time lst:([^\n]*))$"
+    % (TAG.encode(), _NAME),
+    re.MULTILINE,
+)
+"""Groups: a rank; or a timer's name, start or end, and the list, of the rank before."""
+
+
+def format_timers(
+    timers: Mapping[str, Mapping[int, float]],
+    calls: Optional[Mapping[Tuple[str, int], Tuple[Sequence[float], Sequence[float]]]] = None,
+) -> str:
+    """`--timing-log-option all`: ms of each rank; `calls` adds the seed's starts and ends."""
+    lines = ["times across ranks (ms):"]
+    for name, ranks in timers.items():
+        lines.append(f"  {name}:")
+        for rank, value in ranks.items():
+            lines.append(f"     rank {rank:2d}: {value:.2f}")
+            if calls and (name, rank) in calls:
+                starts, ends = calls[name, rank]
+                lines.append(f" {name} start time lst:  {_join(starts)}")
+                lines.append(f" {name} end time lst:  {_join(ends)}")
+    return "\n".join(lines)
+
+
+def format_timers_minmax(timers: Mapping[str, Tuple[float, float]]) -> str:
+    """`--timing-log-option minmax`."""
+    lines = ["(min, max) time across ranks (ms):"]
+    lines += [
+        f"    {(name + ' ').ljust(48, '.')}: ({a:.2f}, {b:.2f})" for name, (a, b) in timers.items()
+    ]
+    return "\n".join(lines)
+
+
+def format_timers_max(timers: Mapping[str, float]) -> str:
+    """`--timing-log-option max`."""
+    lines = ["max time across ranks (ms):"]
+    lines += [f"    {(name + ' ').ljust(48, '.')}: {most:.2f}" for name, most in timers.items()]
+    return "\n".join(lines)
+
+
+def _join(times: Iterable[float]) -> str:
+    return " ".join(map(repr, times)) + " "
+
+
+def _read_number(text: str) -> Optional[float]:
+    try:
+        return float(text) if len(text) < 100 else None
+    except ValueError:
+        return None
