@@ -66,21 +66,6 @@ def find_loss(output: Any) -> Tensor:
     return loss.reshape(())
 
 
-def list_changing(stage: Stage) -> list[str]:
-    """The buffers that a forward of the stage changes, and those of the same modules.
-
-    Batch norm changes its statistics unseen: torch counts no version of them, only of
-    `num_batches_tracked` beside them (2.13).
-    """
-    owners = {
-        name.rpartition(".")[0]
-        for name, segments in stage.record.changes.items()
-        if not segments.isdisjoint(stage.segments)
-    }
-    names = (name for name, _ in stage.module.named_buffers())
-    return [name for name in names if name.rpartition(".")[0] in owners]
-
-
 class Engine:
     """One rank's stage at work."""
 
@@ -89,7 +74,7 @@ class Engine:
     ) -> None:
         self.stage, self.links, self.seed, self.trace = stage, links, seed, trace
         self.weight_grads = WeightGrads()
-        self.changing = list_changing(stage)
+        self.changing = stage.list_changing()
         self._held: dict[int, Held] = {}
         self._total = 0
         self._count: Callable[[], int] | None = None

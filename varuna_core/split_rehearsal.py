@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varuna_core.cut import CutPoint, SplitError, StageEnd, unpack, watch
-from varuna_core.split_cost import CostMode
+from varuna_core.split_cost import OperationMode
 from varuna_core.split_record import Call, Cut, Record, tensor_names
 from varuna_core.split_values import (
     is_plain,
@@ -117,14 +117,21 @@ class Rehearsal:
             self.model.train(training)
         self.open: list[int] = []
         self.passed: set[int] = set()
-        self._versions = self._read_versions()
+        self.buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        self._outdated: list[Tensor | None] = []  # kept, so that no new tensor has their storage
+        self.stored: dict[int, list[str]] = {}
+        for name, tensor in [
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.buffers.items(),
+        ]:
+            self.stored.setdefault(_storage_of(tensor), []).append(name)
         fakes = {name: map_leaves(self._fake, value) for name, value in inputs.items()}
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(self.mode or nullcontext())
             if stop is None:
                 stack.enter_context(_UseMode(self.names, self._use))
-                stack.enter_context(CostMode(self._spend))
+                stack.enter_context(OperationMode(self._spend, self._write))
             stack.callback(watch, watch(self))
             try:
                 self.model(**fakes)
@@ -133,7 +140,7 @@ class Rehearsal:
             except Exception:
                 if self.record.problem is None:
                     raise
-        self._note_changes()
+        self._note_new_buffers()
         if self.record.problem is not None:
             raise self.record.problem
         return self.record
@@ -146,7 +153,7 @@ class Rehearsal:
         self.record.cuts.append(Cut(name=name, specs=specs))
         if number == self.stop:
             raise StageEnd
-        self._note_changes()
+        self._note_new_buffers()
         self.segment += 1
         self.record.costs.append(0.0)
         return unpack(values)
@@ -208,17 +215,26 @@ class Rehearsal:
                 value.shape, value.stride(), dtype=value.dtype, device=self.device
             )
 
-    def _read_versions(self) -> dict[str, tuple[int, int]]:
-        return {n: (id(b), b._version) for n, b in self.model.named_buffers(remove_duplicate=False)}
+    def _write(self, written: list[Tensor]) -> None:
+        for tensor in written:
+            for name in self.stored.get(_storage_of(tensor), ()):
+                self.record.changes.setdefault(name, set()).add(self.segment)
 
-    def _note_changes(self) -> None:
+    def _note_new_buffers(self) -> None:
+        """A buffer that is another tensor now was changed too (`self.average = ...`)."""
         if self.stop is not None:
             return
-        now = self._read_versions()
-        for name, version in now.items():
-            if version != self._versions.get(name):
+        for name, buffer in self.model.named_buffers(remove_duplicate=False):
+            if self.buffers.get(name) is not buffer:
                 self.record.changes.setdefault(name, set()).add(self.segment)
-        self._versions = now
+                self._outdated.append(self.buffers.get(name))
+                self.buffers[name] = buffer
+                self.stored.setdefault(_storage_of(buffer), []).append(name)
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """Views and `.data` of a tensor have its storage, and no version in common."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else -id(tensor)
 
 
 def _is_strided(value: Any) -> bool:
@@ -241,11 +257,35 @@ def rehearse(
     """On fake tensors, or for real where the model cannot run on them."""
     try:
         rehearsal = Rehearsal(model, device, real=False)
-        return rehearsal, rehearsal.run(inputs)
+        record = rehearsal.run(inputs)
     except SplitError:
         raise
     except (
         Exception
     ):  # whatever a model raises on fake tensors; the real run tells if it is its own
         rehearsal = Rehearsal(model, device, real=True)
-        return rehearsal, rehearsal.run(inputs)
+        record = rehearsal.run(inputs)
+    if not model.training:
+        _add_training(rehearsal, record, inputs)
+    return rehearsal, record
+
+
+def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any]) -> None:
+    """What a model given in eval mode will use and change when it is trained."""
+    try:
+        trained = rehearsal.run(inputs, training=True)
+    except Exception as error:  # it may never be trained
+        log.warning("the model is in eval mode; its dry run in training mode fails: %s", error)
+        return
+    if len(trained.cuts) != len(record.cuts):
+        raise SplitError(
+            f"the model passes {len(record.cuts)} CutPoints in eval mode and "
+            f"{len(trained.cuts)} in training mode: the number must be the same"
+        )
+    for name, segments in trained.changes.items():
+        record.changes.setdefault(name, set()).update(segments)
+    for name, uses in trained.uses.items():
+        known = {segment for segment, _ in record.uses.get(name, ())}
+        # Its calls are not the record's: as if the model's own forward used it.
+        new = {(segment, None) for segment, _ in uses if segment not in known}
+        record.uses.setdefault(name, set()).update(new)

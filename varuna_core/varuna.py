@@ -116,7 +116,7 @@ class Varuna(nn.Module):
         self.last_grad_norm: Tensor | None = None
         """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
 
-        self.train(model.training)
+        self.training = model.training  # the stage is a copy, frozen batch norms too
         weakref.finalize(self, self.links.close)  # at exit too
 
     # As a module.
