@@ -186,14 +186,16 @@ def split_model(
     shared_weights: Sequence[Sequence[str]] | None = None,
     costs: Sequence[float] | None = None,
     device: torch.device | str = "cpu",
+    from_cache: bool = False,
 ) -> Split:
     """Run `model(**dummy_inputs)` dry and share its segments out to the stages.
 
     Without `partition` the stages are balanced by `costs`, one a segment, or by what the dry run
     counted. `shared_weights` names parameters that are one, besides those that the model ties.
+    `from_cache` takes the dry run of an earlier start, if the same model made it.
     """
     device = torch.device(device)
-    rehearsal, record = rehearse(model, dummy_inputs, device)
+    rehearsal, record = rehearse(model, dummy_inputs, device, from_cache)
     groups = group_names(model, shared_weights or ())
     used_costs = tuple(record.costs if costs is None else costs)
     if len(used_costs) != len(record.costs):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varuna_core.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.dry_run_cache import find_key, load_record, store_record
 from varuna_core.split_cost import OperationMode
 from varuna_core.split_record import Call, Cut, Record, tensor_names
 from varuna_core.split_values import (
@@ -69,7 +70,12 @@ class Rehearsal:
     """A stand-in of the model that costs nothing, to be run dry once for each shape of batch."""
 
     def __init__(self, model: nn.Module, device: torch.device, real: bool) -> None:
-        self.real, self.device = real, device
+        self.original, self.real, self.device = model, real, device
+        self.model: nn.Module | None = None
+
+    def _build(self) -> nn.Module:
+        """The stand-in, made when first needed: a dry run kept from before may be all it takes."""
+        model, real = self.original, self.real
         self.mode: Any = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch without numpy warns at this import
@@ -82,13 +88,14 @@ class Rehearsal:
         for buffer in model.buffers():
             if not real or buffer.is_meta:
                 replaced[id(buffer)] = self._stand_in(buffer)
-        self.model = copy_model(model, replaced)
-        self.names = tensor_names(self.model)
-        self.modules = {id(m): name for name, m in self.model.named_modules()}
-        for module in self.model.modules():
+        made = copy_model(model, replaced)
+        self.names = tensor_names(made)
+        self.modules = {id(m): name for name, m in made.named_modules()}
+        for module in made.modules():
             if not isinstance(module, CutPoint):
                 module.register_forward_pre_hook(self._enter)
                 module.register_forward_hook(self._leave)
+        return made
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Fake, or for a real run the tensor itself; a real run of a meta tensor takes zeros."""
@@ -112,16 +119,17 @@ class Rehearsal:
 
         What the model itself raises comes through.
         """
+        model = self.model = self.model or self._build()
         self.record, self.segment, self.stop = Record(real=self.real), 0, stop
-        if training is not None and training != self.model.training:
-            self.model.train(training)
+        if training is not None and training != model.training:
+            model.train(training)
         self.open: list[int] = []
         self.passed: set[int] = set()
-        self.buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        self.buffers = dict(model.named_buffers(remove_duplicate=False))
         self._outdated: list[Tensor | None] = []  # kept, so that no new tensor has their storage
         self.stored: dict[int, list[str]] = {}
         for name, tensor in [
-            *self.model.named_parameters(remove_duplicate=False),
+            *model.named_parameters(remove_duplicate=False),
             *self.buffers.items(),
         ]:
             self.stored.setdefault(_storage_of(tensor), []).append(name)
@@ -134,7 +142,7 @@ class Rehearsal:
                 stack.enter_context(OperationMode(self._spend, self._write))
             stack.callback(watch, watch(self))
             try:
-                self.model(**fakes)
+                model(**fakes)
             except StageEnd:
                 pass
             except Exception:
@@ -209,7 +217,7 @@ class Rehearsal:
         if not isinstance(value, Tensor):
             return value
         if self.real:
-            return value.detach().to(next(self.model.parameters(), value).device)
+            return value.detach().to(next(self.original.parameters(), value).device)
         with self.mode:
             return torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device=self.device
@@ -224,6 +232,7 @@ class Rehearsal:
         """A buffer that is another tensor now was changed too (`self.average = ...`)."""
         if self.stop is not None:
             return
+        assert self.model is not None
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
             if self.buffers.get(name) is not buffer:
                 self.record.changes.setdefault(name, set()).add(self.segment)
@@ -252,9 +261,13 @@ def _is_checkpointed() -> bool:
 
 
 def rehearse(
-    model: nn.Module, inputs: Mapping[str, Any], device: torch.device
+    model: nn.Module, inputs: Mapping[str, Any], device: torch.device, from_cache: bool = False
 ) -> tuple[Rehearsal, Record]:
-    """On fake tensors, or for real where the model cannot run on them."""
+    """On fake tensors, or for real where the model cannot run on them; or as kept from before."""
+    key = find_key(model, inputs, device) if from_cache else None
+    kept = load_record(key) if key else None
+    if kept is not None:
+        return Rehearsal(model, device, real=False), kept
     try:
         rehearsal = Rehearsal(model, device, real=False)
         record = rehearsal.run(inputs)
@@ -267,6 +280,8 @@ def rehearse(
         record = rehearsal.run(inputs)
     if not model.training:
         _add_training(rehearsal, record, inputs)
+    if key:
+        store_record(key, record)
     return rehearsal, record
 
 

@@ -68,8 +68,8 @@ class Varuna(nn.Module):
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
-        `state_dict` holds weights to start from. `from_cache` is taken and changes nothing: the dry
-        run is made anew each time.
+        `state_dict` holds weights to start from. `from_cache` takes the dry run of an earlier
+        start, if the same model made it.
         """
         super().__init__()
         refuse_unknown(fp16, precision, schedule, recompute, batch_size, chunk_size)
@@ -87,6 +87,7 @@ class Varuna(nn.Module):
             partition,
             shared_weights=shared_weights,
             device=self.device,
+            from_cache=from_cache,
         )
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         self.stage = self.split.make_stage(
