@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from varuna_core.cut import SplitError
 from varuna_core.partition import balance, parse_partition
 from varuna_core.split_check import PoisonCheck
+from varuna_core.split_lists import quicken_lists
 from varuna_core.split_names import (
     Tie,
     assign_segments,
@@ -105,6 +106,7 @@ class Split:
         own, early, replaced = self._make_parameters(index, weights, stubbed)
         replaced |= self._make_buffers(index, weights, stubbed)
         module = copy_model(self.model, replaced)
+        quicken_lists(module)
         stage = Stage(
             index=index,
             segments=held,

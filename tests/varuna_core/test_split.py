@@ -317,3 +317,18 @@ def test_what_frozen_parameters_make_may_go_around_a_cut(num_stages: int) -> Non
     chain_backward(log, out)
     assert torch.equal(loss, out)
     assert_equal_gradients(gradients, sum_gradients(split, stages))
+
+
+def test_a_stages_lists_of_modules_are_lists_as_before() -> None:
+    module: Any = split_model(Gpt(), make_inputs(), 1).make_stage(0).module
+    blocks = module.blocks
+    assert isinstance(blocks, nn.ModuleList) and module.get_submodule("blocks") is blocks
+    assert [blocks[i] for i in range(-4, 4)] == [*blocks, *blocks]
+    assert blocks[torch.tensor(1)] is blocks[1] and len(blocks[1:3]) == 2
+    with pytest.raises(IndexError):
+        blocks[4]
+    blocks[1] = nn.Identity()
+    blocks.append(blocks[1])
+    assert blocks[4] is blocks[1] is module.blocks[1] and len(list(blocks)) == 5
+    module.blocks = blocks[:2]
+    assert len(module.blocks) == 2
