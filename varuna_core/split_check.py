@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from varuna_core.cut import LeakError, StageEnd
+from varuna_core.cut import LeakError, SplitError, StageEnd
 from varuna_core.split_stubs import Make
 from varuna_core.split_values import Crossing, TensorSpec, describe, tensors_of
 from varuna_core.stage import Stage
@@ -61,6 +61,8 @@ class PoisonCheck:
             try:
                 clean = self._forward(())
                 self.wavers = differ(clean, self._forward(()))
+            except SplitError:
+                raise
             except Exception as error:  # the values that enter the stage here are made up
                 log.warning("stage %d: not checked for leaks: %s", stage.index, error)
                 return
@@ -112,7 +114,13 @@ class PoisonCheck:
             at_start()
         pairs = zip(received, versions, strict=True)
         stage.copied |= {i for i, (t, version) in enumerate(pairs) if t._version != version}
-        return tensors_of(out.tensors if isinstance(out, Crossing) else out)
+        tensors = tensors_of(out.tensors if isinstance(out, Crossing) else out)
+        if any(type(tensor).__name__ == "FakeTensor" for tensor in tensors):
+            raise SplitError(
+                f"stage {stage.index} meets a tensor without values, which the dry run left in a "
+                "cache outside the model: have the model make it anew, or keep it in a module"
+            )
+        return tensors
 
     def _devices(self) -> list[torch.device]:
         return [self.stage.device] if self.stage.device.type == "cuda" else []

@@ -9,14 +9,18 @@ memory for weights. Code that looks at values cannot run so; then it runs for re
 from __future__ import annotations
 
 import copy
+import copyreg
 import logging
 import sys
+import threading
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -38,14 +42,29 @@ log = logging.getLogger(__name__)
 VALUE_READS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__"}
 
 
+def list_shared_types() -> list[type]:
+    """What a model may hold and no copy can: both have the one object."""
+    shared: list[type] = [types.ModuleType, type(threading.Lock()), type(threading.RLock())]
+    shared += [torch.cuda.Stream, torch.cuda.Event]
+    if dist.is_available():
+        shared.append(dist.ProcessGroup)
+    return shared
+
+
 def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
     """A copy with these tensors (by id) in place of the model's own."""
+    kept = dict(copyreg.dispatch_table)
+    for kind in list_shared_types():
+        copyreg.pickle(kind, lambda _: "shared")  # a string: deepcopy takes the object itself
     try:
         return copy.deepcopy(model, replaced)
     except (TypeError, RuntimeError) as error:
         raise SplitError(
             f"the model cannot be copied ({error}): copy.deepcopy(model) must work"
         ) from error
+    finally:
+        copyreg.dispatch_table.clear()
+        copyreg.dispatch_table.update(kept)
 
 
 class _UseMode(TorchFunctionMode):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -114,6 +116,51 @@ class T5(nn.Module):
         return loss
 
 
+class Megatron(nn.Module):
+    """Megatron-core's GPT without tensor parallelism; needs a process group.
+
+    Two things of it want CUDA: a global buffer for attention scores (it would also keep what the
+    dry run makes), and its random streams (no dropout draws from them here).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        from megatron.core import parallel_state, tensor_parallel
+        from megatron.core.models.gpt import GPTModel
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+        from megatron.core.transformer.transformer_config import TransformerConfig
+
+        if not parallel_state.is_initialized():
+            parallel_state.initialize_model_parallel()
+        buffer = type(parallel_state.get_global_memory_buffer())
+        buffer.get_tensor = lambda self, shape, dtype, name: torch.empty(shape, dtype=dtype)
+        type(tensor_parallel.get_cuda_rng_tracker()).fork = lambda self, *name: nullcontext()
+        config = TransformerConfig(
+            num_layers=NUM_LAYERS, hidden_size=WIDTH, num_attention_heads=2,
+            use_cpu_initialization=True, hidden_dropout=0.0, attention_dropout=0.0,
+            bias_dropout_fusion=False, masked_softmax_fusion=False,
+        )  # fmt: skip
+        self.inner = GPTModel(
+            config, get_gpt_layer_local_spec(), vocab_size=VOCAB, max_sequence_length=LENGTH,
+            share_embeddings_and_output_weights=True,
+        )  # fmt: skip
+        for layer in self.inner.decoder.layers:
+            layer.cut = CutPoint()
+            layer.register_forward_pre_hook(enter_by_name, with_kwargs=True)
+        cut_before(self.inner.decoder.final_layernorm)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, **ignored: Any) -> Tensor:
+        length = input_ids.shape[1]
+        positions = torch.arange(length).expand(input_ids.shape)
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+        loss: Tensor = self.inner(input_ids, positions, mask, labels=labels).mean()
+        return loss
+
+
+def enter_by_name(layer: Any, args: Any, inputs: Inputs) -> tuple[Any, Inputs]:
+    return args, {**inputs, "hidden_states": layer.cut(inputs["hidden_states"])}
+
+
 def make_text(size: int, seed: int = 1, length: int = LENGTH) -> Inputs:
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, VOCAB, (size, length), generator=draw)
@@ -127,4 +174,13 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
     "llama": build_llama,
     "bert": build_bert,
     "t5": T5,
+    "megatron": Megatron,
 }
+LIBRARY = dict.fromkeys(BUILD, "transformers") | {"megatron": "megatron.core"}
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(LIBRARY[name]) is not None
+    except ModuleNotFoundError:  # of the package above
+        return False

@@ -11,16 +11,17 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.varuna_core.foreign import BUILD, make_text
+from tests.varuna_core.foreign import BUILD, LIBRARY, is_installed, make_text
 from varuna_core import Varuna
 
 RATE, STEPS, BATCH, CHUNK = 0.1, 3, 8, 2
 LAYOUTS = {2: "0;1;", 4: "0,1;2,3;"}
-"""The stages' ranks by world size."""
+"""The stages' ranks by world size; a world of one trains the plain model."""
 
 
 def build(name: str) -> torch.nn.Module:
@@ -28,24 +29,49 @@ def build(name: str) -> torch.nn.Module:
     return BUILD[name]().train()
 
 
+def train_plain(name: str) -> dict[str, Any]:
+    """On the same micro-batches."""
+    model = build(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    losses = []
+    for step in range(STEPS):
+        batch, total = make_text(BATCH, step), torch.zeros(())
+        for begin in range(0, BATCH, CHUNK):
+            micro = {key: value[begin : begin + CHUNK] for key, value in batch.items()}
+            out: Any = model(**micro)
+            loss = getattr(out, "loss", out) * (CHUNK / BATCH)
+            loss.backward()
+            total += loss.detach()
+        losses.append(total)
+        optimizer.step()
+        optimizer.zero_grad()
+    tensors = {n: t for n, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    return {"losses": torch.stack(losses), "state": tensors}
+
+
+def train_staged(name: str, layout: str) -> dict[str, Any]:
+    varuna = Varuna(build(name), layout, make_text(CHUNK), BATCH, CHUNK, device="cpu")
+    optimizer = torch.optim.SGD(varuna.parameters(), lr=RATE)
+    varuna.set_optimizer(optimizer)
+    losses = []
+    held = slice(varuna.samples.start, varuna.samples.stop)
+    for step in range(STEPS):
+        batch = {key: value[held] for key, value in make_text(BATCH, step).items()}
+        losses.append(varuna.step(batch)[0])
+        optimizer.step()
+        varuna.zero_grad()
+    result = {"losses": torch.stack(losses), "state": varuna.state_dict()}
+    varuna.close()
+    return result
+
+
 def train(folder: Path, rank: int, world: int) -> None:
     faulthandler.dump_traceback_later(200, exit=True)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    for name in BUILD:
-        varuna = Varuna(build(name), LAYOUTS[world], make_text(CHUNK), BATCH, CHUNK, device="cpu")
-        optimizer = torch.optim.SGD(varuna.parameters(), lr=RATE)
-        varuna.set_optimizer(optimizer)
-        losses = []
-        held = slice(varuna.samples.start, varuna.samples.stop)
-        for step in range(STEPS):
-            batch = {key: value[held] for key, value in make_text(BATCH, step).items()}
-            losses.append(varuna.step(batch)[0])
-            optimizer.step()
-            varuna.zero_grad()
-        result = {"losses": torch.stack(losses), "state": varuna.state_dict()}
+    for name in filter(is_installed, BUILD):
+        result = train_plain(name) if world == 1 else train_staged(name, LAYOUTS[world])
         torch.save(result, folder / f"{name}.{rank}.pt")
-        varuna.close()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -68,10 +94,11 @@ def fork(folder: Path, rank: int, world: int) -> int:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for name in BUILD:
-        build(name)
+    for name in filter(is_installed, BUILD):  # imports what the forks will need
+        if LIBRARY[name] == "transformers":
+            build(name)
     codes = []
-    for world in LAYOUTS:
+    for world in (1, *LAYOUTS):
         folder = Path(sys.argv[1]) / str(world)
         folder.mkdir()
         ranks = [fork(folder, rank, world) for rank in range(world)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -332,3 +333,12 @@ def test_a_stages_lists_of_modules_are_lists_as_before() -> None:
     assert blocks[4] is blocks[1] is module.blocks[1] and len(list(blocks)) == 5
     module.blocks = blocks[:2]
     assert len(module.blocks) == 2
+
+
+def test_what_cannot_be_copied_is_shared_by_the_copies() -> None:
+    model: Any = Gpt()
+    model.blocks[0].lock, model.library = threading.Lock(), torch
+    module: Any = split_model(model, make_inputs(), 1).make_stage(0).module
+    assert module.blocks[0].lock is model.blocks[0].lock and module.library is torch
+    with pytest.raises(TypeError):
+        copy.deepcopy(model)

@@ -269,3 +269,16 @@ def test_a_parameter_that_the_forward_changes_lies_in_one_stage() -> None:
         SplitError, match=r"parameter 'wte\.weight' is changed in stage 0 and read in stage 1"
     ):
         split_all(Renormed(), make_inputs(), 2)
+
+
+def test_a_cache_outside_the_model_that_keeps_what_the_dry_run_made_is_told() -> None:
+    kept: list[Tensor] = []
+
+    class Keeping(Gpt):
+        def compute_loss(self, x: Tensor, labels: Tensor | None) -> Tensor:
+            if not kept:
+                kept.append(x.new_ones(16))
+            return super().compute_loss(x * kept[0], labels)
+
+    with pytest.raises(SplitError, match="which the dry run left in a cache outside the model"):
+        split_all(Keeping(), make_inputs(), 2)
