@@ -71,21 +71,6 @@ def find_loss(output: Any) -> Tensor:
     return loss.reshape(())
 
 
-def list_changing(stage: Stage) -> list[str]:
-    """The buffers that a forward of the stage changes, and those of the same modules.
-
-    Batch norm changes its statistics unseen: torch counts no version of them, only of
-    `num_batches_tracked` beside them (2.13).
-    """
-    owners = {
-        name.rpartition(".")[0]
-        for name, segments in stage.record.changes.items()
-        if not segments.isdisjoint(stage.segments)
-    }
-    names = (name for name, _ in stage.module.named_buffers())
-    return [name for name in names if name.rpartition(".")[0] in owners]
-
-
 @dataclass(kw_only=True)
 class Seat:
     """A stage of the rank, and its channels; None where nobody is, or a stage of the same rank."""
@@ -109,7 +94,7 @@ def take_seat(stage: Stage, links: Links) -> Seat:
         stage=stage,
         is_first=before is None,
         is_last=after is None,
-        changing=list_changing(stage),
+        changing=stage.list_changing(),
         activations_in=links.activations_in.get(before) if before is not None else None,
         gradients_out=links.gradients_out.get(before) if before is not None else None,
         activations_out=links.activations_out.get(after) if after is not None else None,

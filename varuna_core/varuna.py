@@ -68,8 +68,8 @@ class Varuna(nn.Module):
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
-        `state_dict` holds weights to start from. `from_cache` is taken and changes nothing: the dry
-        run is made anew each time.
+        `state_dict` holds weights to start from. `from_cache` takes the dry run of an earlier
+        start, if the same model made it.
         """
         super().__init__()
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
@@ -89,6 +89,7 @@ class Varuna(nn.Module):
             shared_weights=shared_weights,
             device=self.device,
             types=self.precision.choose_types(model),
+            from_cache=from_cache,
         )
         dealt = deal_samples(batch_size, chunk_size, ranks.num_replicas)
         self.samples = dealt[self.replica]
@@ -126,7 +127,7 @@ class Varuna(nn.Module):
         self.last_grad_norm: Tensor | None = None
         """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
 
-        self.train(model.training)
+        self.training = model.training  # the stage is a copy, frozen batch norms too
         weakref.finalize(self, self.links.close)  # at exit too
 
     # As a module.

@@ -9,6 +9,14 @@ from tests.varuna_core.stage import Stage
 from varuna_core.records.plan import Plan
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test leaves a dry run in the home of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def make_stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     """Builds stages in a fresh folder, and ends their agents after the test."""
