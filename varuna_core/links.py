@@ -12,6 +12,7 @@ crosses between two stages of one rank is the engine's matter.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from varuna_core.channel import BYE, POISON, Receiver, Sender
 from varuna_core.failure import FailureBoard, close_group
 from varuna_core.stage_map import StageMap
+from varuna_core.wire import choose_transport
 
 # A standing receive may wait through the user's longest pause; what has failed closes its groups.
 NO_TIMEOUT = timedelta(days=365)
@@ -47,6 +49,9 @@ class Links:
     gradients_in: dict[int, Receiver] = field(default_factory=dict)
     activations_out: dict[int, Sender] = field(default_factory=dict)
     gradients_out: dict[int, Sender] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    """Something may have come from any neighbour."""
+
     pipeline: Any = None
     replicas: Any = None
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
@@ -115,12 +120,21 @@ def connect(
     if stage_map.depth * stage_map.num_replicas == 1:
         return Links(stage_map=stage_map, stage=0, replica=0, board=FailureBoard(None, ""))
     store = dist.distributed_c10d._get_default_store()
-    board = FailureBoard(store, f"varuna/{next(_numbers)}/failure")
+    key = f"varuna/{next(_numbers)}"
+    world = stage_map.depth * stage_map.num_replicas
+    transport = choose_transport(device, store, f"{key}/gpu", rank, world)
+    board = FailureBoard(store, f"{key}/failure")
     links = Links(stage_map=stage_map, stage=place, replica=replica, board=board)
 
     def make(ranks: Sequence[int], timeout: timedelta | None = None) -> Any:
-        group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
+        group = dist.new_group(list(ranks), backend=transport.backend, timeout=timeout)
         return group if rank in ranks else None
+
+    def send_to(group: Any, peer: int) -> Sender:
+        return Sender(transport.make_wire(group, peer), peer)
+
+    def receive_from(group: Any, peer: int, back: Sender) -> Receiver:
+        return Receiver(transport.make_wire(group, peer), peer, back, links.changed)
 
     for r in range(stage_map.num_replicas):
         ranks = [stage_map.ranks[p][r] for p in range(stage_map.depth)]
@@ -128,11 +142,11 @@ def connect(
             first, second = ranks[a], ranks[b]
             forward, backward = (make((first, second), NO_TIMEOUT) for _ in range(2))
             if rank == first:
-                links.activations_out[b] = sender = Sender(forward, second)
-                links.gradients_in[b] = Receiver(backward, second, device, sender)
+                links.activations_out[b] = sender = send_to(forward, second)
+                links.gradients_in[b] = receive_from(backward, second, sender)
             if rank == second:
-                links.gradients_out[a] = sender = Sender(backward, first)
-                links.activations_in[a] = Receiver(forward, first, device, sender)
+                links.gradients_out[a] = sender = send_to(backward, first)
+                links.activations_in[a] = receive_from(forward, first, sender)
         if len(ranks) > 1:
             links.pipeline = make(ranks) or links.pipeline
         for places in sharing:
