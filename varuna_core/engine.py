@@ -235,7 +235,7 @@ class Engine:
         """Send what crosses, or add up the loss; what the backward starts from."""
         if seat.is_last:
             loss = find_loss(output)
-            self._loss += loss.detach().double() * micro.size
+            self._loss.add_(loss.detach(), alpha=micro.size)
             return loss
         self._send(seat.activations_out, (True, seat.stage.index + 1, number), output)
         return output
