@@ -23,10 +23,12 @@ from torch import Tensor
 
 from varuna_core.channel import Receiver, Sender
 from varuna_core.cut import SplitError
+from varuna_core.graph_memory import GraphMeter
 from varuna_core.links import Links
 from varuna_core.microbatch import MicroBatch
 from varuna_core.random_streams import build_seeder
 from varuna_core.schedule.actions import FORWARDS, Action
+from varuna_core.schedule.ahead import run_ahead
 from varuna_core.split_values import Crossing
 from varuna_core.stage import Stage
 from varuna_core.weight_grads import WeightGrads, Work
@@ -129,10 +131,14 @@ class Engine:
         self._step = self._total = 0
         self._count: Callable[[], int] | None = None
         self._ready = 0.0
+        self.ahead = 0
+        """Forwards that may be run before their turn when a gradient is late."""
+
+        self.meter: GraphMeter | None = None
 
     def run(
         self,
-        actions: Iterable[Action],
+        actions: Sequence[Action],
         microbatches: Sequence[MicroBatch],
         step: int,
         count: Callable[[], int],
@@ -145,7 +151,10 @@ class Engine:
         self._count, self._total = count, 0
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
-        for action in actions:
+        order: Iterable[Action] = actions
+        if self.ahead:
+            order = run_ahead(actions, self.ahead, self._has_come, self._wait_for_either)
+        for action in order:
             begin = self._ready = time.perf_counter()
             number = action.microbatch
             run[action.kind](self.seats[action.stage], number, microbatches[number])
@@ -201,6 +210,8 @@ class Engine:
         on_segment = build_seeder(self.seed, self._step, micro.first_sample, self.device)
         if not seat.is_first:
             on_segment(0)  # code before the stage draws too, from the first segment's stream
+        if self.meter is not None and torch.is_grad_enabled():
+            return self.meter.run(seat.stage, micro, received, on_segment)
         return seat.stage.forward(micro.inputs, received, on_segment)
 
     def _take_activation(self, seat: Seat, number: int) -> Crossing | None:
@@ -218,6 +229,20 @@ class Engine:
         return output
 
     # Messages: through a channel, or handed over to another stage of the rank.
+
+    def _find_channel(self, action: Action) -> Receiver | None:
+        seat = self.seats[action.stage]
+        return seat.activations_in if action.kind in FORWARDS else seat.gradients_in
+
+    def _has_come(self, action: Action) -> bool:
+        channel = self._find_channel(action)
+        return channel is None or channel.is_there()
+
+    def _wait_for_either(self, *actions: Action) -> None:
+        channels = [c for c in map(self._find_channel, actions) if c is not None]
+        self.links.arrivals.wait(
+            lambda: any(channel.is_there() for channel in channels), [c.peer for c in channels]
+        )
 
     def _take(self, channel: Receiver | None, key: tuple[bool, int, int]) -> Crossing:
         if channel is None:

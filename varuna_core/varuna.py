@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from varuna_core.engine import Engine, Trace
 from varuna_core.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.grads import Gradients, list_shared
+from varuna_core.graph_memory import GraphMeter, agree_on_memory, find_limit
 from varuna_core.links import connect
 from varuna_core.microbatch import BatchSplitter, GetBatch, MicroBatch, deal_samples
 from varuna_core.plans import Plans, count_stages, place_stages
@@ -32,7 +33,7 @@ from varuna_core.random_streams import kept_random_state
 from varuna_core.rank_part import RankPart
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.recompute import Recompute
-from varuna_core.settings import estimate_costs, find_device, refuse_unknown
+from varuna_core.settings import check_memory_limit, estimate_costs, find_device, refuse_unknown
 from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
 
@@ -61,6 +62,9 @@ class Varuna(nn.Module):
         trace: Trace | None = None,
         seed: int = 1234,
         state_dict: Mapping[str, Tensor] | None = None,
+        memory_limit: float | None = None,
+        opportunistic: bool = True,
+        hang_timeout_s: float | None = None,
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
@@ -73,6 +77,7 @@ class Varuna(nn.Module):
         self.batch_size, self.chunk_size = batch_size, chunk_size
         stages_per_rank = count_stages(schedule, stages_per_rank)
         self.device = find_device(device, local_rank)
+        check_memory_limit(recompute, memory_limit, self.device)
         world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         ranks = parse_stage_map(stage_to_rank_map, world)
         self.place, self.replica = ranks.find(rank)
@@ -91,7 +96,15 @@ class Varuna(nn.Module):
 
         costs, usual = estimate_costs(self.split), max(1, -(-len(dealt[0]) // chunk_size))
         self.stage_map, name = place_stages(ranks, schedule, stages_per_rank, usual, costs)
-        self.plans = Plans(name, self.stage_map, costs, recompute)
+        self.memory_limit = memory_limit
+        self.plans = Plans(
+            name,
+            self.stage_map,
+            costs,
+            recompute,
+            opportunistic=opportunistic,
+            is_limit_given=memory_limit is not None,
+        )
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         self.part = RankPart.make(
             self.split,
@@ -102,8 +115,9 @@ class Varuna(nn.Module):
         shared = list_shared(
             [replace(t, stages=self.stage_map.places_of(t.stages)) for t in self.split.ties]
         )
-        self.links = connect(self.stage_map, rank, tuple(shared), self.device)
+        self.links = connect(self.stage_map, rank, tuple(shared), self.device, hang_timeout_s)
         self.engine = Engine(self.part.stages, self.links, seed=seed, trace=trace)
+        self.engine.meter = GraphMeter(chunk_size) if recompute == "auto" else None
         own = self.part.parameters()
         self.gradients = Gradients(own, shared, self.links, self.device)
         self.gradients.share_values(
@@ -200,6 +214,7 @@ class Varuna(nn.Module):
         """
 
         def run(microbatches: list[MicroBatch], count: Callable[[], int]) -> Tensor:
+            self._settle_memory()
             actions = self._plan(len(microbatches))
             summed = self.engine.run(actions, microbatches, self.iteration, count)
             self.gradients.reduce()
@@ -294,12 +309,26 @@ class Varuna(nn.Module):
             dist.all_reduce(both, group=self.links.pipeline)
         return both[0].to(torch.get_default_dtype()), both[1]
 
+    def _settle_memory(self) -> None:
+        """From the second step on: the first one has measured what graphs hold."""
+        if not self.plans.lacks_memory or not self.iteration:
+            return
+        limit = self.memory_limit
+        if limit is None:
+            limit = find_limit(self.device, self.part.parameters().values())
+        assert self.engine.meter is not None
+        memory = agree_on_memory(self.engine.meter, limit, self.links)
+        if memory is not None:
+            self.plans.settle(memory)
+            self.engine.meter = None
+
     def _plan(self, num_microbatches: int) -> tuple[Action, ...]:
         """This rank's actions for so many micro-batches, verified when first asked for."""
         if not num_microbatches:
             return ()
         plan = self.plans.find(num_microbatches)
         self.links.hold(plan.capacity)
+        self.engine.ahead = plan.ahead[self.place]
         return plan.schedule.ranks[self.place]
 
 
