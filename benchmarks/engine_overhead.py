@@ -2,11 +2,11 @@
 
     python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.engine_overhead [--write]
 
-Two stages, two processes, a core each. In each round a step is traced and then each stage's own
-forward and backward are called alone, on the same inputs; the difference of the medians is the
-engine's: random streams, messages out, bookkeeping. The wait for a message is left out, so actions
-are timed from the moment they had theirs. By wall clock, or on a busy machine (`--cpu`) by the CPU
-time of the thread that runs the actions.
+Two stages, two processes, a core each. In a traced step the stage's forward and the backward are
+timed inside their actions; the rest of an action, from the moment it had its message, is the
+engine's: random streams, messages out, bookkeeping. After each step the same forward and backward
+run alone, to show what they take without threads beside them. By wall clock, or on a busy machine
+(`--cpu`) by the CPU time of the thread that runs the actions.
 """
 
 from __future__ import annotations
@@ -30,54 +30,62 @@ from varuna_core.stage import Stage
 
 RESULT = Path(__file__).parent / "results" / "engine_overhead.md"
 BOUND_US = 100
-NUM_MICROBATCHES, SIZE = 16, 4
+NUM_MICROBATCHES, SIZE, WARMUP = 16, 4, 3
 
 Times = dict[str, list[float]]
 
 
-def time_alone(stage: Stage, inputs: Any, clock: Callable[[], float]) -> Times:
-    """Forward and backward of one stage without an engine, in microseconds."""
+class Timed:
+    """A function whose calls are timed."""
+
+    def __init__(self, real: Callable[..., Any], clock: Callable[[], float]) -> None:
+        self.real, self.clock = real, clock
+        self.times_us: list[float] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        begin = self.clock()
+        try:
+            return self.real(*args, **kwargs)
+        finally:
+            self.times_us.append((self.clock() - begin) * 1e6)
+
+
+def run_alone(stage: Stage, inputs: Any) -> None:
     spec = None if stage.is_first else stage.record.cuts[stage.segments.start - 1].specs[0]
-    times: Times = {"F": [], "B": []}
     for _ in range(NUM_MICROBATCHES):
-        received = None if spec is None else [torch.randn(SIZE, *spec.shape[1:])]
-        begin = clock()
-        out = stage.forward(inputs, received)
-        middle = clock()
+        out = stage.forward(inputs, spec and [torch.randn(SIZE, *spec.shape[1:])])
         tensors = [out] if stage.is_last else list(out.tensors)
-        gradients = [torch.ones_like(tensor) for tensor in tensors]
-        again = clock()
-        torch.autograd.backward(tensors, gradients)
-        times["F"].append((middle - begin) * 1e6)
-        times["B"].append((clock() - again) * 1e6)
-    return times
+        torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
+
+
+def show(figures: list[float]) -> str:
+    cut = statistics.quantiles(figures, n=10)
+    return f"{cut[0]:.0f} | {statistics.median(figures):.0f} | {cut[-1]:.0f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})  # type: ignore[operator]
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     clock = time.thread_time if options.cpu else time.perf_counter
     engine.time = SimpleNamespace(perf_counter=clock)  # type: ignore[assignment]  # its own clock
     torch.manual_seed(0)
-    traced: Times = {"F": [], "B": []}
+    actions: Times = {"F": [], "B": []}
 
     def trace(action: str, begin: float, ready: float, end: float) -> None:
-        kind = "F" if "F" in action else "B"
-        traced[kind].append((end - ready) * 1e6)
+        actions["F" if "F" in action else "B"].append((end - ready) * 1e6)
 
-    model = Gpt(options.blocks, options.dropout)
     batch = make_inputs(SIZE * NUM_MICROBATCHES)
     varuna = Varuna(
-        model,
+        Gpt(options.blocks),
         "0;1;",
         make_inputs(SIZE),
         SIZE * NUM_MICROBATCHES,
@@ -86,28 +94,30 @@ def main() -> None:
         schedule="1f1b",
         trace=trace,
     )
-    extra: dict[str, list[float]] = {"F": [], "B": []}
-    alone = {"F": 0.0, "B": 0.0}
-    for number in range(options.rounds + 3):
-        for times in traced.values():
-            times.clear()
+    (stage,) = varuna.part.stages
+    own = {"F": Timed(stage.forward, clock), "B": Timed(torch.autograd.backward, clock)}
+    stage.forward = own["F"]  # type: ignore[method-assign]
+    torch.autograd.backward = own["B"]
+    extra: Times = {"F": [], "B": []}
+    alone: Times = {"F": [], "B": []}
+    for number in range(options.rounds + WARMUP):
+        for figures in (*actions.values(), own["F"].times_us, own["B"].times_us):
+            figures.clear()
         varuna.step(batch)
-        varuna.zero_grad()
-        bare = time_alone(varuna.part.stages[0], make_inputs(SIZE), clock)
+        within = {kind: list(own[kind].times_us) for kind in "FB"}
+        run_alone(stage, make_inputs(SIZE))
         varuna.zero_grad()
         dist.barrier()
-        if number < 3:
-            continue
-        for kind in "FB":
-            alone[kind] = statistics.median(bare[kind])
-            extra[kind].append(statistics.median(traced[kind]) - alone[kind])
-    rows = []
-    for kind in "FB":
-        figures = sorted(extra[kind])
-        shown = " | ".join(
-            f"{f:.0f}" for f in (figures[0], statistics.median(figures), figures[-1])
-        )
-        rows.append(f"| stage {rank} | {kind} | {alone[kind]:.0f} | {BOUND_US} | {shown} |")
+        if number >= WARMUP:
+            for kind in "FB":
+                pairs = zip(actions[kind], within[kind], strict=True)
+                extra[kind] += [whole - part for whole, part in pairs]
+                alone[kind] += own[kind].times_us[NUM_MICROBATCHES:]
+    rows = [
+        f"| stage {rank} | {kind} | {statistics.median(alone[kind]):.0f} | {BOUND_US} "
+        f"| {show(extra[kind])} |"
+        for kind in "FB"
+    ]
     gathered: list[Any] = [None, None]
     dist.all_gather_object(gathered, rows)
     text = f"""# The engine: what it adds to an action
@@ -115,10 +125,10 @@ def main() -> None:
 Made by `python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.engine_overhead
 --rounds {options.rounds}{" --cpu" * options.cpu} --write`. torch {torch.__version__}, Python
 {platform.python_version()}, {platform.machine()}, one thread a process, {NUM_MICROBATCHES}
-micro-batches a round, two stages of {options.blocks // 2} small blocks each,
-microseconds{" of CPU time" * options.cpu}:
+micro-batches a round, two stages of {options.blocks // 2} small blocks each; microseconds
+{"of CPU time, " * options.cpu}with {os.getloadavg()[0]:.1f} processes on {os.cpu_count()} cores:
 
-| | action | alone | bound of the rest | smallest | median | largest |
+| | action | its own work, alone | bound of the rest | first decile | median | last decile |
 |---|---|---|---|---|---|---|
 """ + "\n".join(row for rows in gathered for row in rows)
     if rank == 0:

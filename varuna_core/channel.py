@@ -32,8 +32,9 @@ import logging
 import pickle
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -50,6 +51,28 @@ POISON = -2
 BYE = -1
 SAME = 0  # described as the last one
 MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part has it not
+
+
+class Arrivals:
+    """Something may have come from any neighbour: the receivers of a rank tell it here."""
+
+    def __init__(self, patience_s: float | None = None) -> None:
+        self.changed = threading.Condition()
+        self.patience_s = patience_s
+        """How long a rank waits for another one; None: for ever."""
+
+    def wait(self, has_come: Callable[[], bool], peers: Sequence[int]) -> None:
+        with self.changed:
+            if not self.changed.wait_for(has_come, self.patience_s):
+                raise describe_hanging(peers, self.patience_s)
+
+
+def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelClosed:
+    who = " or ".join(f"rank {peer}" for peer in dict.fromkeys(peers))
+    return ChannelClosed(
+        f"nothing has moved to or from {who} for {patience_s:g} s (hang_timeout_s): it hangs, or "
+        "waits for one that does, or one action takes longer"
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,8 +108,8 @@ def describe(tensors: Sequence[Tensor | None], structure: Structure | None) -> L
 class Sender:
     """The sending end."""
 
-    def __init__(self, wire: Wire, peer: int) -> None:
-        self.wire, self.peer = wire, peer
+    def __init__(self, wire: Wire, peer: int, arrivals: Arrivals) -> None:
+        self.wire, self.peer, self.arrivals = wire, peer, arrivals
         self.capacity = 1
         self._number = 0
         self._layout: Layout | None = None
@@ -124,8 +147,17 @@ class Sender:
             works.append(self.wire.post(torch.zeros(1, dtype=torch.uint8)))
 
     def _wait_for_oldest(self) -> None:
+        patience_s = self.arrivals.patience_s
         for work, _ in self._under_way.popleft():
-            work.wait()
+            if patience_s is None:
+                work.wait()
+                continue
+            try:
+                work.wait(timedelta(seconds=patience_s))
+            except RuntimeError as error:
+                if "imed out" not in str(error):
+                    raise
+                raise describe_hanging([self.peer], patience_s) from error
 
     def flush(self) -> None:
         while self._under_way:
@@ -140,19 +172,16 @@ class Sender:
 
 
 class Receiver:
-    """The receiving end, with the thread that stands ready for messages.
+    """The receiving end, with the thread that stands ready for messages."""
 
-    `changed` is shared by the receivers of a rank: who waits for either of two waits on it.
-    """
-
-    def __init__(self, wire: Wire, peer: int, back: Sender, changed: threading.Condition) -> None:
-        self.wire, self.peer = wire, peer
+    def __init__(self, wire: Wire, peer: int, back: Sender, arrivals: Arrivals) -> None:
+        self.wire, self.peer, self.arrivals = wire, peer, arrivals
         self.back = back
         """The other direction, to the same neighbour."""
 
         self.capacity = 1
         self._messages: deque[Crossing] = deque()
-        self._changed = changed
+        self._changed = arrivals.changed
         self._error: BaseException | None = None
         self._discarding = False
         self.thread = threading.Thread(target=self._stand, daemon=True, name=f"from rank {peer}")
@@ -164,13 +193,14 @@ class Receiver:
 
     def take(self) -> Crossing:
         """The next message, waited for; tensors may be None where the sender had none."""
+        if not self._messages:
+            self.arrivals.wait(self.is_there, [self.peer])
         with self._changed:
-            while not self._messages:
-                if self._error is not None:
-                    raise ChannelClosed(
-                        f"nothing comes from rank {self.peer}: {describe_error(self._error)}"
-                    ) from self._error
-                self._changed.wait()
+            if not self._messages:
+                assert self._error is not None
+                raise ChannelClosed(
+                    f"nothing comes from rank {self.peer}: {describe_error(self._error)}"
+                ) from self._error
             message = self._messages.popleft()
             self._changed.notify_all()
         self.wire.enter(message.tensors)

@@ -43,6 +43,8 @@ class GraphMeter:
         """The stage's forward with a graph, measured if it is the first."""
         if stage.index in self.graphs:
             return stage.forward(micro.inputs, received, on_segment)
+        if stage.stubs:
+            stage.plan_for(micro.inputs)  # a dry run of a new shape saves tensors too, fake ones
         incoming = _measure([] if received is None else received.tensors)
         held: dict[int, int] = {}
         known = _measure([*stage.module.parameters(), *stage.module.buffers()])
@@ -63,12 +65,12 @@ class GraphMeter:
 
 
 def _measure(tensors: Iterable[Any]) -> dict[int, int]:
-    """The bytes of the storages, each once, by where they lie."""
+    """The bytes of the storages, each once."""
     found: dict[int, int] = {}
     for tensor in tensors:
         if isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
+            found[storage._cdata] = storage.nbytes()
     return found
 
 

@@ -12,7 +12,6 @@ crosses between two stages of one rank is the engine's matter.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from varuna_core.channel import BYE, POISON, Receiver, Sender
+from varuna_core.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.failure import FailureBoard, close_group
 from varuna_core.stage_map import StageMap
 from varuna_core.wire import choose_transport
@@ -49,9 +48,7 @@ class Links:
     gradients_in: dict[int, Receiver] = field(default_factory=dict)
     activations_out: dict[int, Sender] = field(default_factory=dict)
     gradients_out: dict[int, Sender] = field(default_factory=dict)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    """Something may have come from any neighbour."""
-
+    arrivals: Arrivals = field(default_factory=Arrivals)
     pipeline: Any = None
     replicas: Any = None
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
@@ -114,6 +111,7 @@ def connect(
     rank: int,
     sharing: Sequence[tuple[int, ...]],
     device: torch.device,
+    hang_timeout_s: float | None = None,
 ) -> Links:
     """Make the groups, the same on every rank and in the same order, and this rank's channels."""
     place, replica = stage_map.find(rank)
@@ -123,17 +121,24 @@ def connect(
     key = f"varuna/{next(_numbers)}"
     board = FailureBoard(store, f"{key}/failure")
     transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
-    links = Links(stage_map=stage_map, stage=place, replica=replica, board=board)
+    links = Links(
+        stage_map=stage_map,
+        stage=place,
+        replica=replica,
+        board=board,
+        arrivals=Arrivals(hang_timeout_s),
+    )
+    patience = None if hang_timeout_s is None else timedelta(seconds=hang_timeout_s)
 
-    def make(ranks: Sequence[int], timeout: timedelta | None = None) -> Any:
+    def make(ranks: Sequence[int], timeout: timedelta | None = patience) -> Any:
         group = dist.new_group(list(ranks), backend=transport.backend, timeout=timeout)
         return group if rank in ranks else None
 
     def send_to(group: Any, peer: int) -> Sender:
-        return Sender(transport.make_wire(group, peer), peer)
+        return Sender(transport.make_wire(group, peer), peer, links.arrivals)
 
     def receive_from(group: Any, peer: int, back: Sender) -> Receiver:
-        return Receiver(transport.make_wire(group, peer), peer, back, links.changed)
+        return Receiver(transport.make_wire(group, peer), peer, back, links.arrivals)
 
     for r in range(stage_map.num_replicas):
         ranks = [stage_map.ranks[p][r] for p in range(stage_map.depth)]

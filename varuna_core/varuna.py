@@ -26,6 +26,7 @@ from varuna_core.checkpointed import Checkpointed
 from varuna_core.engine import Engine, Trace
 from varuna_core.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.grads import Gradients, list_shared
+from varuna_core.graph_memory import GraphMeter, agree_on_memory, find_limit
 from varuna_core.links import connect
 from varuna_core.loss_scale import build_loss_scale
 from varuna_core.microbatch import BatchSplitter, GetBatch, MicroBatch, deal_samples
@@ -36,7 +37,7 @@ from varuna_core.random_streams import kept_random_state
 from varuna_core.rank_part import RankPart
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.recompute import Recompute
-from varuna_core.settings import estimate_costs, find_device, refuse_unknown
+from varuna_core.settings import check_memory_limit, estimate_costs, find_device, refuse_unknown
 from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
 from varuna_core.updates import Updates, check_optimizer
@@ -66,6 +67,9 @@ class Varuna(Checkpointed):
         trace: Trace | None = None,
         seed: int = 1234,
         state_dict: Mapping[str, Tensor] | None = None,
+        memory_limit: float | None = None,
+        opportunistic: bool = True,
+        hang_timeout_s: float | None = None,
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
@@ -79,6 +83,7 @@ class Varuna(Checkpointed):
         self.precision = choose_precision(fp16, precision)
         stages_per_rank = count_stages(schedule, stages_per_rank)
         self.device = find_device(device, local_rank)
+        check_memory_limit(recompute, memory_limit, self.device)
         world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         ranks = parse_stage_map(stage_to_rank_map, world)
         self.place, self.replica = ranks.find(rank)
@@ -99,7 +104,15 @@ class Varuna(Checkpointed):
 
         costs, usual = estimate_costs(self.split), max(1, -(-len(dealt[0]) // chunk_size))
         self.stage_map, name = place_stages(ranks, schedule, stages_per_rank, usual, costs)
-        self.plans = Plans(name, self.stage_map, costs, recompute)
+        self.memory_limit = memory_limit
+        self.plans = Plans(
+            name,
+            self.stage_map,
+            costs,
+            recompute,
+            opportunistic=opportunistic,
+            is_limit_given=memory_limit is not None,
+        )
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         self.part = RankPart.make(
             self.split,
@@ -110,7 +123,7 @@ class Varuna(Checkpointed):
         shared = list_shared(
             [replace(t, stages=self.stage_map.places_of(t.stages)) for t in self.split.ties]
         )
-        self.links = connect(self.stage_map, rank, tuple(shared), self.device)
+        self.links = connect(self.stage_map, rank, tuple(shared), self.device, hang_timeout_s)
         self.engine = Engine(self.part.stages, self.links, seed=seed, trace=trace)
         self._masters = Masters(self.part.parameters(), self.part.take_full())
         self.gradients = Gradients(self._masters, shared, self.links, self.device)
@@ -118,6 +131,7 @@ class Varuna(Checkpointed):
         if self.links.replicas is not None:
             self.engine.before_gradients = self.gradients.before
         self.engine.weight_grads.on_made = self.gradients.note
+        self.engine.meter = GraphMeter(chunk_size) if recompute == "auto" else None
         if name in ("zero_bubble", "zbv", "auto"):
             for stage in self.part.stages:
                 self.engine.weight_grads.install(stage.module)
@@ -220,6 +234,7 @@ class Varuna(Checkpointed):
 
         def run(microbatches: list[MicroBatch], size: int) -> Tensor:
             count = self.agreement.start(size)
+            self._settle_memory()
             actions = self._plan(len(microbatches))
             self.engine.loss_scale = self.updates.scale
             self.gradients.begin(1 / self.updates.scale)
@@ -310,12 +325,26 @@ class Varuna(Checkpointed):
             )
         return self.samples.start
 
+    def _settle_memory(self) -> None:
+        """From the second step on: the first one has measured what graphs hold."""
+        if not self.plans.lacks_memory or not self.iteration:
+            return
+        limit = self.memory_limit
+        if limit is None:
+            limit = find_limit(self.device, self.part.parameters().values())
+        assert self.engine.meter is not None
+        memory = agree_on_memory(self.engine.meter, limit, self.links)
+        if memory is not None:
+            self.plans.settle(memory)
+            self.engine.meter = None
+
     def _plan(self, num_microbatches: int) -> tuple[Action, ...]:
         """This rank's actions for so many micro-batches, verified when first asked for."""
         if not num_microbatches:
             return ()
         plan = self.plans.find(num_microbatches)
         self.links.hold(plan.capacity)
+        self.engine.ahead = plan.ahead[self.place]
         return plan.schedule.ranks[self.place]
 
 

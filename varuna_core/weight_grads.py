@@ -90,7 +90,8 @@ class _Linear(torch.autograd.Function):
         ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, grads: WeightGrads
     ) -> Tensor:
         ctx.save_for_backward(input, weight)
-        ctx.bias, ctx.grads = bias, grads
+        # What is saved may come back as another tensor (saved_tensors_hooks): not the parameter.
+        ctx.weight, ctx.bias, ctx.grads = weight, bias, grads
         return F.linear(input, weight, bias)
 
     @staticmethod
@@ -98,8 +99,9 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         grad_input = grad @ weight if ctx.needs_input_grad[0] else None
         if ctx.grads.putting_off:
-            held = (weight,) if ctx.bias is None else (weight, ctx.bias)
-            ctx.grads.add(partial(_accumulate, grad, input, weight, ctx.bias), held)
+            weight, bias = ctx.weight, ctx.bias
+            held = (weight,) if bias is None else (weight, bias)
+            ctx.grads.add(partial(_accumulate, grad, input, weight, bias), held)
             return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, ctx.bias), None
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.channel import BYE, POISON, Receiver, Sender
+from varuna_core.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.failure import ChannelClosed
 from varuna_core.split_values import take_apart
 from varuna_core.wire import Wire
@@ -48,10 +48,10 @@ class Ends:
             thread.start()
         for thread in threads:
             thread.join()
-        self.forward = Sender(Wire(groups["f", 0], 1), 1)
-        self.backward = Sender(Wire(groups["b", 1], 0), 0)
-        self.here = Receiver(Wire(groups["b", 0], 1), 1, self.forward, threading.Condition())
-        self.there = Receiver(Wire(groups["f", 1], 0), 0, self.backward, threading.Condition())
+        self.forward = Sender(Wire(groups["f", 0], 1), 1, Arrivals())
+        self.backward = Sender(Wire(groups["b", 1], 0), 0, Arrivals())
+        self.here = Receiver(Wire(groups["b", 0], 1), 1, self.forward, Arrivals())
+        self.there = Receiver(Wire(groups["f", 1], 0), 0, self.backward, Arrivals())
 
 
 @given(st.lists(VALUES, max_size=12), st.integers(1, 4))
