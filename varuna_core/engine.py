@@ -182,9 +182,17 @@ class Engine:
         return finishing
 
     def evaluate(
-        self, actions: Iterable[Action], microbatches: Sequence[MicroBatch], step: int
+        self,
+        actions: Iterable[Action],
+        microbatches: Sequence[MicroBatch],
+        step: int,
+        keep: Callable[[int, Any], None] | None = None,
     ) -> Tensor:
-        """The forwards among the actions, alone; the sum over the samples of the losses."""
+        """The forwards among the actions, alone; the sum over the samples of the losses.
+
+        `keep` takes the number of a micro-batch and what the model returns for it; then that need
+        hold no loss.
+        """
         self._start(step)
         with torch.no_grad():
             for action in actions:
@@ -192,7 +200,10 @@ class Engine:
                     seat, number = self.seats[action.stage], action.microbatch
                     received = self._take_activation(seat, number)
                     output = self._call(seat, microbatches[number], received)
-                    self._pass_on(seat, number, output, microbatches[number])
+                    if seat.is_last and keep is not None:
+                        keep(number, output)
+                    else:
+                        self._pass_on(seat, number, output, microbatches[number])
         self.links.flush()
         return self._loss
 

@@ -65,6 +65,10 @@ class BatchSplitter:
             dims[path] = grown[0] if grown else None
         return BatchSplitter(dims)
 
+    def list_dims(self) -> list[int]:
+        """The dimensions that hold samples, each once."""
+        return [*dict.fromkeys(dim for dim in self.dims.values() if dim is not None)]
+
     def count(self, inputs: Mapping[str, Any]) -> int:
         """The samples in this batch."""
         sizes = {}
