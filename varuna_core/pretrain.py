@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("usage: python -m varuna_core.pretrain training.json", file=sys.stderr)
         return 2
     logging.basicConfig(format="%(levelname)s: %(message)s")
+    # torch 2.13 warns of its own class when the structure of a message is unpickled.
+    warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
     try:
         import torch  # noqa: F401 # said here, not in a traceback
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ NO_LABEL = -1
 class TokenHead(nn.Module):
     """Logits of the masked tokens."""
 
-    def __init__(self, hidden: int, vocab: int, embedding: nn.Parameter) -> None:
+    def __init__(self, hidden: int, vocab: int, embedding: Tensor) -> None:
         super().__init__()
         self.dense = Dense(hidden, hidden)
         self.norm = nn.LayerNorm(hidden, eps=EPS)

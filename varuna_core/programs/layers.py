@@ -94,7 +94,8 @@ class PreNormBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.norm_1(x)))
-        return x + self.dropout(self.mlp(self.norm_2(x)))
+        out: Tensor = x + self.dropout(self.mlp(self.norm_2(x)))
+        return out
 
 
 class PostNormBlock(nn.Module):

@@ -169,7 +169,7 @@ class Lines:
                 "pip install tensorboard, or set it to false"
             ) from None
         folder = Path("tensorboard") if self._run is None else self._run.tensorboard
-        return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        return SummaryWriter(str(folder))
 
     def _add_scalars(self, step: int, scalars: dict[str, float]) -> None:
         if self._board is not None:

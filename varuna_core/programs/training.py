@@ -131,6 +131,7 @@ class Trainer:
     def __init__(self, training: Training, place: Place, trace: TraceWriter | None) -> None:
         self.training, self.place, self.trace = training, place, trace
         self.source = open_source(training)
+        self.order = self.source.state()
         self.model = build_varuna(training, place, self.source, trace)
         self.optimizer = make_optimizer(self.model, training)
         self.model.set_optimizer(self.optimizer, training.loss_scale)
@@ -216,7 +217,7 @@ class Trainer:
     def _note_position(self, step: int) -> None:
         """For the next checkpoint, whoever asks for it."""
         consumed = step * self.training.global_batch_size
-        self.model.data_position = {"consumed": consumed, "order": self.source.state()}
+        self.model.data_position = {"consumed": consumed, "order": self.order}
         self.model.user_state = {"taken": self.taken}
 
     def _save(self) -> None:
