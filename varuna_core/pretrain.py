@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(path: Path) -> None:
     from varuna_core.programs.errors import ProgramError
-    from varuna_core.programs.place import find_place, join
+    from varuna_core.programs.place import find_place, join, leave
     from varuna_core.programs.training import Trainer, open_trace
     from varuna_core.records.training import read_training
 
@@ -63,6 +63,7 @@ def _train(path: Path) -> None:
     trainer = Trainer(training, place, trace)
     trainer.run()
     trainer.close()
+    leave()
 
 
 if __name__ == "__main__":

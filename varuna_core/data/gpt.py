@@ -80,7 +80,7 @@ class GptSamples:
     def state(self) -> dict[str, Any]:
         """For a checkpoint: what the order of samples depends on. JSON values.
 
-        Not the number of samples: more of them come in the same order until they need an epoch more.
+        Not the number of samples: more of them come in the same order until an epoch more begins.
         """
         return {
             "part": self.part,

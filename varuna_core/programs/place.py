@@ -50,3 +50,10 @@ def join(place: Place) -> None:
     """Meet the other ranks; what goes between GPUs is Varuna's to choose."""
     if place.world > 1:
         dist.init_process_group("gloo")
+
+
+def leave() -> None:
+    """Rank 0 may hold the store: nobody goes before all are done."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.checkpoint.errors import NoCheckpoint
@@ -157,9 +156,9 @@ class Trainer:
             return
         try:
             self.model.load_checkpoint(folder)
+            self._expect_same_batch(self.model.data_position["consumed"])
             self.source.check_state(self.model.data_position["order"])
             self.taken = int(self.model.user_state["taken"])
-            self._expect_same_batch(self.model.data_position["consumed"])
             self.lines.tell_resumed(self.model.iteration, folder)
         except NoCheckpoint:
             pass
@@ -276,13 +275,11 @@ class Trainer:
             exchange_clocks(self.trace)
 
     def close(self) -> None:
+        """After the last step, on every rank."""
         self.model.close()
         self.lines.close()
         if self.trace is not None:
             self.trace.close()
-        if dist.is_initialized():
-            dist.barrier()
-            dist.destroy_process_group()
 
 
 def _divides(every: int, step: int) -> bool:
