@@ -21,7 +21,7 @@ Auto = Literal["auto"]
 class Program:
     """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}.
 
-    This version starts {script: ..} only.
+    This version starts the built-in ones and {script: ..}.
     """
 
     kind: ProgramKind
@@ -40,7 +40,7 @@ class Program:
 class Model:
     """The shape of a built-in model; a name such as gpt2-xl stands for one of these.
 
-    It is for programs that a later version starts; a script does not see it.
+    It is for the built-in programs; a script does not see it.
     """
 
     layers: int
@@ -69,12 +69,15 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The training data, for programs that a later version starts; a script does not see it."""
+    """The training data of a built-in program; a script does not see it."""
 
     prefix: str | None = None
-    """Megatron .bin/.idx pair without its suffix (relative to the conf's folder)."""
+    """Megatron .bin/.idx pair without its suffix (relative to the conf's folder), or for a GPT a
+    blend of several, weights and prefixes in turn: `0.7 data/a 0.3 data/b`."""
     split: str = "969,30,1"
     """Shares of train, validation and test."""
+    vocab: str | None = None
+    """The vocab.txt that a BERT's data were prepared with."""
     synthetic: bool = False
     """Random tokens instead of a data set."""
 
@@ -90,7 +93,7 @@ class Optimizer:
     weight_decay: float = 0.01
     """Weight decay of the groups that have one."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Adam's two averages."""
+    """Adam's two averages; the first is the momentum of sgd."""
     fused: bool = True
     """Use torch's fused kernels."""
     apex: bool = False
@@ -107,6 +110,8 @@ class Schedule:
     """Steps of linear warm-up."""
     min_lr: float = 0.0
     """Where the decay ends."""
+    decay_steps: int | None = None
+    """Step with which it ends; default: train.steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +131,7 @@ class Checkpoint:
     folder: str | None = None
     """Folder on the shared file system (relative to the conf's folder); none saves nothing."""
     every: int = 500
-    """Steps between checkpoints; 0 for only on demand."""
+    """Steps between checkpoints; 0 for only on demand and at the end."""
     keep: int = 3
     """Complete checkpoints to keep."""
     local: str | None = None
@@ -135,7 +140,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """The training itself, for programs that a later version starts.
+    """The training itself, for the built-in programs.
 
     A script does not see this section, nor those below it: it takes `program.args` and `env`.
     """
@@ -163,7 +168,9 @@ class Train:
     evaluate: Evaluate = field(default_factory=Evaluate)
     """Evaluation."""
     tensorboard: bool = False
-    """Write TensorBoard scalars."""
+    """Write TensorBoard scalars into the run's folder; the ranks' Python needs tensorboard."""
+    compile: bool = False
+    """Let torch.compile take each block; not with schedules zero_bubble, zbv and auto."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """Checkpoints."""
 
@@ -184,7 +191,8 @@ class Parallel:
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage over the replicas; a script does not see it."""
     recompute: Literal["none", "full", "auto"] = "auto"
-    """Recompute activations in the backward; a script does not see it."""
+    """Recompute activations in the backward; auto is none in this version. A script does not see
+    it."""
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"
@@ -308,16 +316,16 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What is measured while training; not in this version."""
+    """What is measured while training; of it, only the timeline in this version."""
 
     timeline: bool = True
-    """Write the trace that `vjob report` draws."""
+    """Write the trace that `vjob report` draws; a script writes its own."""
     nsys: bool = False
-    """Run ranks under Nsight Systems."""
+    """Run ranks under Nsight Systems; not in this version."""
     ncu: bool = False
-    """Run ranks under Nsight Compute."""
+    """Run ranks under Nsight Compute; not in this version."""
     ranks: Literal["all"] | tuple[int, ...] = "all"
-    """Ranks to profile."""
+    """Ranks to profile; not in this version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +359,7 @@ class JobConf:
     name: str
     """Name of the run: letters, digits, `-`, `_` and `.`; starts with a letter or digit."""
     program: Program
-    """What every rank runs; this version starts {script: ..} only."""
+    """What every rank runs; this version starts the built-in programs and {script: ..}."""
     model: Model | None = None
     """Shape of a built-in model, by name or by numbers; a script does not see it."""
     data: Data | None = None
@@ -374,7 +382,7 @@ class JobConf:
     setup: tuple[str, ...] = ()
     """Shell lines run on each node first, such as `module load cuda`."""
     profile: Profile = field(default_factory=Profile)
-    """What is measured while training; not in this version."""
+    """What is measured while training."""
     morph: Morph = field(default_factory=Morph)
     """Whether the run may change its number of nodes; not in this version."""
     prices: Mapping[str, float] = field(default_factory=dict)

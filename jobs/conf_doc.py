@@ -36,11 +36,11 @@ as a commented file to start from.
 PROGRAM_FORMS = """\
 ## program
 
-What every rank runs, in one of these forms. This version starts `script` only, and refuses the
-others.
+What every rank runs, in one of these forms. This version starts the built-in programs and `script`,
+and refuses the others. [programs.md](programs.md) is about the built-in ones.
 
 ```yaml
-program: pretrain_gpt            # built in; so is pretrain_bert; not in this version
+program: pretrain_gpt            # built in; so is pretrain_bert
 ```
 ```yaml
 program: {script: train.py, args: [--epochs, 3]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from containers.catalogue import remedies_for
 from containers.registry import RUNTIMES
@@ -24,6 +25,7 @@ from varuna_core.records.plan import (
     encode_stage_map,
     keep_word,
 )
+from varuna_core.records.runfolder import RunFolder
 
 BEAT_S = 5.0
 """Between two signs of life; more on a large run, for each is a file written anew."""
@@ -139,8 +141,11 @@ def choose_layout(conf: JobConf) -> str:
 def build_command(conf: JobConf, here: Surroundings, *, in_container: bool) -> tuple[str, ...]:
     """What every rank runs."""
     program = conf.program
-    assert program.kind in STARTED and program.path is not None, "check_version refuses others"
+    assert program.kind in STARTED, "check_version refuses others"
     python = program.python or ("python3" if in_container else here.python)
+    if program.path is None:
+        run = RunFolder(Path(here.folder))
+        return tuple(map(keep_word, (python, "-u", str(run.program), str(run.training))))
     return tuple(map(keep_word, (python, "-u", program.path, *program.args)))
 
 

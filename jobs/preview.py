@@ -11,6 +11,7 @@ from jobs.errors import InputError
 from jobs.scripts import render_node
 from jobs.submit import Prepared
 from varuna_core.records.plan import render_plan
+from varuna_core.records.training import render_training
 
 
 def render_preview(ready: Prepared) -> str:
@@ -23,10 +24,15 @@ def render_preview(ready: Prepared) -> str:
     value = redact_value(json.loads(render_plan(ready.plan)))
     value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
-    plan = json.dumps(value, indent=1)
-    parts.append((ready.run.plan.name, "".join(f"# {line}\n" for line in plan.splitlines())))
+    parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
+    if ready.training is not None:
+        parts.append((ready.run.training.name, _comment(render_training(ready.training))))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
+
+
+def _comment(text: str) -> str:
+    return "".join(f"# {line}\n" for line in text.splitlines())
 
 
 def test_only(ready: Prepared) -> str:

@@ -32,6 +32,7 @@ from jobs.plan import Surroundings, build_plan
 from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
 from jobs.slurm import JobState
+from jobs.training import build_training
 from varuna_core import __version__
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
@@ -40,6 +41,7 @@ from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
+from varuna_core.records.training import Training, write_training
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ class Prepared:
     plan: Plan
     scripts: Scripts
     run: RunFolder
+    training: Training | None
+    """What a built-in program trains."""
 
 
 def prepare(
@@ -99,6 +103,7 @@ def prepare(
         plan=plan,
         scripts=scripts,
         run=run,
+        training=build_training(conf, plan.data),
     )
 
 
@@ -241,7 +246,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     """Everything that the scheduler and the nodes will read."""
     from jobs.conf_redact import redact_text
     from jobs.conf_write import render_resolved
-    from varuna_core.agent.bundle import write_bundle
+    from varuna_core.agent.bundle import write_bundle, write_program
 
     write_atomic(run.conf, redact_text(ready.conf_text))
     write_atomic(run.resolved, render_resolved(ready.conf, redact=True))
@@ -250,6 +255,9 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
         write_atomic(run.batch_script(group), text)
     write_atomic(run.node_script, ready.scripts.node)
     write_bundle(run.agent)
+    if ready.training is not None:
+        write_training(run.training, ready.training)
+        write_program(run.program)
 
 
 def link_run(run: RunFolder, record: RunRecord) -> None:

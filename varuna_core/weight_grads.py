@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -64,8 +64,13 @@ class WeightGrads:
             put_off_to = getattr(module, "put_off_to", None)
             if callable(put_off_to):
                 put_off_to(self)
-            elif type(module) is nn.Linear and "forward" not in module.__dict__:
+            elif _is_linear(module) and "forward" not in module.__dict__:
                 module.forward = _PuttingOff(module, self)  # type: ignore[method-assign]
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Of any class that leaves the forward as torch has it."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 class _PuttingOff:
