@@ -150,6 +150,11 @@ class Receiver:
             self._changed.notify_all()
         return message
 
+    def find_loss(self) -> str:
+        """Why nothing more will come; empty while something may."""
+        error = self._error
+        return "" if error is None else f"rank {self.peer}: {describe_error(error)}"
+
     def hold(self, capacity: int) -> None:
         """Let so many messages wait to be taken."""
         with self._changed:

@@ -67,6 +67,10 @@ class Links:
     def receivers(self) -> Iterator[Receiver]:
         return itertools.chain(self.activations_in.values(), self.gradients_in.values())
 
+    def find_loss(self) -> str:
+        """The first neighbour that has gone, and how; empty while all are there."""
+        return next(filter(None, (receiver.find_loss() for receiver in self.receivers)), "")
+
     def hold(self, capacity: int) -> None:
         """Let so many messages a channel be sent and not yet taken."""
         for sender in self.senders:

@@ -27,8 +27,9 @@ PARTING = timedelta(minutes=10)
 class RankWords:
     """One rank's end. Every rank makes the same calls, in the same order."""
 
-    def __init__(self, board: FailureBoard, name: str) -> None:
-        self._board, self._name = board, name
+    def __init__(self, board: FailureBoard, name: str, find_loss: Callable[[], str]) -> None:
+        """`find_loss` says which rank is gone, if one is."""
+        self._board, self._name, self._find_loss = board, name, find_loss
         self._store: Any = board.store
         alone = self._store is None
         self.rank, self.world_size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
@@ -69,7 +70,7 @@ class RankWords:
             self._store.set(self._key(str(self.rank)), "")
         elif self.world_size > 1:
             keys = [self._key(str(rank)) for rank in range(1, self.world_size)]
-            with contextlib.suppress(dist.DistError):  # whoever has not come by then has gone
+            with contextlib.suppress(RuntimeError):  # whoever has not come by then has gone
                 self._store.wait(keys, PARTING)
 
     def _settle(self, word: str, decide: Callable[[list[str]], str], listen: bool = True) -> str:
@@ -82,6 +83,8 @@ class RankWords:
             others = range(1, self.world_size if listen else 1)
             try:
                 answer = "=" + decide([word, *(self._read(self._key(str(r))) for r in others)])
+            except RankFailed:
+                raise  # the others hear of it from the board
             except Exception as error:
                 answer = _spell(error)
             if self._store is not None:
@@ -94,14 +97,19 @@ class RankWords:
         return f"{self._board.key}/words/{self._count}/{what}"
 
     def _read(self, key: str) -> str:
+        first = ""
         while True:
             try:
                 self._store.wait([key], GLANCE)
                 return bytes(self._store.get(key)).decode()
-            except dist.DistStoreError:
-                first = self._board.read()
-                if first:
+            except RuntimeError:  # each kind of store has its own (torch 2.13)
+                if self._store.check([key]):
+                    continue
+                if first:  # and the word had not come before it
                     raise RankFailed(f"{self._name} stops: {first}") from None
+                lost = self._find_loss()
+                first = self._board.write(f"{self._name} misses {lost}") if lost else ""
+                first = first or self._board.read()
 
 
 def _spell(error: Exception, who: str = "") -> str:

@@ -8,6 +8,7 @@ docs/checkpoints.md has the files. What is small and the same everywhere is rank
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from varuna_core.precision import Masters
 from varuna_core.rank_part import RankPart as Stages
 from varuna_core.rank_words import RankWords
 from varuna_core.records.files import write_json
-from varuna_core.saving_tensors import list_tensors, take_tensors
+from varuna_core.saving_tensors import list_tensors, take_buffers, take_tensors
 from varuna_core.split import Split
 from varuna_core.updates import Updates
 
@@ -94,7 +95,7 @@ class Saving:
         self.split, self.part, self.masters, self.links = split, part, masters, links
         self.engine, self.updates = engine, updates
         self.scheduler: Any = None
-        self.words = RankWords(links.board, links.name)
+        self.words = RankWords(links.board, links.name, links.find_loss)
         self._writers: dict[Path, CheckpointWriter] = {}
         self._line: str | None = None
         self._loaded: Loaded | None = None
@@ -176,10 +177,13 @@ class Saving:
         optimizer: dict[str, Any] = {}
         if shared or self.links.replica == 0:
             segments, optimizer = take_tensors(
-                self.split, self.part, self.masters, self.updates.optimizer, self._shapes
+                self.split, self.part, self.masters, self.updates.optimizer
             )
         if shared:
             segments = deal(segments, replicas, self.links.replica)
+        if self.links.replica == 0:  # those of the other replicas may differ (batch norm)
+            for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
+                segments.setdefault(segment, []).extend(entries)
         return RankPart(
             iteration=number,
             segments=segments,
@@ -216,7 +220,10 @@ class Saving:
 
         def choose() -> str:
             with CheckpointReader.open(store, iteration, check_complete) as reader:
-                return reader.folder.name
+                name = reader.folder.name
+            with contextlib.suppress(OSError):  # a store that is only read
+                (store / LEFT).unlink(missing_ok=True)
+            return name
 
         folder = store / self.words.tell(choose)
         found: list[Any] = []

@@ -34,12 +34,10 @@ def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[st
 
 
 def take_tensors(
-    split: Split, part: RankPart, masters: Masters, optimizer: Any, kept: Collection[str]
+    split: Split, part: RankPart, masters: Masters, optimizer: Any
 ) -> tuple[dict[int, list[Entry]], dict[str, Any]]:
-    """What this rank answers for, by segment, and the rest of the optimizer's state, by name.
-
-    A weight of several stages is the first one's; of the buffers those that are `kept`.
-    """
+    """Weights and optimizer state that this rank answers for, by segment, and the rest of that
+    state, by name. A weight of several stages is the first one's."""
     segments: dict[int, list[Entry]] = {}
     trees: dict[str, Any] = {}
     options = list_options(optimizer)
@@ -53,8 +51,14 @@ def take_tensors(
             held += [make_entry(WEIGHT, name, master), *entries]
             if tree is not None:
                 trees[name] = tree
-        for name, buffer in stage.buffers().items():
-            if name in kept:
-                segment = min(split.record.changes.get(name) or split.segments[name])
-                segments.setdefault(segment, []).append(make_entry(BUFFER, name, buffer))
     return segments, trees
+
+
+def take_buffers(split: Split, part: RankPart, kept: Collection[str]) -> dict[int, list[Entry]]:
+    """Those of `kept` that this rank's stages answer for."""
+    segments: dict[int, list[Entry]] = {}
+    for name, buffer in part.buffers().items():
+        if name in kept:
+            segment = min(split.record.changes.get(name) or split.segments[name])
+            segments.setdefault(segment, []).append(make_entry(BUFFER, name, buffer))
+    return segments
