@@ -282,7 +282,10 @@ def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
     head = "name: run\nprogram: pretrain_bert\nmodel: bert-large\n"
     for text, problem in (
         ("data: {prefix: a}", "c:4: data.vocab = null: is required by pretrain_bert"),
-        ("data: {prefix: 1 a 2 b, vocab: v}", "data.prefix = 1 /conf/a 2 /conf/b: a BERT takes one"),
+        (
+            "data: {prefix: 1 a 2 b, vocab: v}",
+            "data.prefix = 1 /conf/a 2 /conf/b: a BERT takes one",
+        ),
         ("train: {compile: true}", "train.compile = True: cannot be with parallel.schedule: auto"),
         ("parallel: {zero: 1}", "parallel.zero = 1: the built-in programs of this version have"),
         ("parallel: {tensor: 2}", "parallel.tensor = 2: the built-in programs of this version"),
