@@ -191,7 +191,7 @@ class Parallel:
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage over the replicas; a script does not see it."""
     recompute: Literal["none", "full", "auto"] = "auto"
-    """Recompute activations in the backward; auto is none in this version. A script does not see
+    """Recompute activations in the backward, where auto means none for now; a script does not see
     it."""
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
@@ -382,7 +382,7 @@ class JobConf:
     setup: tuple[str, ...] = ()
     """Shell lines run on each node first, such as `module load cuda`."""
     profile: Profile = field(default_factory=Profile)
-    """What is measured while training."""
+    """What is measured while training; a script does not see it."""
     morph: Morph = field(default_factory=Morph)
     """Whether the run may change its number of nodes; not in this version."""
     prices: Mapping[str, float] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jobs.conf import Container, JobConf
 
-_WEIGHT = re.compile(r"(?:^|\s)([0-9.]+(?:[eE][-+]?[0-9]+)?)\s+(?=\S)")
+_WEIGHT = re.compile(r"(?:^|\s)((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s+(?=\S)")
 IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".sif")
 Finding = tuple[str, object, str]
 """Key, value, what is wrong with it."""
@@ -26,13 +26,12 @@ def resolve_path(text: str, base: Path, environ: Mapping[str, str]) -> str:
 
 
 def split_blend(text: str) -> list[tuple[str, str]]:
-    """`0.7 data/a 0.3 data/b` as weights and prefixes; a single prefix, which may hold spaces, has
-    the weight 1. What stands before the first weight of a blend is nobody's and stays an item."""
-    head, *rest = _WEIGHT.split(text.strip())
-    if not rest:
-        return [("1", head)]
-    found = list(zip(rest[::2], rest[1::2], strict=True))
-    return [("1", head), *found] if head else found
+    """`0.7 data/a 0.3 data/b` as weights and prefixes; what begins with no weight is one prefix,
+    spaces and all, of weight 1."""
+    head, *rest = _WEIGHT.split(text)
+    if head.strip() or not rest:
+        return [("1", text)]
+    return [(weight, prefix.strip()) for weight, prefix in zip(rest[::2], rest[1::2], strict=True)]
 
 
 def join_blend(blend: list[tuple[str, str]]) -> str:
