@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     store: dist.Store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=100)
     )
     torch.manual_seed(0)
     stage_map = "0,2;1,3;" if world == 4 else "".join(f"{r};" for r in range(world))
@@ -67,7 +67,7 @@ def main() -> None:
         except Exception as error:
             print(f"{time.time()} {type(error).__name__}: {error}", flush=True)
             if how == "lingers" and rank == 1:
-                time.sleep(60)
+                time.sleep(300)
             raise
         print(f"step {step}", flush=True)
     if how == "destroys":

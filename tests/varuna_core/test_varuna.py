@@ -148,7 +148,7 @@ def _train(folder: Path, world_size: int) -> str:
     """All cases of a world size in one start of its ranks; what went wrong, if anything."""
     write_cases(folder, CASES[world_size])
     with start_ranks("tests.varuna_core.train_rank", world_size, str(folder)) as ranks:
-        done = collect(ranks, 90)
+        done = collect(ranks, 240)
     return "\n".join(f"rank {r} exit {code}\n{out}" for r, (code, out) in enumerate(done) if code)
 
 

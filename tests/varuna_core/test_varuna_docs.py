@@ -33,7 +33,7 @@ def run(script: Path, world_size: int) -> set[str]:
         for rank in range(world_size)
     ]
     try:
-        outputs = {rank.communicate(timeout=60)[0] for rank in ranks}
+        outputs = {rank.communicate(timeout=120)[0] for rank in ranks}
         assert [rank.returncode for rank in ranks] == [0] * world_size
         return outputs
     finally:

@@ -129,7 +129,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
 
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(230, exit=True)
     torch.set_num_threads(1)
     if world > 1:
         store = dist.FileStore(str(folder / "store"), world)
