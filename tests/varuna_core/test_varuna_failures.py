@@ -9,7 +9,6 @@ import pytest
 from tests.varuna_core.ranks import collect, start_ranks
 
 PROGRAM = "tests.varuna_core.fail_rank"
-DEADLINE_S = 120.0  # most of it for the start, on a busy machine
 
 
 def find_error(output: str) -> str:
@@ -50,7 +49,7 @@ def test_a_rank_that_fails_and_lives_on_holds_up_nobody(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     with start_ranks(PROGRAM, 3, str(tmp_path), "hangs") as ranks:
-        for code, output in collect([ranks[0], ranks[2]], DEADLINE_S):
+        for code, output in collect([ranks[0], ranks[2]]):
             assert code == 1 and "step 1" in output, output
             assert "nothing has moved to or from rank 1 for 3 s" in find_error(output), output
         assert ranks[1].poll() is None
