@@ -236,7 +236,8 @@ class Rehearsal:
         if not isinstance(value, Tensor):
             return value
         if self.real:
-            return value.detach().to(next(self.original.parameters(), value).device)
+            assert self.model is not None  # its stand-in, where the original has no memory
+            return value.detach().to(next(self.model.parameters(), value).device)
         with self.mode:
             return torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device=self.device
