@@ -246,7 +246,7 @@ class Rehearsal:
         if not isinstance(value, Tensor):
             return value
         if self.real:
-            assert self.model is not None
+            assert self.model is not None  # its stand-in, where the original has no memory
             return value.detach().to(next(self.model.parameters(), value).device)
         with self.mode:
             return torch.empty_strided(
