@@ -42,7 +42,7 @@ packages:
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi
 
 test: packages $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 15
+	$(BIN)/python -m pytest -n 2 --durations 15
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

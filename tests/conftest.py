@@ -5,6 +5,7 @@ VJOB_EXPLORE=1 draws new ones, to look for what nobody thought of.
 """
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -21,10 +22,15 @@ WHOLE_MACHINE = ("tests/cluster", "tests/containers")
 """These share the lab, its network and the containers' store."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where two processes share the tests (`pytest -n 2 --dist loadgroup`): a file stays whole,
-    and what needs the whole machine runs in one of them."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = "machine" if file.startswith(WHOLE_MACHINE) else file
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For two processes that share the tests (`pytest -n 2`): a file stays whole, and what needs
+    the whole machine runs in one of them."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "machine" if file.startswith(WHOLE_MACHINE) else file
+
+    return Scheduling(config, log)
