@@ -278,28 +278,6 @@ def test_a_built_in_program_needs_a_model_and_data() -> None:
     ]
 
 
-def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
-    head = "name: run\nprogram: pretrain_bert\nmodel: bert-large\n"
-    for text, problem in (
-        ("data: {prefix: a}", "c:4: data.vocab = null: is required by pretrain_bert"),
-        (
-            "data: {prefix: 1 a 2 b, vocab: v}",
-            "data.prefix = 1 /conf/a 2 /conf/b: a BERT takes one",
-        ),
-        ("train: {compile: true}", "train.compile = True: cannot be with parallel.schedule: auto"),
-        ("parallel: {zero: 1}", "parallel.zero = 1: the built-in programs of this version have"),
-        ("parallel: {tensor: 2}", "parallel.tensor = 2: the built-in programs of this version"),
-        ("profile: {nsys: true}", "profile.nsys = True: is not in this version"),
-        (
-            "train: {schedule: {warmup_steps: 9, decay_steps: 8}}",
-            "train.schedule.decay_steps = 8: must be at least train.schedule.warmup_steps, 9",
-        ),
-    ):
-        text += "" if text.startswith("data") else "\ndata: {synthetic: true}"
-        problems = find_problems(text + "\n", head=head)
-        assert any(problem in found for found in problems), (text, problems)
-
-
 def test_a_list_without_groups_is_refused_where_it_was_made_by_hand() -> None:
     conf = JobConf(name="a", program=Program(kind="script", path="/t"))
     [problem] = check_conf(conf, {}, require_paths=False)

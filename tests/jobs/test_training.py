@@ -17,6 +17,7 @@ from jobs.conf_read import parse_conf_lines
 from jobs.training import build_training, name_model
 from tests.command import Vjob, read_out
 from tests.jobs.confs import BASE, make_conf, make_plan
+from tests.jobs.test_conf_check import find_problems
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training, render_training, write_training
@@ -115,6 +116,28 @@ def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
     assert ("data.prefix", "/b.idx not found") in find("{prefix: 1 a 2 b, vocab: a.bin}")
     inside = "container: {image: 'docker://x', mounts: ['/d:/data']}\n"
     assert find("{prefix: /data/b, vocab: /data/v}", inside) == []
+
+
+def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
+    head = "name: run\nprogram: pretrain_bert\nmodel: bert-large\n"
+    for text, problem in (
+        ("data: {prefix: a}", "c:4: data.vocab = null: is required by pretrain_bert"),
+        (
+            "data: {prefix: 1 a 2 b, vocab: v}",
+            "data.prefix = 1 /conf/a 2 /conf/b: a BERT takes one",
+        ),
+        ("train: {compile: true}", "train.compile = True: cannot be with parallel.schedule: auto"),
+        ("parallel: {zero: 1}", "parallel.zero = 1: the built-in programs of this version have"),
+        ("parallel: {tensor: 2}", "parallel.tensor = 2: the built-in programs of this version"),
+        ("profile: {nsys: true}", "profile.nsys = True: is not in this version"),
+        (
+            "train: {schedule: {warmup_steps: 9, decay_steps: 8}}",
+            "train.schedule.decay_steps = 8: must be at least train.schedule.warmup_steps, 9",
+        ),
+    ):
+        text += "" if text.startswith("data") else "\ndata: {synthetic: true}"
+        problems = find_problems(text + "\n", head=head)
+        assert any(problem in found for found in problems), (text, problems)
 
 
 CONF = """

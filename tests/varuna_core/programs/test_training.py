@@ -16,7 +16,9 @@ from tests.varuna_core.data.tokens import write_tokens
 from tests.varuna_core.programs.program_rank import Case, Result, read_results, train, write_cases
 from tests.varuna_core.programs.trainings import BERT, GPT, shape, write_vocabulary
 from tests.varuna_core.ranks import collect, start_ranks
+from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, VALID, open_source
+from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.learning_rate import LearningRate
 from varuna_core.programs.training import build_model
@@ -207,7 +209,7 @@ def test_a_finished_run_is_checkpointed_and_has_nothing_to_do(
     assert train(Case(name="", stage_map="0;", training=training), 0, 1).losses == {}
     assert "nothing to do: train.steps is 8" in capsys.readouterr().out
     other = replace(training, global_batch_size=16, steps=20)
-    with pytest.raises(ValueError, match="global_batch_size is 16: go on with 8"):
+    with pytest.raises(ProgramError, match="global_batch_size is 16: go on with 8"):
         train(Case(name="", stage_map="0;", training=other), 0, 1)
-    with pytest.raises(ValueError, match="seed was 11, is 12"):
+    with pytest.raises(DataError, match="seed was 11, is 12"):
         train(Case(name="", stage_map="0;", training=replace(training, seed=12)), 0, 1)
