@@ -27,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import torch  # noqa: F401 # said here, not in a traceback
     except ModuleNotFoundError as error:
         print(
-            f"pretrain: {error} for {sys.executable}: set program.python to an interpreter that "
-            "has it, or container.image",
+            f"pretrain: {error} for {sys.executable}: pip install 'vjob[train]' there, or set "
+            "container.image to an image that has it",
             file=sys.stderr,
         )
         return 1
