@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def find_key(
     model: nn.Module,
     inputs: Mapping[str, Any],
     device: torch.device,
-    types: Mapping[int, torch.dtype],
+    types: Mapping[int, torch.dtype] = MappingProxyType({}),
 ) -> str | None:
     """What a record of this model and these inputs is kept under; None: it must not be kept."""
     tensors = [

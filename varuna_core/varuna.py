@@ -29,7 +29,7 @@ from varuna_core.grads import Gradients, list_shared
 from varuna_core.graph_memory import GraphMeter, agree_on_memory, find_limit
 from varuna_core.links import connect
 from varuna_core.loss_scale import build_loss_scale
-from varuna_core.microbatch import BatchSplitter, GetBatch, MicroBatch, deal_samples
+from varuna_core.microbatch import GetBatch, MicroBatch, deal_samples, look_at_dummies
 from varuna_core.outputs import join_outputs, spread
 from varuna_core.plans import Plans, count_stages, place_stages
 from varuna_core.precision import Masters, choose_precision
@@ -87,7 +87,7 @@ class Varuna(Checkpointed):
         world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         ranks = parse_stage_map(stage_to_rank_map, world)
         self.place, self.replica = ranks.find(rank)
-        dummies, self._splitter = _look_at(dummy_inputs, chunk_size)
+        dummies, self._splitter = look_at_dummies(dummy_inputs, chunk_size)
         self.split = split_model(
             model,
             self.precision.cast(dummies),
@@ -327,13 +327,12 @@ class Varuna(Checkpointed):
 
     def _settle_memory(self) -> None:
         """From the second step on: the first one has measured what graphs hold."""
-        if not self.plans.lacks_memory or not self.iteration:
+        meter, limit = self.engine.meter, self.memory_limit
+        if meter is None or not self.iteration:
             return
-        limit = self.memory_limit
         if limit is None:
             limit = find_limit(self.device, self.part.parameters().values())
-        assert self.engine.meter is not None
-        memory = agree_on_memory(self.engine.meter, limit, self.links)
+        memory = agree_on_memory(meter, limit, self.links)
         if memory is not None:
             self.plans.settle(memory)
             self.engine.meter = None
@@ -346,11 +345,3 @@ class Varuna(Checkpointed):
         self.links.hold(plan.capacity)
         self.engine.ahead = plan.ahead[self.place]
         return plan.schedule.ranks[self.place]
-
-
-def _look_at(
-    dummy_inputs: Mapping[str, Any] | GetBatch, size: int
-) -> tuple[Mapping[str, Any], BatchSplitter]:
-    if isinstance(dummy_inputs, Mapping):
-        return dummy_inputs, BatchSplitter.from_inputs(dummy_inputs)
-    return dummy_inputs(size), BatchSplitter.from_function(dummy_inputs, size)

@@ -173,6 +173,13 @@ def test_other_inputs_have_another_key() -> None:
     assert find_key(Gpt(), make_inputs(), torch.device("meta")) not in keys
 
 
+def test_another_precision_has_another_key() -> None:
+    model = Gpt()
+    halved = {id(parameter): torch.bfloat16 for parameter in model.parameters()}
+    keys = {find_key(model, make_inputs(), CPU, types) for types in ({}, halved)}
+    assert len(keys) == 2
+
+
 PROGRAM = """
 from tests.varuna_core import models
 from tests.varuna_core.test_dry_run_cache import CPU
