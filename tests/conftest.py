@@ -5,6 +5,7 @@ VJOB_EXPLORE=1 draws new ones, to look for what nobody thought of.
 """
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -17,6 +18,10 @@ __all__ = ["clean_lab", "image", "lab"]
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("default" if os.environ.get("VJOB_EXPLORE") else "same")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers ignore it, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WHOLE_MACHINE = ("tests/cluster", "tests/containers")
 """These share the lab, its network and the containers' store."""
