@@ -146,6 +146,7 @@ class Engine:
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
         actions = tuple(actions)
         finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
+        self.weight_grads.adding, begun = self.before_gradients is None, set[int]()
         order: Iterable[Action] = actions
         if self.ahead:
             order = run_ahead(actions, self.ahead, self._has_come, self._wait_for_either)
@@ -154,9 +155,12 @@ class Engine:
             number, seat = action.microbatch, self.seats[action.stage]
             if self.before_gradients is not None and action.kind in "BIW":
                 held = self._held[action.stage, number]
-                self.before_gradients(
-                    finishing.get(action, []), held.work if action.kind == "W" else None
-                )
+                last_for = finishing.get(action, [])
+                self.before_gradients(last_for, held.work if action.kind == "W" else None)
+                # Seen by autograd's hooks are the first ones, which teach what to wait for, and
+                # the last, which are waited for.
+                self.weight_grads.adding = action.stage in begun and not last_for
+                begun.add(action.stage)
             run[action.kind](seat, number, microbatches[number])
             if self.trace is not None:
                 self.trace(str(action), begin, self._ready, time.perf_counter())

@@ -36,8 +36,9 @@ from varuna_core.precision import Masters, choose_precision
 from varuna_core.random_streams import kept_random_state
 from varuna_core.rank_part import RankPart
 from varuna_core.schedule.actions import Action
+from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
-from varuna_core.settings import check_memory_limit, estimate_costs, find_device, refuse_unknown
+from varuna_core.settings import check_memory_limit, choose_costs, find_device, refuse_unknown
 from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
 from varuna_core.updates import Updates, check_optimizer
@@ -70,12 +71,14 @@ class Varuna(Checkpointed):
         memory_limit: float | None = None,
         opportunistic: bool = True,
         hang_timeout_s: float | None = None,
+        costs: Costs | None = None,
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
         `state_dict` holds weights to start from. `from_cache` takes the dry run of an earlier
-        start, if the same model made it.
+        start, if the same model made it. `costs` are what a profile found; all ranks must be given
+        the same.
         """
         super().__init__()
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
@@ -102,7 +105,7 @@ class Varuna(Checkpointed):
         self.samples = dealt[self.replica]
         """Which samples of the global batch this rank is to be given."""
 
-        costs, usual = estimate_costs(self.split), max(1, -(-len(dealt[0]) // chunk_size))
+        costs, usual = choose_costs(self.split, costs), max(1, -(-len(dealt[0]) // chunk_size))
         self.stage_map, name = place_stages(ranks, schedule, stages_per_rank, usual, costs)
         self.memory_limit = memory_limit
         self.plans = Plans(
@@ -132,9 +135,9 @@ class Varuna(Checkpointed):
             self.engine.before_gradients = self.gradients.before
         self.engine.weight_grads.on_made = self.gradients.note
         self.engine.meter = GraphMeter(chunk_size) if recompute == "auto" else None
-        if name in ("zero_bubble", "zbv", "auto"):
-            for stage in self.part.stages:
-                self.engine.weight_grads.install(stage.module)
+        puts_off = name in ("zero_bubble", "zbv", "auto")
+        for stage in self.part.stages:
+            self.engine.weight_grads.install(stage.module, puts_off)
         # An optimizer refuses to hold nothing, and a stage may have no layers.
         self._nothing = nn.Parameter(torch.empty(0, device=self.device))
         self.updates = Updates(needs_scale=self.precision.name == "fp16")
