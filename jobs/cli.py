@@ -254,6 +254,22 @@ def report(
 
 
 @cli.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB JOB...", shell_complete=complete_job)
+@json_option
+def compare(jobs: tuple[str, ...], as_json: bool) -> None:
+    """Hold jobs side by side: step time, idle, memory, loss, and where their confs differ.
+
+    Each JOB as for `vjob report`; the first is what the others are held against.
+
+    \b
+    vjob compare 4711 last
+    """
+    from jobs.compare import compare_jobs
+
+    compare_jobs(jobs, Path.cwd(), click.echo, as_json=as_json)
+
+
+@cli.command()
 @click.option(
     "--from",
     "shell_conf",

@@ -48,7 +48,7 @@ def write_report(
 ) -> None:
     """What was asked for; the text where nothing was."""
     folder, run = find_folder(job, here)
-    _check_libraries()
+    check_libraries()
     from reports import analysis, export, findings, load, perfetto
     from reports import text as texts
     from reports.sources import SourceError
@@ -76,7 +76,7 @@ def write_report(
         say(texts.render_text(found, analysed, sentences, is_partial=partial).rstrip("\n"))
 
 
-def _check_libraries() -> None:
+def check_libraries() -> None:
     for name in ("numpy", "pandas", "pyarrow"):
         if importlib.util.find_spec(name) is None:
             raise VjobError(
