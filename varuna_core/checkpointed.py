@@ -21,7 +21,7 @@ from varuna_core.engine import Engine
 from varuna_core.grads import Gradients
 from varuna_core.links import Links
 from varuna_core.precision import Masters
-from varuna_core.preemption import CALLS, SignalCalls
+from varuna_core.preemption import CALLS, SignalCalls, ignore_calls
 from varuna_core.rank_part import RankPart
 from varuna_core.saving import PendingSave, Progress, Saving
 from varuna_core.split import Split
@@ -149,11 +149,13 @@ class Checkpointed(nn.Module):
             try:
                 handler(number, None)
             except SystemExit:
+                ignore_calls()
                 self.saving.words.part()
                 raise
         elif self._leave_to is not None:
             store, options = self._leave_to
             log.warning("%s: saving iteration %d into %s", name, self.iteration, store)
+            ignore_calls()
             note = {"signal": name, "world_size": self.saving.words.world_size}
             self.saving.save_whole(
                 self._find_progress(), store, self.iteration, note=note, **options
