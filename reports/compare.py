@@ -60,9 +60,9 @@ class Comparison:
 
 def compare(jobs: Sequence[Compared]) -> Comparison:
     """Figures that no job has are left out."""
-    steps = [_find_last_step(each) for each in jobs]
-    known = [step for step in steps if step is not None]
-    common = min(known) if len(known) == len(jobs) else None
+    common = max(
+        set.intersection(*(set(_find_losses(each)["step"]) for each in jobs)), default=None
+    )
     measured: list[tuple[str, int, Better, Callable[[Compared], float | None]]] = [
         ("steps", 0, "", _count_steps),
         ("step time, s (median)", 4, "less", _find_step_time),
@@ -146,11 +146,6 @@ def _find_losses(each: Compared) -> pd.DataFrame:
     numbers = pd.to_numeric(table["loss"], errors="coerce")
     held = table.assign(loss=numbers).dropna(subset=["loss"])
     return held.drop_duplicates("step", keep="last").sort_values("step")
-
-
-def _find_last_step(each: Compared) -> int | None:
-    losses = _find_losses(each)
-    return int(losses["step"].iloc[-1]) if len(losses) else None
 
 
 def _find_loss(each: Compared, step: int | None) -> float | None:
