@@ -115,10 +115,9 @@ class Engine:
         self.holds_last = any(seat.is_last for seat in self.seats.values())
         self.device = stages[0].device
         self.weight_grads = WeightGrads()
-        self.loss_scale = 1.0
-        """What the loss is multiplied by before its backward."""
-
+        self.loss_scale = 1.0  # what the loss is multiplied by before its backward
         self.before_gradients: BeforeGradients | None = None
+        self.after_gradients: Callable[[], None] = lambda: None  # after each B and each W
         self._held: dict[tuple[int, int], Held] = {}
         self._handed: dict[tuple[bool, int, int], Crossing] = {}
         self._step = self._total = 0
@@ -292,6 +291,7 @@ class Engine:
 
     def _backward(self, seat: Seat, number: int, micro: MicroBatch) -> None:
         self._run_backward(seat, number, self._held.pop((seat.stage.index, number)), micro)
+        self.after_gradients()
 
     def _backward_inputs(self, seat: Seat, number: int, micro: MicroBatch) -> None:
         held = self._held[seat.stage.index, number]
@@ -306,6 +306,7 @@ class Engine:
     def _backward_weights(self, seat: Seat, number: int, micro: MicroBatch) -> None:
         for work in self._held.pop((seat.stage.index, number)).work:
             work()
+        self.after_gradients()
 
     def _run_backward(self, seat: Seat, number: int, held: Held, micro: MicroBatch) -> None:
         if seat.is_last:

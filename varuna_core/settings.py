@@ -56,3 +56,10 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
             "recompute='auto' asks a GPU for its memory; here say memory_limit=, the bytes that "
             "the micro-batches of a rank may hold at once"
         )
+
+
+def refuse_zero(zero: int, offload: str | None) -> None:
+    if zero not in (0, 1, 2):
+        raise ValueError(f"zero {zero!r}: this version knows 0, 1 and 2 (docs/zero.md says why)")
+    if offload not in (None, "optimizer"):
+        raise ValueError(f"offload {offload!r}: there is 'optimizer', or None")

@@ -100,6 +100,8 @@ def build_varuna(
         recompute="full" if training.recompute == "full" else "none",
         trace=trace,
         seed=training.seed,
+        zero=training.zero,
+        offload="optimizer" if training.offload else None,
     )
 
 

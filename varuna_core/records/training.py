@@ -46,6 +46,7 @@ class Training:
     betas: Tuple[float, float]
     fused: bool
     apex: bool
+    offload: bool
     lr_schedule: str
     warmup_steps: int
     decay_steps: int
@@ -65,6 +66,7 @@ class Training:
     schedule: str
     partition: Optional[str]
     pipeline: int
+    zero: int
     timeline: bool
 
 
