@@ -15,8 +15,8 @@ GPT = Training(
     weight_decay=0.1, betas=(0.9, 0.95), fused=True, apex=False, offload=False,
     lr_schedule="cosine", warmup_steps=2, decay_steps=6, min_lr=1e-3, clip_grad_norm=0.5, seed=11,
     log_every=2, evaluate_every=0, evaluate_steps=1, tensorboard=False, compile=False,
-    checkpoint_folder=None, checkpoint_every=0, checkpoint_keep=3, checkpoint_local=None, recompute="none",
-    schedule="1f1b", partition=None, pipeline=1, zero=0, timeline=False,
+    checkpoint_folder=None, checkpoint_every=0, checkpoint_keep=3, checkpoint_local=None,
+    recompute="none", schedule="1f1b", partition=None, pipeline=1, zero=0, timeline=False,
 )  # fmt: skip
 BERT = replace(GPT, program="pretrain_bert", sequence=16)
 
