@@ -8,7 +8,7 @@ from containers.registry import RUNTIMES
 from jobs.conf import JobConf, ProgramKind
 from jobs.conf_paths import Finding
 
-STARTED: frozenset[ProgramKind] = frozenset({"script"})
+STARTED: frozenset[ProgramKind] = frozenset({"script", "megatron", "deepspeed"})
 """Programs that it can start."""
 
 
@@ -16,7 +16,8 @@ def check_version(conf: JobConf) -> Iterator[Finding]:
     kind, runtime = conf.program.kind, conf.container.runtime
     if kind not in STARTED:
         message = (
-            "cannot be started by this version of vjob; it starts {script: train.py, args: [...]}"
+            "cannot be started by this version of vjob; it starts {script: train.py, args: [...]}, "
+            "{megatron: ...} and {deepspeed: ...}"
         )
         yield "program", kind, message
     if conf.cluster.scheduler == "machines":

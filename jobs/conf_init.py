@@ -25,8 +25,9 @@ STARTER: Mapping[str, object] = {
 }
 FORMS: Mapping[type, tuple[str, ...]] = {
     Program: (
-        "not in this version: {megatron: Megatron-LM, args: [...]}, pretrain_gpt, pretrain_bert",
-        "not in this version: {deepspeed: train.py, config: ds.json, args: [...]}",
+        "or {megatron: Megatron-LM, args: [...]}",
+        "or {deepspeed: train.py, config: ds.json, args: [...]}",
+        "not in this version: pretrain_gpt, pretrain_bert",
     ),
     Model: ("or {layers: 12, hidden: 768, heads: 12, sequence: 1024, vocab: 50257, dropout: 0.1}",),
 }

@@ -74,8 +74,10 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[Finding]:
     if program.path is not None and not _may_be_elsewhere(program.path, conf.container, base):
         key = f"program.{program.kind}"
         if program.kind == "megatron":
-            if not Path(program.path).is_dir():
-                yield key, program.path, _explain("is not a folder; it is the Megatron-LM checkout")
+            is_script = program.path.endswith(".py")
+            if not (os.path.isfile if is_script else os.path.isdir)(program.path):
+                message = "is not there; it is the Megatron-LM checkout, or a script in it"
+                yield key, program.path, _explain(message, program.path)
         elif not Path(program.path).is_file():
             yield key, program.path, _explain("is not a file", program.path)
     config = program.config

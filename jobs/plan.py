@@ -7,14 +7,14 @@ Which stage a rank holds is the stage map's business (`varuna_core.records.plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from containers.catalogue import remedies_for
 from containers.registry import RUNTIMES
 from containers.runtime import ImageKind, Mount, Request, Unsuitable
 from jobs.conf import JobConf, NodeGroup
-from jobs.conf_check_version import STARTED
 from jobs.errors import InputError
+from jobs.programs import nsight, start
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,
@@ -22,7 +22,6 @@ from varuna_core.records.plan import (
     Timing,
     build_stages,
     encode_stage_map,
-    keep_word,
 )
 
 BEAT_S = 5.0
@@ -50,11 +49,16 @@ class Surroundings:
     image_kind: ImageKind = ImageKind.REFERENCE
     image_stamp: str = ""
     """Size and time of the image file."""
+    found: start.Found = field(default_factory=start.Found)
+    """What the program's own files say."""
 
 
 def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     """The plan of one run."""
-    groups = build_groups(conf.cluster.nodes)
+    groups = tuple(
+        replace(group, env={**start.build_group_env(conf, asked), **group.env})
+        for group, asked in zip(build_groups(conf.cluster.nodes), conf.cluster.nodes, strict=True)
+    )
     world = sum(group.count * group.ranks for group in groups)
     parallel = conf.parallel
     share = parallel.pipeline * parallel.tensor
@@ -79,7 +83,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         command=build_command(conf, here, in_container=bool(containers)),
         python=here.python,
         workdir=workdir,
-        env={**collect_passed(conf.pass_env, here.environ), **conf.env},
+        env={**start.build_env(conf), **collect_passed(conf.pass_env, here.environ), **conf.env},
         containers=containers,
         remedies=remedies_for([container.runtime for container in containers]),
         must_exist=tuple(find_needed_paths(conf, workdir, containers)),
@@ -92,6 +96,8 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
             lost_s=max(conf.cluster.lost_s, 3 * beat_s),
             sample_s=conf.cluster.sample_s,
         ),
+        prefix=nsight.build_prefix(conf, marks_steps=start.marks_steps(conf, here.found)),
+        prefixed=None if conf.profile.ranks == "all" else conf.profile.ranks,
     )
 
 
@@ -138,10 +144,8 @@ def choose_layout(conf: JobConf) -> str:
 
 def build_command(conf: JobConf, here: Surroundings, *, in_container: bool) -> tuple[str, ...]:
     """What every rank runs."""
-    program = conf.program
-    assert program.kind in STARTED and program.path is not None, "check_version refuses others"
-    python = program.python or ("python3" if in_container else here.python)
-    return tuple(map(keep_word, (python, "-u", program.path, *program.args)))
+    python = conf.program.python or ("python3" if in_container else here.python)
+    return start.build_command(conf, here.found, here.folder, python)
 
 
 def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

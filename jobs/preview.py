@@ -20,6 +20,10 @@ def render_preview(ready: Prepared) -> str:
     ]
     shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
     parts.append((ready.run.node_script.name, render_node(shown, ready.plan, ready.run)))
+    parts += [
+        (name, "".join(f"# {line}\n" for line in redact_string(text).splitlines()))
+        for name, text in ready.files.items()
+    ]
     value = redact_value(json.loads(render_plan(ready.plan)))
     value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"

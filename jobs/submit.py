@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from jobs.executor import Executor, choose_executor
 from jobs.image import classify_image, resolve_image, stamp_image
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
+from jobs.programs import start
 from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
 from jobs.slurm import JobState
@@ -57,6 +58,8 @@ class Prepared:
     conf: JobConf
     plan: Plan
     scripts: Scripts
+    files: Mapping[str, str]
+    """What the program reads from the run folder, by name."""
     run: RunFolder
 
 
@@ -88,6 +91,7 @@ def prepare(
         folder=str(run.path),
         image_kind=classify_image(image or ""),
         image_stamp=stamp_image(image or ""),
+        found=start.look_for(conf),
     )
     plan = build_plan(conf, here)
     text = conf_path.read_text(encoding="utf-8")
@@ -98,6 +102,7 @@ def prepare(
         conf=conf,
         plan=plan,
         scripts=scripts,
+        files=start.build_files(conf, here.found, here.folder),
         run=run,
     )
 
@@ -249,6 +254,8 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     for group, text in ready.scripts.batch.items():
         write_atomic(run.batch_script(group), text)
     write_atomic(run.node_script, ready.scripts.node)
+    for name, text in ready.files.items():
+        write_atomic(run.path / name, text)
     write_bundle(run.agent)
 
 
