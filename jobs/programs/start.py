@@ -112,8 +112,6 @@ def find_problems(conf: JobConf) -> Iterator[Finding]:
         yield from megatron.find_problems(conf)
     elif conf.program.kind == "deepspeed":
         yield from deepspeed.find_problems(conf)
-    if conf.program.config is not None and conf.program.kind != "deepspeed":
-        yield "program.config", conf.program.config, "is for {deepspeed: ...} only"
     if conf.profile.nsys and conf.profile.ncu:
         yield "profile.ncu", True, "cannot be together with profile.nsys; a rank has one profiler"
 
