@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+import types
 import typing
 
 import torch
@@ -13,6 +14,7 @@ if not hasattr(typing, "override"):  # Python 3.11; Core 0.19 asks for 3.12 by t
     typing.override = lambda function: function
 # The checks ask which GPU there is; parsing needs none.
 torch.cuda.get_device_capability = lambda *_: (8, 0)
+torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=8, minor=0)
 root = sys.argv[1]
 sys.path.insert(0, root)
 

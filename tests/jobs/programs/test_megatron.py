@@ -20,6 +20,7 @@ from jobs.conf_check import check_conf
 from jobs.conf_check_layout import get_replicas, get_world
 from jobs.programs import megatron
 from jobs.programs.checkout import LAYOUT_FILE, Checkout, find_checkout
+from jobs.programs.start import build_env
 from tests.jobs.confs import make_conf
 from tests.jobs.programs.recipes import ONE_MACHINE, TODAY, TODAY_FORMS
 
@@ -79,10 +80,10 @@ def make_golden() -> dict[str, list[str]]:
 def test_the_lists_are_those_that_a_real_copy_has_accepted() -> None:
     """VJOB_WRITE_GOLDEN=1 writes them anew; then let a real copy judge them (VJOB_MEGATRON)."""
     made = make_golden()
-    if os.environ.get("VJOB_WRITE_GOLDEN"):
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    if os.environ.get("VJOB_WRITE_GOLDEN") and golden["lists"] != made:
         golden = {"accepted_by": {}, "lists": made}
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
-    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     assert golden["lists"] == made
     assert golden["accepted_by"], "let a real copy judge the new lists: VJOB_MEGATRON=<checkout>"
 
@@ -101,6 +102,7 @@ def test_a_real_copys_parser_accepts_the_lists() -> None:
     done = subprocess.run(
         [os.environ.get("VJOB_MEGATRON_PYTHON", sys.executable), "-W", "ignore", PARSER, root],
         input=json.dumps(asked),
+        env={**os.environ, **build_env(make_conf(TODAY))},
         capture_output=True,
         text=True,
         timeout=240,
