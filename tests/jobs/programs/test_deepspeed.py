@@ -5,7 +5,10 @@ The real runs want an interpreter with DeepSpeed: VJOB_DEEPSPEED_PYTHON, or this
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +167,41 @@ def test_deepspeed_trains_on_this_machine(tmp_path: Path, stage: int) -> None:
         CONF.format(python=find_python(), stage=stage, scheduler="local", count=1, ranks=2)
     )
     check_runs(vjob, run, stage)
+
+
+@pytest.mark.slow
+def test_deepspeeds_own_launcher_starts_what_was_exported_without_ssh(tmp_path: Path) -> None:
+    """Two machines that are both this one: a script for each, as for containers without ssh."""
+    python = Path(find_python())
+    launcher = python.parent / "deepspeed"
+    if not launcher.exists():
+        pytest.skip(f"{launcher} is not there")
+    vjob = Vjob(tmp_path)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"reduce_bucket_size": 5000}}')
+    conf = CONF.format(python=python, stage=1, scheduler="local", count=2, ranks=1)
+    vjob.write(conf.replace("walltime_min: 5", f"walltime_min: 5\n  port: {find_port()}"))
+    hosts = ("--host", "127.0.0.1", "--host", "localhost")
+    written = vjob("export", "conf.yaml", "byhand", *hosts).stdout.split()
+    scripts = [tmp_path / path for path in written if "node-" in path]
+    env = {**vjob.env, "PATH": f"{launcher.parent}:{vjob.env['PATH']}"}
+    started = [
+        subprocess.Popen([path], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for path in scripts
+    ]
+    try:
+        said = [process.communicate(timeout=200)[0].decode() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    rows = [json.loads(line) for text in said for line in text.splitlines() if line.startswith("{")]
+    assert sorted(row["rank"] for row in rows) == [0, 1], "\n".join(said)
+    assert all((row["world"], row["batch"], row["stage"]) == (2, 4, 1) for row in rows)
+
+
+def find_port() -> int:
+    """Free now, and outside the range that outgoing connections take theirs from."""
+    for port in range(28100, 28400):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port from 28100 to 28400")
