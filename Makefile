@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-CONF ?= examples/quickstart.yaml
+DEMO ?= demo
 
 .PHONY: demo test check packages docs clean
 
@@ -15,10 +15,22 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,train,report]'
 	touch $@
 
-# Submits the quickstart to this machine, follows it to the end, shows its status and files.
-demo: $(VENV)/.installed
-	$(BIN)/vjob submit $(CONF) --follow
+$(VENV)/.installed-train: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,report]'
+	touch $@
+
+# A tiny GPT from raw text on this machine: prepared, trained by four ranks, stopped at step 40,
+# taken up at another partition, reported. All of it lies in $(DEMO).
+demo: $(VENV)/.installed-train
+	mkdir -p $(DEMO)/data
+	cp examples/tiny-gpt.yaml $(DEMO)/
+	rm -rf $(DEMO)/data/checkpoints
+	$(BIN)/python -m varuna_core.data.corpus > $(DEMO)/data/corpus.jsonl
+	$(BIN)/vjob data prepare $(DEMO)/data/corpus.jsonl -o $(DEMO)/data/demo --train 1000 --append-eod --again
+	$(BIN)/vjob submit $(DEMO)/tiny-gpt.yaml --set train.steps=40 --follow
+	$(BIN)/vjob submit $(DEMO)/tiny-gpt.yaml --set parallel.partition=2-2-2-2 --follow
 	$(BIN)/vjob status last
+	$(BIN)/vjob report last --text
 
 # The Slurm lab and the containers need Debian packages: installed when root, else their tests skip
 # and say so.
@@ -30,7 +42,7 @@ packages:
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi
 
 test: packages $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 15
+	$(BIN)/python -m pytest -n 2 --durations 15
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

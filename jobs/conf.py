@@ -19,10 +19,7 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}.
-
-    This version starts the last three.
-    """
+    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}."""
 
     kind: ProgramKind
     """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed."""
@@ -41,7 +38,7 @@ class Program:
 class Model:
     """The shape of a built-in model; a name such as gpt2-xl stands for one of these.
 
-    It is for programs that a later version starts; a script does not see it.
+    It is for the built-in programs; a script does not see it.
     """
 
     layers: int
@@ -70,12 +67,15 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The training data, for programs that a later version starts; a script does not see it."""
+    """The training data of a built-in program; a script does not see it."""
 
     prefix: str | None = None
-    """Megatron .bin/.idx pair without its suffix (relative to the conf's folder)."""
+    """Megatron .bin/.idx pair without its suffix (relative to the conf's folder), or for a GPT a
+    blend of several, weights and prefixes in turn: `0.7 data/a 0.3 data/b`."""
     split: str = "969,30,1"
     """Shares of train, validation and test."""
+    vocab: str | None = None
+    """The vocab.txt that a BERT's data were prepared with."""
     synthetic: bool = False
     """Random tokens instead of a data set."""
 
@@ -91,7 +91,7 @@ class Optimizer:
     weight_decay: float = 0.01
     """Weight decay of the groups that have one."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Adam's two averages."""
+    """Adam's two averages; the first is the momentum of sgd."""
     fused: bool = True
     """Use torch's fused kernels."""
     apex: bool = False
@@ -108,6 +108,8 @@ class Schedule:
     """Steps of linear warm-up."""
     min_lr: float = 0.0
     """Where the decay ends."""
+    decay_steps: int | None = None
+    """Step with which it ends; default: train.steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,7 @@ class Checkpoint:
     folder: str | None = None
     """Folder on the shared file system (relative to the conf's folder); none saves nothing."""
     every: int = 500
-    """Steps between checkpoints; 0 for only on demand."""
+    """Steps between checkpoints; 0 for only on demand and at the end."""
     keep: int = 3
     """Complete checkpoints to keep."""
     local: str | None = None
@@ -136,7 +138,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """The training itself, for programs that a later version starts.
+    """The training itself, for the built-in programs.
 
     A script does not see this section, nor those below it: it takes `program.args` and `env`.
     """
@@ -164,7 +166,9 @@ class Train:
     evaluate: Evaluate = field(default_factory=Evaluate)
     """Evaluation."""
     tensorboard: bool = False
-    """Write TensorBoard scalars."""
+    """Write TensorBoard scalars into the run's folder; the ranks' Python needs tensorboard."""
+    compile: bool = False
+    """Let torch.compile take each block; not with schedules zero_bubble, zbv and auto."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """Checkpoints."""
 
@@ -185,7 +189,8 @@ class Parallel:
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage over the replicas; a script does not see it."""
     recompute: Literal["none", "full", "auto"] = "auto"
-    """Recompute activations in the backward; a script does not see it."""
+    """Recompute activations in the backward, where auto means none for now; a script does not see
+    it."""
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"
@@ -354,7 +359,7 @@ class JobConf:
     name: str
     """Name of the run: letters, digits, `-`, `_` and `.`; starts with a letter or digit."""
     program: Program
-    """What every rank runs: {script: ..}, {megatron: ..} or {deepspeed: ..} in this version."""
+    """What every rank runs."""
     model: Model | None = None
     """Shape of a built-in model, by name or by numbers; a script does not see it."""
     data: Data | None = None

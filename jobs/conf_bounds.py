@@ -17,6 +17,7 @@ BOUNDS: Mapping[str, tuple[float | str | None, float | str | None]] = {
     "train.optimizer.weight_decay": (0, None),
     "train.schedule.warmup_steps": (0, None),
     "train.schedule.min_lr": (0, None),
+    "train.schedule.decay_steps": (1, None),
     "train.clip_grad_norm": ("0", None),
     "train.seed": (0, 2**63 - 1),
     "train.log_every": (1, None),

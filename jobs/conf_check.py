@@ -15,7 +15,7 @@ from jobs.conf_bounds import check_numbers, get_value
 from jobs.conf_check_cluster import check_cluster, check_groups
 from jobs.conf_check_layout import check_layout, check_partition, check_ranks
 from jobs.conf_check_version import check_version
-from jobs.conf_paths import Finding, find_missing_paths
+from jobs.conf_paths import Finding, find_missing_paths, split_blend
 from jobs.conf_redact import show
 from jobs.errors import Problem
 from jobs.programs import start
@@ -125,6 +125,18 @@ def check_program(conf: JobConf) -> Iterator[Finding]:
         yield "model", None, f"is required by {kind}: a name such as gpt2-small, or a mapping"
     if conf.data is None:
         yield "data", None, f"is required by {kind}: {{prefix: ...}} or {{synthetic: true}}"
+    elif kind == "pretrain_bert" and conf.data.prefix and not conf.data.synthetic:
+        if conf.data.vocab is None:
+            yield "data.vocab", None, "is required by pretrain_bert: the data's vocab.txt"
+        if len(split_blend(conf.data.prefix)) > 1:
+            message = "a BERT takes one data set; put the texts into one with `vjob data prepare`"
+            yield "data.prefix", conf.data.prefix, message
+    if conf.train.compile and conf.parallel.schedule in ("auto", "zero_bubble", "zbv"):
+        message = (
+            f"cannot be with parallel.schedule: {conf.parallel.schedule}, which may put weight "
+            "gradients off; use 1f1b, gpipe, varuna or interleaved"
+        )
+        yield "train.compile", True, message
 
 
 def check_train(conf: JobConf) -> Iterator[Finding]:
@@ -132,6 +144,10 @@ def check_train(conf: JobConf) -> Iterator[Finding]:
     if train.schedule.min_lr > train.optimizer.lr:
         message = f"must be at most train.optimizer.lr, {train.optimizer.lr}"
         yield "train.schedule.min_lr", train.schedule.min_lr, message
+    warmup, decay = train.schedule.warmup_steps, train.schedule.decay_steps
+    if decay is not None and decay < warmup:
+        message = f"must be at least train.schedule.warmup_steps, {warmup}"
+        yield "train.schedule.decay_steps", decay, message
     local = train.checkpoint.local
     if local is not None and not local.startswith("/"):
         yield "train.checkpoint.local", local, "is a folder on the node: an absolute path"

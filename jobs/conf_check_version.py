@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from containers.registry import RUNTIMES
-from jobs.conf import JobConf, ProgramKind
+from jobs.conf import JobConf
 from jobs.conf_paths import Finding
-
-STARTED: frozenset[ProgramKind] = frozenset({"script", "megatron", "deepspeed"})
-"""Programs that it can start."""
+from jobs.conf_reader import BUILT_IN
 
 
 def check_version(conf: JobConf) -> Iterator[Finding]:
-    kind, runtime = conf.program.kind, conf.container.runtime
-    if kind not in STARTED:
-        message = (
-            "cannot be started by this version of vjob; it starts {script: train.py, args: [...]}, "
-            "{megatron: ...} and {deepspeed: ...}"
-        )
-        yield "program", kind, message
+    runtime = conf.container.runtime
+    if conf.program.kind in BUILT_IN:
+        yield from _check_built_in(conf)
     if conf.cluster.scheduler == "machines":
         yield "cluster.scheduler", "machines", "is not in this version of vjob; use slurm or local"
     if conf.morph.enabled:
@@ -27,3 +21,14 @@ def check_version(conf: JobConf) -> Iterator[Finding]:
     if conf.container.image is not None and runtime not in ("auto", "none", *RUNTIMES):
         message = f"is not in this version of vjob; it has {', '.join(RUNTIMES)} and none"
         yield "container.runtime", runtime, message
+
+
+def _check_built_in(conf: JobConf) -> Iterator[Finding]:
+    """Other programs may do these by themselves."""
+    parallel = conf.parallel
+    if parallel.tensor != 1:
+        message = "the built-in programs of this version do not share layers; use 1"
+        yield "parallel.tensor", parallel.tensor, message
+    if parallel.zero:
+        message = "the built-in programs of this version have no ZeRO; use 0"
+        yield "parallel.zero", parallel.zero, message

@@ -36,11 +36,11 @@ as a commented file to start from.
 PROGRAM_FORMS = """\
 ## program
 
-What every rank runs, in one of these forms; [external.md](external.md) says what `megatron` and
-`deepspeed` make of the rest of the conf.
+What every rank runs, in one of these forms. [programs.md](programs.md) is about the built-in ones,
+[external.md](external.md) about the others: what they take of the rest of the conf.
 
 ```yaml
-program: pretrain_gpt            # built in; so is pretrain_bert; not in this version
+program: pretrain_gpt            # built in; so is pretrain_bert
 ```
 ```yaml
 program: {script: train.py, args: [--epochs, 3]}

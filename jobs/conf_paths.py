@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from jobs.conf import Container, JobConf
+from jobs.programs.checkout import SCRIPTS
 
+_WEIGHT = re.compile(r"(?:^|\s)((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s+(?=\S)")
 IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".sif")
 Finding = tuple[str, object, str]
 """Key, value, what is wrong with it."""
@@ -21,6 +24,22 @@ def resolve_path(text: str, base: Path, environ: Mapping[str, str]) -> str:
     elif text.startswith("~"):
         text = os.path.expanduser(text)
     return str(base / text)
+
+
+def split_blend(text: str) -> list[tuple[str, str]]:
+    """`0.7 data/a 0.3 data/b` as weights and prefixes; what begins with no weight is one prefix,
+    spaces and all, of weight 1."""
+    head, *rest = _WEIGHT.split(text)
+    if head.strip() or not rest:
+        return [("1", text)]
+    return [(weight, prefix.strip()) for weight, prefix in zip(rest[::2], rest[1::2], strict=True)]
+
+
+def join_blend(blend: list[tuple[str, str]]) -> str:
+    """As it is written in a conf."""
+    if len(blend) == 1:
+        return blend[0][1]
+    return " ".join(f"{weight} {prefix}" for weight, prefix in blend)
 
 
 def is_image_path(image: str, runtime: str) -> bool:
@@ -39,6 +58,11 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
     def resolve(text: str | None) -> str | None:
         return resolve_path(text, base, environ) if text else text
 
+    def resolve_blend(text: str | None) -> str | None:
+        if not text:
+            return text
+        return join_blend([(w, resolve_path(p, base, environ)) for w, p in split_blend(text)])
+
     def resolve_mount(mount: str) -> str:
         source, colon, target = mount.partition(":")
         return f"{resolve(source)}:{target}" if source and colon else mount
@@ -56,7 +80,7 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
         program=replace(
             program, path=resolve(program.path), config=resolve(program.config), python=python
         ),
-        data=data and replace(data, prefix=resolve(data.prefix)),
+        data=data and replace(data, prefix=resolve_blend(data.prefix), vocab=resolve(data.vocab)),
         train=replace(
             conf.train, checkpoint=replace(checkpoint, folder=resolve(checkpoint.folder))
         ),
@@ -78,6 +102,9 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[Finding]:
             if not (os.path.isfile if is_script else os.path.isdir)(program.path):
                 message = "is not there; it is the Megatron-LM checkout, or a script in it"
                 yield key, program.path, _explain(message, program.path)
+            elif not is_script and not any(Path(program.path, name).is_file() for name in SCRIPTS):
+                message = f"has no {SCRIPTS[0]}; name a Megatron-LM checkout, or the script in it"
+                yield key, program.path, message
         elif not Path(program.path).is_file():
             yield key, program.path, _explain("is not a file", program.path)
     config = program.config
@@ -87,14 +114,7 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[Finding]:
         and not _may_be_elsewhere(config, conf.container, base)
     ):
         yield "program.config", config, _explain("is not a file", config)
-    if conf.data is not None and conf.data.prefix and not conf.data.synthetic:
-        prefix = conf.data.prefix
-        missing = [end for end in (".bin", ".idx") if not os.path.isfile(prefix + end)]
-        if missing:
-            message = f"{' and '.join(prefix + end for end in missing)} not found"
-            if prefix.endswith((".bin", ".idx")):
-                message = "is written without .bin or .idx"
-            yield "data.prefix", prefix, _explain(message, prefix)
+    yield from _find_missing_data(conf, base)
     image = conf.container.image
     if image and image.startswith("/") and not os.path.exists(image):
         message = "not found; an image of a registry is written docker://name:tag"
@@ -104,6 +124,22 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[Finding]:
         # Elsewhere it may be a disk of the nodes; their preflight looks for it.
         if base is not None and _is_under(source, base) and not os.path.exists(source):
             yield f"container.mounts[{index}]", mount, _explain(f"{source} not found", source)
+
+
+def _find_missing_data(conf: JobConf, base: Path | None) -> Iterator[Finding]:
+    data = conf.data
+    if data is None or data.synthetic:
+        return
+    for _, prefix in split_blend(data.prefix) if data.prefix else []:
+        missing = [end for end in (".bin", ".idx") if not os.path.isfile(prefix + end)]
+        if missing and not _may_be_elsewhere(prefix, conf.container, base):
+            message = f"{' and '.join(prefix + end for end in missing)} not found"
+            if prefix.endswith((".bin", ".idx")):
+                message = "is written without .bin or .idx"
+            yield "data.prefix", prefix, _explain(message, prefix)
+    vocab = data.vocab
+    if vocab and not Path(vocab).is_file() and not _may_be_elsewhere(vocab, conf.container, base):
+        yield "data.vocab", vocab, _explain("is not a file", vocab)
 
 
 def _explain(message: str, path: str = "") -> str:

@@ -36,9 +36,12 @@ def export(
     the scripts inside.
     """
     from jobs.conf_read import read_conf
+    from jobs.conf_reader import BUILT_IN
     from jobs.programs.byhand import Machines, build_scripts
     from jobs.programs.start import look_for
+    from varuna_core.agent.bundle import write_program
     from varuna_core.records.files import write_atomic
+    from varuna_core.records.runfolder import RunFolder
 
     found = read_conf(conf, overrides, require_env=False)
     machines = Machines(
@@ -55,6 +58,8 @@ def export(
             write_atomic(folder / name, text)
             # A script may hold secrets of `env`: for its owner alone.
             os.chmod(folder / name, 0o700 if name.endswith(".sh") else 0o600)
+        if found.program.kind in BUILT_IN:
+            write_program(RunFolder(folder).program)
     except OSError as error:
         raise VjobError(f"{folder} cannot be written: {error.strerror}") from None
     for name in files:

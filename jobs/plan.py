@@ -67,6 +67,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     workdir = conf.workdir or here.base
     beat_s = max(BEAT_S, sum(group.count for group in groups) / NODES_PER_BEAT_S)
     containers = build_containers(conf, here, workdir)
+    python = conf.program.python or ("python3" if containers else here.python)
     return Plan(
         run=here.run,
         name=conf.name,
@@ -80,12 +81,15 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         order=order,
         partition=None if parallel.partition == "auto" else parallel.partition,
         stage_map=encode_stage_map(build_stages(parallel.pipeline, data, order)),
-        command=build_command(conf, here, in_container=bool(containers)),
+        command=start.build_command(conf, here.found, here.folder, python),
         python=here.python,
         workdir=workdir,
         env={**start.build_env(conf), **collect_passed(conf.pass_env, here.environ), **conf.env},
         containers=containers,
-        remedies=remedies_for([container.runtime for container in containers]),
+        remedies=(
+            start.explain_missing_module(python, in_container=bool(containers)),
+            *remedies_for([container.runtime for container in containers]),
+        ),
         must_exist=tuple(find_needed_paths(conf, workdir, containers)),
         port=None if conf.cluster.port == "auto" else conf.cluster.port,
         timing=Timing(
@@ -140,12 +144,6 @@ def choose_layout(conf: JobConf) -> str:
     if len(conf.cluster.nodes) == 1:
         return "single"
     return "split" if conf.cluster.hetero == "split" else "hetjob"
-
-
-def build_command(conf: JobConf, here: Surroundings, *, in_container: bool) -> tuple[str, ...]:
-    """What every rank runs."""
-    python = conf.program.python or ("python3" if in_container else here.python)
-    return start.build_command(conf, here.found, here.folder, python)
 
 
 def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

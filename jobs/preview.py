@@ -20,17 +20,17 @@ def render_preview(ready: Prepared) -> str:
     ]
     shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
     parts.append((ready.run.node_script.name, render_node(shown, ready.plan, ready.run)))
-    parts += [
-        (name, "".join(f"# {line}\n" for line in redact_string(text).splitlines()))
-        for name, text in ready.files.items()
-    ]
+    parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
     value = redact_value(json.loads(render_plan(ready.plan)))
     value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
-    plan = json.dumps(value, indent=1)
-    parts.append((ready.run.plan.name, "".join(f"# {line}\n" for line in plan.splitlines())))
+    parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
+
+
+def _comment(text: str) -> str:
+    return "".join(f"# {line}\n" for line in text.splitlines())
 
 
 def test_only(ready: Prepared) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from jobs import index
 from jobs.conf import JobConf
 from jobs.conf_read import read_conf
+from jobs.conf_reader import BUILT_IN
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import Executor, choose_executor
 from jobs.image import classify_image, resolve_image, stamp_image
@@ -246,7 +247,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     """Everything that the scheduler and the nodes will read."""
     from jobs.conf_redact import redact_text
     from jobs.conf_write import render_resolved
-    from varuna_core.agent.bundle import write_bundle
+    from varuna_core.agent.bundle import write_bundle, write_program
 
     write_atomic(run.conf, redact_text(ready.conf_text))
     write_atomic(run.resolved, render_resolved(ready.conf, redact=True))
@@ -257,6 +258,8 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     for name, text in ready.files.items():
         write_atomic(run.path / name, text)
     write_bundle(run.agent)
+    if ready.conf.program.kind in BUILT_IN:
+        write_program(run.program)
 
 
 def link_run(run: RunFolder, record: RunRecord) -> None:

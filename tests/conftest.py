@@ -5,6 +5,8 @@ VJOB_EXPLORE=1 draws new ones, to look for what nobody thought of.
 """
 
 import os
+import signal
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,17 +16,26 @@ from tests.containers.image import image
 
 __all__ = ["clean_lab", "image", "lab"]
 
-settings.register_profile("same", derandomize=True)
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("default" if os.environ.get("VJOB_EXPLORE") else "same")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers ignore it, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WHOLE_MACHINE = ("tests/cluster", "tests/containers")
 """These share the lab, its network and the containers' store."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where two processes share the tests (`pytest -n 2 --dist loadgroup`): a file stays whole,
-    and what needs the whole machine runs in one of them."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = "machine" if file.startswith(WHOLE_MACHINE) else file
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For two processes that share the tests (`pytest -n 2`): a file stays whole, and what needs
+    the whole machine runs in one of them."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "machine" if file.startswith(WHOLE_MACHINE) else file
+
+    return Scheduling(config, log)

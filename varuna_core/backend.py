@@ -1,4 +1,4 @@
-"""Which library sums the gradients: gloo, or for tensors on GPUs NCCL."""
+"""Which library carries messages and sums gradients: gloo, or for tensors on GPUs NCCL."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+GLOO = "gloo"
+BOTH = "cpu:gloo,cuda:nccl"
 
 
 def name_gpu(device: torch.device) -> str:
@@ -22,4 +25,4 @@ def choose_backend(store: Any, key: str, rank: int, world_size: int, gpu: str) -
     """
     store.set(f"{key}/{rank}", gpu)
     gpus = [bytes(store.get(f"{key}/{r}")) for r in range(world_size)]
-    return "cpu:gloo,cuda:nccl" if all(gpus) and len(set(gpus)) == world_size else "gloo"
+    return BOTH if all(gpus) and len(set(gpus)) == world_size else GLOO

@@ -1,12 +1,19 @@
-"""One direction between two stages: messages of tensors, first in first out, over its own group.
+"""One direction between two ranks: messages of tensors, first in first out, over its own group.
 
     sender's main thread            receiver's standing thread       receiver's main thread
-    send(): isend head, tensors ──► irecv head ► irecv tensors ► ─── queue (bounded) ─► take()
+    send(): isend the tensors  ───► irecv, wait, irecv the rest ───► queue (bounded) ─► take()
 
-A message is a head (how many bytes of description follow; 0: described as the last one), the
-description when it changed, and the tensors, contiguous. So shapes may change from message to
-message, and None, numbers, tuples and dicts cross, at the price of one small message. The head has
-a gloo tag of its own; nothing else needs one, since a direction is first in, first out.
+A message is described only when it differs from the last one in shapes, types or structure; then a
+head goes before it, and the description. So shapes may change from message to message, and None,
+numbers, tuples and dicts cross, and a message like the last one is its tensors and nothing else.
+
+    like the last one    tensors
+    otherwise            HEAD, a byte in place of the first tensor, description, tensors
+
+The receiver waits for the first tensor of a message like the last one, and looks then whether a
+head has come for it (one may be there for a later message, hence its number): heads have a gloo tag
+and a standing receive of their own, and a gloo pair moves what it is given in order. Where tensors
+go by another way (`wire.in_order` is False), or the last message had none, every message has one.
 
 gloo's `isend` is a rendezvous: it moves nothing before the other side has posted its `irecv`, and
 `is_completed` of a receive tells nothing before `wait` (torch 2.13), hence the thread. A sender
@@ -20,33 +27,59 @@ user's `destroy_process_group` too: the leave is taken at exit.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import pickle
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from varuna_core.failure import ChannelClosed, describe_error
 from varuna_core.split_values import Crossing, Structure
+from varuna_core.wire import HEAD_TAG, Wire
 
 log = logging.getLogger(__name__)
 
-HEAD_TAG = 1
-BYE = -1
+# A head: the message's number, a word (the length of the description, or one of these), the mark.
 POISON = -2
+BYE = -1
+SAME = 0  # described as the last one
+MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part has it not
 
 
-@dataclass(frozen=True, kw_only=True)
+class Arrivals:
+    """Something may have come from any neighbour: the receivers of a rank tell it here."""
+
+    def __init__(self, patience_s: float | None = None) -> None:
+        self.changed = threading.Condition()
+        self.patience_s = patience_s
+        """How long a rank waits for another one; None: for ever."""
+
+    def wait(self, has_come: Callable[[], bool], peers: Sequence[int]) -> None:
+        with self.changed:
+            if not self.changed.wait_for(has_come, self.patience_s):
+                raise describe_hanging(peers, self.patience_s)
+
+
+def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelClosed:
+    who = " or ".join(f"rank {peer}" for peer in dict.fromkeys(peers))
+    return ChannelClosed(
+        f"nothing has moved to or from {who} for {patience_s:g} s (hang_timeout_s): it hangs, or "
+        "waits for one that does, or one action takes longer"
+    )
+
+
+@dataclass(kw_only=True, slots=True)
 class Layout:
     """What a message holds, but for the values."""
 
-    specs: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]
+    specs: list[tuple[torch.Size, torch.dtype] | None]
     structure: Structure | None
 
     def __eq__(self, other: object) -> bool:
@@ -54,30 +87,35 @@ class Layout:
         if not isinstance(other, Layout) or self.specs != other.specs:
             return False
         mine, theirs = self.structure, other.structure
+        if mine is theirs:
+            return True
         if mine is None or theirs is None:
-            return mine is theirs
+            return False
         types = [type(leaf) for leaf in mine.leaves] == [type(leaf) for leaf in theirs.leaves]
         return types and mine == theirs
 
+    @property
+    def has_data(self) -> bool:
+        return any(spec is not None and spec[0].numel() for spec in self.specs)
+
 
 def describe(tensors: Sequence[Tensor | None], structure: Structure | None) -> Layout:
-    specs = [None if t is None else (tuple(t.shape), t.dtype) for t in tensors]
-    return Layout(specs=tuple(specs), structure=structure)
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    """The same memory: gloo need not know the type."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return Layout(
+        specs=[None if t is None else (t.shape, t.dtype) for t in tensors], structure=structure
+    )
 
 
 class Sender:
     """The sending end."""
 
-    def __init__(self, group: Any, peer: int) -> None:
-        self.group, self.peer = group, peer
-        self._place = dist.get_group_rank(group, peer)
+    def __init__(self, wire: Wire, peer: int, arrivals: Arrivals) -> None:
+        self.wire, self.peer, self.arrivals = wire, peer, arrivals
         self.capacity = 1
+        self._number = 0
         self._layout: Layout | None = None
+        self._is_awaited = False
+        """The receiver stands ready for another message like the last one."""
+
         self._under_way: deque[list[tuple[Any, Tensor]]] = deque()
         self._last_words: list[tuple[Any, Tensor]] = []
 
@@ -87,26 +125,39 @@ class Sender:
             self._wait_for_oldest()
         layout = describe(tensors, structure)
         works: list[tuple[Any, Tensor]] = []
-        if layout == self._layout:
-            self._post(works, torch.zeros(1, dtype=torch.long), HEAD_TAG)
-        else:
+        if layout != self._layout:
             text = io.BytesIO()
             pickle.dump((layout.specs, layout.structure), text)
             described = torch.frombuffer(bytearray(text.getvalue()), dtype=torch.uint8)
-            self._post(works, torch.tensor([described.numel()]), HEAD_TAG)
-            self._post(works, described)
+            self._post_head(works, described.numel())
+            works.append(self.wire.post(described))
             self._layout = layout
+            self._is_awaited = self.wire.in_order and layout.has_data
+        elif not self._is_awaited:
+            self._post_head(works, SAME)
         for tensor in tensors:
             if tensor is not None and tensor.numel():
-                self._post(works, _as_bytes(tensor.detach().to("cpu").contiguous()))
+                works.append(self.wire.send(tensor))
         self._under_way.append(works)
+        self._number += 1
 
-    def _post(self, works: list[tuple[Any, Tensor]], tensor: Tensor, tag: int = 0) -> None:
-        works.append((self.group.send([tensor], self._place, tag), tensor))
+    def _post_head(self, works: list[tuple[Any, Tensor]], word: int) -> None:
+        works.append(self.wire.post(torch.tensor([self._number, word, MARK]), HEAD_TAG))
+        if self._is_awaited:
+            works.append(self.wire.post(torch.zeros(1, dtype=torch.uint8)))
 
     def _wait_for_oldest(self) -> None:
+        patience_s = self.arrivals.patience_s
         for work, _ in self._under_way.popleft():
-            work.wait()
+            if patience_s is None:
+                work.wait()
+                continue
+            try:
+                work.wait(timedelta(seconds=patience_s))
+            except RuntimeError as error:
+                if "imed out" not in str(error):
+                    raise
+                raise describe_hanging([self.peer], patience_s) from error
 
     def flush(self) -> None:
         while self._under_way:
@@ -115,7 +166,7 @@ class Sender:
     def close(self, word: int) -> None:
         """Tell the other side's thread that nothing follows; waits for nobody."""
         try:
-            self._post(self._last_words, torch.tensor([word]), HEAD_TAG)
+            self._post_head(self._last_words, word)
         except (RuntimeError, ValueError) as error:  # the neighbour, or the group, went first
             log.debug("rank %d not told: %s", self.peer, error)
 
@@ -123,32 +174,42 @@ class Sender:
 class Receiver:
     """The receiving end, with the thread that stands ready for messages."""
 
-    def __init__(self, group: Any, peer: int, device: torch.device, back: Sender) -> None:
-        self.group, self.peer, self.device = group, peer, device
-        self._place = dist.get_group_rank(group, peer)
+    def __init__(self, wire: Wire, peer: int, back: Sender, arrivals: Arrivals) -> None:
+        self.wire, self.peer, self.arrivals = wire, peer, arrivals
         self.back = back
         """The other direction, to the same neighbour."""
 
         self.capacity = 1
         self._messages: deque[Crossing] = deque()
-        self._changed = threading.Condition()
+        self._changed = arrivals.changed
         self._error: BaseException | None = None
         self._discarding = False
         self.thread = threading.Thread(target=self._stand, daemon=True, name=f"from rank {peer}")
         self.thread.start()
 
+    def is_there(self) -> bool:
+        """`take` would not wait."""
+        return bool(self._messages) or self._error is not None
+
     def take(self) -> Crossing:
         """The next message, waited for; tensors may be None where the sender had none."""
+        if not self._messages:
+            self.arrivals.wait(self.is_there, [self.peer])
         with self._changed:
-            while not self._messages:
-                if self._error is not None:
-                    raise ChannelClosed(
-                        f"nothing comes from rank {self.peer}: {describe_error(self._error)}"
-                    ) from self._error
-                self._changed.wait()
+            if not self._messages:
+                assert self._error is not None
+                raise ChannelClosed(
+                    f"nothing comes from rank {self.peer}: {describe_error(self._error)}"
+                ) from self._error
             message = self._messages.popleft()
             self._changed.notify_all()
+        self.wire.enter(message.tensors)
         return message
+
+    def find_loss(self) -> str:
+        """Why nothing more will come; empty while something may."""
+        error = self._error
+        return "" if error is None else f"rank {self.peer}: {describe_error(error)}"
 
     def hold(self, capacity: int) -> None:
         """Let so many messages wait to be taken."""
@@ -164,38 +225,45 @@ class Receiver:
 
     def _stand(self) -> None:
         try:
-            specs: Any = ()
-            structure: Structure | None = None
-            while True:
-                head = self._receive(torch.zeros(1, dtype=torch.long), HEAD_TAG).item()
-                if head in (BYE, POISON):
-                    self.back.close(BYE)
-                    raise ChannelClosed("it has ended" if head == BYE else "it has failed")
-                if head:
-                    text = self._receive(torch.empty(int(head), dtype=torch.uint8))
-                    specs, structure = pickle.loads(bytes(text.tolist()))
-                self._put(Crossing(self._receive_all(specs), structure))
+            self._read_on()
         except BaseException as error:  # whatever ends the thread, `take` must not wait for ever
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
         finally:
-            self.group = None
+            self.wire.let_go()
 
-    def _receive(self, tensor: Tensor, tag: int = 0) -> Tensor:
-        self.group.recv([tensor], self._place, tag).wait()
-        return tensor
+    def _read_on(self) -> None:
+        layout = Layout(specs=[], structure=None)
+        head, coming = self._await_head()
+        for number in itertools.count():
+            tensors = self.wire.make(layout.specs)
+            places = [i for i, t in enumerate(tensors) if t is not None and t.numel()]
+            if self.wire.in_order and places:
+                self.wire.receive([tensors[places[0]]])
+                if not _is_head_of(number, head):
+                    self.wire.receive([tensors[i] for i in places[1:]])
+                    self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
+                    continue
+            coming.wait()
+            word = int(head[1])
+            if word in (BYE, POISON):
+                self.back.close(BYE)
+                raise ChannelClosed("it has ended" if word == BYE else "it has failed")
+            # Ready for the next head before what follows this one, so that it overtakes nothing.
+            head, coming = self._await_head()
+            if word != SAME:
+                text = torch.empty(word, dtype=torch.uint8)
+                self.wire.receive_text(text)
+                specs, structure = pickle.loads(bytes(text.tolist()))
+                layout = Layout(specs=specs, structure=structure)
+                tensors = self.wire.make(specs)
+            self.wire.receive([t for t in tensors if t is not None and t.numel()])
+            self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
 
-    def _receive_all(self, specs: Any) -> tuple[Any, ...]:
-        made = [None if s is None else torch.empty(s[0], dtype=s[1]) for s in specs]
-        works = [
-            self.group.recv([_as_bytes(tensor)], self._place, 0)
-            for tensor in made
-            if tensor is not None and tensor.numel()
-        ]
-        for work in works:
-            work.wait()
-        return tuple(None if tensor is None else tensor.to(self.device) for tensor in made)
+    def _await_head(self) -> tuple[Tensor, Any]:
+        head = torch.tensor([-1, SAME, 0])
+        return head, self.wire.await_head(head)
 
     def _put(self, message: Crossing) -> None:
         with self._changed:
@@ -204,3 +272,9 @@ class Receiver:
             if not self._discarding:
                 self._messages.append(message)
             self._changed.notify_all()
+
+
+def _is_head_of(number: int, head: Tensor) -> bool:
+    """A head has come, and it is this message's, or the last."""
+    its_number, word, mark = head.tolist()
+    return mark == MARK and (its_number == number or word in (BYE, POISON))

@@ -23,10 +23,12 @@ from torch import Tensor, nn
 
 from varuna_core.channel import Receiver, Sender
 from varuna_core.cut import SplitError
+from varuna_core.graph_memory import GraphMeter
 from varuna_core.links import Links
 from varuna_core.microbatch import MicroBatch
 from varuna_core.random_streams import build_seeder
 from varuna_core.schedule.actions import FORWARDS, Action
+from varuna_core.schedule.ahead import run_ahead
 from varuna_core.split_values import Crossing
 from varuna_core.stage import Stage
 from varuna_core.weight_grads import WeightGrads, Work
@@ -71,21 +73,6 @@ def find_loss(output: Any) -> Tensor:
     return loss.reshape(())
 
 
-def list_changing(stage: Stage) -> list[str]:
-    """The buffers that a forward of the stage changes, and those of the same modules.
-
-    Batch norm changes its statistics unseen: torch counts no version of them, only of
-    `num_batches_tracked` beside them (2.13).
-    """
-    owners = {
-        name.rpartition(".")[0]
-        for name, segments in stage.record.changes.items()
-        if not segments.isdisjoint(stage.segments)
-    }
-    names = (name for name, _ in stage.module.named_buffers())
-    return [name for name in names if name.rpartition(".")[0] in owners]
-
-
 @dataclass(kw_only=True)
 class Seat:
     """A stage of the rank, and its channels; None where nobody is, or a stage of the same rank."""
@@ -109,7 +96,7 @@ def take_seat(stage: Stage, links: Links) -> Seat:
         stage=stage,
         is_first=before is None,
         is_last=after is None,
-        changing=list_changing(stage),
+        changing=stage.list_changing(),
         activations_in=links.activations_in.get(before) if before is not None else None,
         gradients_out=links.gradients_out.get(before) if before is not None else None,
         activations_out=links.activations_out.get(after) if after is not None else None,
@@ -137,10 +124,14 @@ class Engine:
         self._step = self._total = 0
         self._count: Callable[[], int] | None = None
         self._ready = 0.0
+        self.ahead = 0
+        """Forwards that may be run before their turn when a gradient is late."""
+
+        self.meter: GraphMeter | None = None
 
     def run(
         self,
-        actions: Iterable[Action],
+        actions: Sequence[Action],
         microbatches: Sequence[MicroBatch],
         step: int,
         count: Callable[[], int],
@@ -155,13 +146,16 @@ class Engine:
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
         actions = tuple(actions)
         finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
-        for place, action in enumerate(actions):
+        order: Iterable[Action] = actions
+        if self.ahead:
+            order = run_ahead(actions, self.ahead, self._has_come, self._wait_for_either)
+        for action in order:
             begin = self._ready = time.perf_counter()
             number, seat = action.microbatch, self.seats[action.stage]
             if self.before_gradients is not None and action.kind in "BIW":
                 held = self._held[action.stage, number]
                 self.before_gradients(
-                    finishing.get(place, []), held.work if action.kind == "W" else None
+                    finishing.get(action, []), held.work if action.kind == "W" else None
                 )
             run[action.kind](seat, number, microbatches[number])
             if self.trace is not None:
@@ -169,22 +163,32 @@ class Engine:
         self.links.flush()
         return self._loss
 
-    def _list_finishing(self, actions: Sequence[Action]) -> dict[int, list[nn.Parameter]]:
-        """The parameters that have all their gradients after an action, by its place."""
+    def _list_finishing(self, actions: Sequence[Action]) -> dict[Action, list[nn.Parameter]]:
+        """The parameters that have all their gradients after an action; these keep their order."""
+        if not actions:  # no samples for this replica
+            return {}
         last = {a.stage: place for place, a in enumerate(actions) if a.kind in "BIW"}
         final: dict[nn.Parameter, int] = {}
         for index, seat in self.seats.items():
             for parameter in seat.stage.parameters().values():
                 final[parameter] = max(final.get(parameter, 0), last.get(index, 0))
-        finishing: dict[int, list[nn.Parameter]] = {}
+        finishing: dict[Action, list[nn.Parameter]] = {}
         for parameter, place in final.items():
-            finishing.setdefault(place, []).append(parameter)
+            finishing.setdefault(actions[place], []).append(parameter)
         return finishing
 
     def evaluate(
-        self, actions: Iterable[Action], microbatches: Sequence[MicroBatch], step: int
+        self,
+        actions: Iterable[Action],
+        microbatches: Sequence[MicroBatch],
+        step: int,
+        keep: Callable[[int, Any], None] | None = None,
     ) -> Tensor:
-        """The forwards among the actions, alone; the sum over the samples of the losses."""
+        """The forwards among the actions, alone; the sum over the samples of the losses.
+
+        `keep` takes the number of a micro-batch and what the model returns for it; then that need
+        hold no loss.
+        """
         self._start(step)
         with torch.no_grad():
             for action in actions:
@@ -192,7 +196,10 @@ class Engine:
                     seat, number = self.seats[action.stage], action.microbatch
                     received = self._take_activation(seat, number)
                     output = self._call(seat, microbatches[number], received)
-                    self._pass_on(seat, number, output, microbatches[number])
+                    if seat.is_last and keep is not None:
+                        keep(number, output)
+                    else:
+                        self._pass_on(seat, number, output, microbatches[number])
         self.links.flush()
         return self._loss
 
@@ -228,6 +235,8 @@ class Engine:
         on_segment = build_seeder(self.seed, self._step, micro.first_sample, self.device)
         if not seat.is_first:
             on_segment(0)  # code before the stage draws too, from the first segment's stream
+        if self.meter is not None and torch.is_grad_enabled():
+            return self.meter.run(seat.stage, micro, received, on_segment)
         return seat.stage.forward(micro.inputs, received, on_segment)
 
     def _take_activation(self, seat: Seat, number: int) -> Crossing | None:
@@ -239,12 +248,26 @@ class Engine:
         """Send what crosses, or add up the loss; what the backward starts from."""
         if seat.is_last:
             loss = find_loss(output)
-            self._loss += loss.detach().double() * micro.size
+            self._loss.add_(loss.detach(), alpha=micro.size)
             return loss
         self._send(seat.activations_out, (True, seat.stage.index + 1, number), output)
         return output
 
     # Messages: through a channel, or handed over to another stage of the rank.
+
+    def _find_channel(self, action: Action) -> Receiver | None:
+        seat = self.seats[action.stage]
+        return seat.activations_in if action.kind in FORWARDS else seat.gradients_in
+
+    def _has_come(self, action: Action) -> bool:
+        channel = self._find_channel(action)
+        return channel is None or channel.is_there()
+
+    def _wait_for_either(self, *actions: Action) -> None:
+        channels = [c for c in map(self._find_channel, actions) if c is not None]
+        self.links.arrivals.wait(
+            lambda: any(channel.is_there() for channel in channels), [c.peer for c in channels]
+        )
 
     def _take(self, channel: Receiver | None, key: tuple[bool, int, int]) -> Crossing:
         if channel is None:

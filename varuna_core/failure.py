@@ -41,6 +41,12 @@ class FailureBoard:
             log.debug("failure not written: %s", error)
             return text
 
+    def read(self) -> str:
+        """The first error, or nothing."""
+        if self.store is None or not self.store.check([self.key]):
+            return ""
+        return bytes(self.store.get(self.key)).decode()
+
 
 def describe_error(error: BaseException) -> str:
     """Type and message, the first line, without gloo's source file and advice."""

@@ -257,6 +257,10 @@ class Gradients:
             total += torch.stack([norm.double() for norm in norms]).square().sum()
         return total
 
+    def hold_any(self) -> bool:
+        """Whether a gradient other than zero waits for an update, or for more to be added."""
+        return any(p.grad is not None and bool(p.grad.any()) for p in self.parameters)
+
     def drop(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from varuna_core.backend import choose_backend, name_gpu
-from varuna_core.channel import BYE, POISON, Receiver, Sender
+from varuna_core.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.failure import FailureBoard, close_group
 from varuna_core.stage_map import StageMap
+from varuna_core.wire import choose_transport
 
 # A standing receive may wait through the user's longest pause; what has failed closes its groups.
 NO_TIMEOUT = timedelta(days=365)
@@ -48,6 +48,7 @@ class Links:
     gradients_in: dict[int, Receiver] = field(default_factory=dict)
     activations_out: dict[int, Sender] = field(default_factory=dict)
     gradients_out: dict[int, Sender] = field(default_factory=dict)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     pipeline: Any = None
     replicas: Any = None
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
@@ -66,6 +67,10 @@ class Links:
     @property
     def receivers(self) -> Iterator[Receiver]:
         return itertools.chain(self.activations_in.values(), self.gradients_in.values())
+
+    def find_loss(self) -> str:
+        """The first neighbour that has gone, and how; empty while all are there."""
+        return next(filter(None, (receiver.find_loss() for receiver in self.receivers)), "")
 
     def hold(self, capacity: int) -> None:
         """Let so many messages a channel be sent and not yet taken."""
@@ -110,6 +115,7 @@ def connect(
     rank: int,
     sharing: Sequence[tuple[int, ...]],
     device: torch.device,
+    hang_timeout_s: float | None = None,
 ) -> Links:
     """Make the groups, the same on every rank and in the same order, and this rank's channels."""
     place, replica = stage_map.find(rank)
@@ -118,12 +124,25 @@ def connect(
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/{next(_numbers)}"
     board = FailureBoard(store, f"{key}/failure")
-    summing = choose_backend(store, f"{key}/gpu", rank, dist.get_world_size(), name_gpu(device))
-    links = Links(stage_map=stage_map, stage=place, replica=replica, board=board)
+    transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
+    links = Links(
+        stage_map=stage_map,
+        stage=place,
+        replica=replica,
+        board=board,
+        arrivals=Arrivals(hang_timeout_s),
+    )
+    patience = None if hang_timeout_s is None else timedelta(seconds=hang_timeout_s)
 
-    def make(ranks: Sequence[int], timeout: timedelta | None = None, backend: str = "gloo") -> Any:
-        group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
+    def make(ranks: Sequence[int], timeout: timedelta | None = patience) -> Any:
+        group = dist.new_group(list(ranks), backend=transport.backend, timeout=timeout)
         return group if rank in ranks else None
+
+    def send_to(group: Any, peer: int) -> Sender:
+        return Sender(transport.make_wire(group, peer), peer, links.arrivals)
+
+    def receive_from(group: Any, peer: int, back: Sender) -> Receiver:
+        return Receiver(transport.make_wire(group, peer), peer, back, links.arrivals)
 
     for r in range(stage_map.num_replicas):
         ranks = [stage_map.ranks[p][r] for p in range(stage_map.depth)]
@@ -131,18 +150,18 @@ def connect(
             first, second = ranks[a], ranks[b]
             forward, backward = (make((first, second), NO_TIMEOUT) for _ in range(2))
             if rank == first:
-                links.activations_out[b] = sender = Sender(forward, second)
-                links.gradients_in[b] = Receiver(backward, second, device, sender)
+                links.activations_out[b] = sender = send_to(forward, second)
+                links.gradients_in[b] = receive_from(backward, second, sender)
             if rank == second:
-                links.gradients_out[a] = sender = Sender(backward, first)
-                links.activations_in[a] = Receiver(forward, first, device, sender)
+                links.gradients_out[a] = sender = send_to(backward, first)
+                links.activations_in[a] = receive_from(forward, first, sender)
         if len(ranks) > 1:
             links.pipeline = make(ranks) or links.pipeline
         for places in sharing:
-            group = make([ranks[p] for p in places], backend=summing)
+            group = make([ranks[p] for p in places])
             if group is not None:
                 links.sharing[places] = group
     if stage_map.num_replicas > 1:
         for ranks_of_place in stage_map.ranks:
-            links.replicas = make(ranks_of_place, backend=summing) or links.replicas
+            links.replicas = make(ranks_of_place) or links.replicas
     return links

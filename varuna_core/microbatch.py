@@ -65,6 +65,10 @@ class BatchSplitter:
             dims[path] = grown[0] if grown else None
         return BatchSplitter(dims)
 
+    def list_dims(self) -> list[int]:
+        """The dimensions that hold samples, each once."""
+        return [*dict.fromkeys(dim for dim in self.dims.values() if dim is not None)]
+
     def count(self, inputs: Mapping[str, Any]) -> int:
         """The samples in this batch."""
         sizes = {}
@@ -109,3 +113,12 @@ class BatchSplitter:
 def _flatten(inputs: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
     leaves, _ = pytree.tree_flatten_with_path(dict(inputs))
     return [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def look_at_dummies(
+    dummy_inputs: Mapping[str, Any] | GetBatch, size: int
+) -> tuple[Mapping[str, Any], BatchSplitter]:
+    """A batch of `size`, and what is known of batches by it."""
+    if isinstance(dummy_inputs, Mapping):
+        return dummy_inputs, BatchSplitter.from_inputs(dummy_inputs)
+    return dummy_inputs(size), BatchSplitter.from_function(dummy_inputs, size)

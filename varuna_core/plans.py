@@ -5,15 +5,18 @@ All ranks build the same from the same figures, so none of it is sent.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
-from varuna_core.schedule.actions import Schedule
+from varuna_core.schedule.actions import Schedule, ScheduleError
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.order import find_capacity
-from varuna_core.schedule.recompute import Recompute
-from varuna_core.schedule.verify import verify
+from varuna_core.schedule.recompute import Memory, Recompute, measure_memory
+from varuna_core.schedule.verify import Held, verify
 from varuna_core.stage_map import StageMap
+
+log = logging.getLogger(__name__)
 
 # Messages that a channel takes before a sender waits, where the schedule needs no more.
 CAPACITY = 4
@@ -26,6 +29,9 @@ class Plan:
     schedule: Schedule
     capacity: int
     """Messages of a channel that may be sent and not yet taken."""
+
+    ahead: tuple[int, ...]
+    """Of each rank: forwards that it may run before their turn."""
 
 
 def count_stages(schedule: str, stages_per_rank: int) -> int:
@@ -45,10 +51,30 @@ def count_stages(schedule: str, stages_per_rank: int) -> int:
 class Plans:
     """The plans of one Varuna."""
 
-    def __init__(self, name: str, stage_map: StageMap, costs: Costs, recompute: Recompute) -> None:
+    def __init__(
+        self,
+        name: str,
+        stage_map: StageMap,
+        costs: Costs,
+        recompute: Recompute,
+        *,
+        opportunistic: bool = True,
+        is_limit_given: bool = False,
+    ) -> None:
         self.name, self.stage_map, self.costs = name, stage_map, costs
-        self.recompute = recompute
+        self.recompute, self.opportunistic = recompute, opportunistic
+        self.is_limit_given = is_limit_given
+        self._memory: Memory | None = None
         self._found: dict[int, Plan] = {}
+
+    @property
+    def lacks_memory(self) -> bool:
+        """`auto` recomputes everything until it knows what graphs hold."""
+        return self.recompute == "auto" and self._memory is None
+
+    def settle(self, memory: Memory) -> None:
+        self._memory = memory
+        self._found.clear()
 
     def find(self, num_microbatches: int) -> Plan:
         plan = self._found.get(num_microbatches)
@@ -57,18 +83,51 @@ class Plans:
         return plan
 
     def _build(self, num_microbatches: int) -> Plan:
-        depth = self.stage_map.depth
-        schedule = build_schedule(
-            self.name,
-            depth,
-            num_microbatches,
-            stages_per_rank=self.stage_map.num_stages // depth,
-            costs=self.costs,
-            recompute=self.recompute,
-        )
+        schedule = self._build_schedule(num_microbatches)
         capacity = max(CAPACITY, find_capacity(schedule))
-        verify(schedule, capacity=capacity)
-        return Plan(schedule=schedule, capacity=capacity)
+        held = verify(schedule, capacity=capacity)
+        ahead = self._find_ahead(schedule, held)
+        if any(ahead):
+            # Then no send of a forward ever waits: a rank has begun no more than these.
+            begun = map(sum, zip(held.graphs, held.inputs, ahead, strict=True))
+            capacity = max(capacity, *begun)
+        return Plan(schedule=schedule, capacity=capacity, ahead=ahead)
+
+    def _build_schedule(self, num_microbatches: int) -> Schedule:
+        def build(recompute: Recompute, memory: Memory | None) -> Schedule:
+            return build_schedule(
+                self.name,
+                self.stage_map.depth,
+                num_microbatches,
+                stages_per_rank=self.stage_map.num_stages // self.stage_map.depth,
+                costs=self.costs,
+                recompute=recompute,
+                memory=memory,
+            )
+
+        if self.recompute != "auto":
+            return build(self.recompute, None)
+        if self._memory is None:
+            return build("full", None)
+        try:
+            return build("auto", self._memory)
+        except ScheduleError as error:
+            if self.is_limit_given:
+                raise
+            log.warning("recompute auto: everything is recomputed: %s", error)
+            return build("full", None)
+
+    def _find_ahead(self, schedule: Schedule, held: Held) -> tuple[int, ...]:
+        """As many again as the schedule itself lets a rank hold inputs of, if there is room."""
+        if schedule.name != "varuna" or not self.opportunistic:
+            return (0,) * schedule.num_ranks
+        ahead = list(held.inputs)
+        if self._memory is not None:
+            peaks = measure_memory(schedule, self._memory)
+            for rank, inputs in enumerate(self._memory.inputs):  # a stage a rank
+                room = max(0.0, self._memory.limits[rank] - peaks[rank])
+                ahead[rank] = min(ahead[rank], int(room // inputs)) if inputs else ahead[rank]
+        return tuple(ahead)
 
 
 def place_stages(

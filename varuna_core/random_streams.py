@@ -16,28 +16,37 @@ import torch
 from varuna_core.split_weights import derive_seed
 
 CPU = torch.device("cpu")
+STRIDE, MASK = 0x9E3779B97F4A7C15, 2**63 - 1
 
 
 def seed_segment(
     seed: int, step: int, first_sample: int, segment: int, device: torch.device = CPU
 ) -> None:
-    """Seed the CPU and the device for one micro-batch in one segment.
-
-    Not by `torch.manual_seed`: it formats a stack trace for devices that are not there, 0.1 ms and
-    more a call (torch 2.13).
-    """
-    derived = derive_seed(seed, f"{step}/{first_sample}/{segment}")
-    torch.default_generator.manual_seed(derived)
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(derived)
+    """Seed the CPU and the device for one micro-batch in one segment."""
+    build_seeder(seed, step, first_sample, device)(segment)
 
 
 def build_seeder(
     seed: int, step: int, first_sample: int, device: torch.device = CPU
 ) -> Callable[[int], None]:
-    """What a stage calls as each segment begins."""
-    return lambda segment: seed_segment(seed, step, first_sample, segment, device)
+    """What a stage calls as each segment begins.
+
+    Hashed once a micro-batch; segments are an odd stride apart, so no two of them are seeded alike.
+    Not by `torch.manual_seed`: it formats a stack trace for devices that are not there, 0.1 ms and
+    more a call (torch 2.13).
+    """
+    base = derive_seed(seed, f"{step}/{first_sample}")
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+
+    def start(segment: int) -> None:
+        derived = (base + segment * STRIDE) & MASK
+        for generator in generators:
+            generator.manual_seed(derived)
+
+    return start
 
 
 @contextmanager

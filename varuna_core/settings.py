@@ -37,7 +37,17 @@ def refuse_unknown(
 ) -> None:
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule {schedule!r}: there are {', '.join(SCHEDULES)}")
-    if recompute not in ("none", "full"):
-        raise ValueError(f"recompute {recompute!r}: this version knows 'none' and 'full'")
+    if recompute not in ("none", "full", "auto"):
+        raise ValueError(f"recompute {recompute!r}: there are 'none', 'full' and 'auto'")
     if batch_size < 1 or chunk_size < 1:
         raise ValueError(f"batch_size {batch_size} and chunk_size {chunk_size} must be 1 or more")
+
+
+def check_memory_limit(recompute: str, memory_limit: float | None, device: torch.device) -> None:
+    if memory_limit is not None and recompute != "auto":
+        raise ValueError("memory_limit goes with recompute='auto'")
+    if memory_limit is None and recompute == "auto" and device.type != "cuda":
+        raise ValueError(
+            "recompute='auto' asks a GPU for its memory; here say memory_limit=, the bytes that "
+            "the micro-batches of a rank may hold at once"
+        )

@@ -22,7 +22,17 @@ from torch import Tensor, nn
 from varuna_core.cut import SplitError
 from varuna_core.partition import balance, parse_partition
 from varuna_core.split_check import PoisonCheck
-from varuna_core.split_names import Tie, assign_segments, group_names, refuse_changing_buffers
+from varuna_core.split_lists import quicken_lists
+from varuna_core.split_names import (
+    Tie,
+    assign_segments,
+    group_names,
+    hold_frozen,
+    is_read_before,
+    list_frozen,
+    list_owners,
+    refuse_changes,
+)
 from varuna_core.split_record import Record
 from varuna_core.split_rehearsal import Rehearsal, copy_model, rehearse
 from varuna_core.split_stubs import plan_stubs
@@ -54,6 +64,9 @@ class Split:
 
     segments: Mapping[str, frozenset[int]]
     """Parameter and buffer names to the segments that use them."""
+
+    frozen: frozenset[str]
+    """Parameters that nothing changes."""
 
     def owners(self, name: str) -> tuple[int, ...]:
         """The stages that hold this parameter or buffer."""
@@ -95,13 +108,11 @@ class Split:
         """
         weights = Weights(model=self.model, state_dict=state_dict, seed=seed, init=init)
         held = self.stages[index]
-        owners = {
-            n for n, m in self.model.named_modules() if n and any(True for _ in m.parameters())
-        }
-        plan, stubbed = plan_stubs(self.record, held.start, owners)
+        plan, stubbed = plan_stubs(self.record, held.start, list_owners(self.model))
         own, early, replaced, full = self._make_parameters(index, weights, stubbed, at_hand or {})
         replaced |= self._make_buffers(index, weights, stubbed)
         module = copy_model(self.model, replaced)
+        quicken_lists(module)
         stage = Stage(
             index=index,
             segments=held,
@@ -139,7 +150,9 @@ class Split:
             names = self.groups[name]
             first = names[0]
             is_own = index in self.owners(name)
-            is_early = self._is_read_before(index, name, stubbed)
+            is_early = not (is_own and name in self.frozen) and is_read_before(
+                self.record, names, self.stages[index].start, stubbed
+            )
             if first not in made:
                 values = (
                     weights.make(names, originals[first])
@@ -183,21 +196,9 @@ class Split:
     def _type_of(self, original: Tensor) -> torch.dtype:
         return self.types.get(id(original), original.dtype)
 
-    def _is_read_before(self, index: int, name: str, stubbed: set[int]) -> bool:
-        start = self.stages[index].start
-        return any(
-            segment < start and not self.record.is_within(call, stubbed)
-            for other in self.groups[name]
-            for segment, call in self.record.uses.get(other, ())
-        )
-
     def _is_run(self, index: int, name: str, stubbed: set[int]) -> bool:
         """Code that the stage runs, before it or in it, uses this buffer."""
-        stop = self.stages[index].stop
-        return any(
-            segment < stop and not self.record.is_within(call, stubbed)
-            for segment, call in self.record.uses.get(name, ())
-        )
+        return is_read_before(self.record, [name], self.stages[index].stop, stubbed)
 
 
 def split_model(
@@ -210,15 +211,17 @@ def split_model(
     costs: Sequence[float] | None = None,
     device: torch.device | str = "cpu",
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
+    from_cache: bool = False,
 ) -> Split:
     """Run `model(**dummy_inputs)` dry and share its segments out to the stages.
 
     Without `partition` the stages are balanced by `costs`, one a segment, or by what the dry run
     counted. `shared_weights` names parameters that are one, besides those that the model ties.
-    `types`, by id, are what parameters and buffers become in a stage.
+    `types`, by id, are what parameters and buffers become in a stage; `from_cache` takes the dry
+    run of an earlier start, if the same model made it.
     """
     device = torch.device(device)
-    rehearsal, record = rehearse(model, dummy_inputs, device, types)
+    rehearsal, record = rehearse(model, dummy_inputs, device, types, from_cache)
     groups = group_names(model, shared_weights or ())
     used_costs = tuple(record.costs if costs is None else costs)
     if len(used_costs) != len(record.costs):
@@ -230,7 +233,11 @@ def split_model(
             stages = parse_partition(partition, len(record.cuts), num_stages)
     except ValueError as error:
         raise SplitError(str(error)) from None
-    split = Split(
+    owners, frozen = list_owners(model), list_frozen(model, record, groups)
+    segments = assign_segments(model, record, groups)
+    segments = hold_frozen(record, groups, stages, segments, owners, frozen)
+    refuse_changes(record, stages, segments, groups, owners)
+    return Split(
         model=model,
         inputs=dict(dummy_inputs),
         device=device,
@@ -240,10 +247,9 @@ def split_model(
         costs=used_costs,
         stages=tuple(stages),
         groups=groups,
-        segments=assign_segments(model, record, groups),
+        segments=segments,
+        frozen=frozen,
     )
-    refuse_changing_buffers(model, record, split.stages, split.segments)
-    return split
 
 
 def _widen(values: Tensor) -> Tensor:

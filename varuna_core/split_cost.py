@@ -1,4 +1,4 @@
-"""What a segment costs, counted from the operations it makes.
+"""What the operations of a segment cost, and what they write.
 
 Each operation takes the longer of its arithmetic and its memory traffic on a nominal GPU. The count
 is the same on every rank and every run, which times are not: ranks that balance by it agree without
@@ -37,12 +37,34 @@ def is_view(func: Any) -> bool:
     return any(alias is not None and not alias.is_write for alias in returns)
 
 
-class CostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
-    """Adds the nominal seconds of each operation by calling `add`."""
+def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The arguments that an operation writes into.
 
-    def __init__(self, add: Callable[[float], None]) -> None:
+    Batch norms do not say that they write their running statistics (nor does torch count a version
+    of them, 2.13): they do when they train.
+    """
+    given = {
+        argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
+    }
+    given |= kwargs
+    trains = any(given.get(word) is True for word in ("training", "train"))
+    written = [
+        given.get(argument.name)
+        for argument in func._schema.arguments
+        if (argument.alias_info is not None and argument.alias_info.is_write)
+        or (trains and argument.name.startswith("running_"))
+    ]
+    return tensors_of(written)
+
+
+class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
+    """Calls `spend` with the nominal seconds of each operation, and `write` with what it wrote."""
+
+    def __init__(
+        self, spend: Callable[[float], None], write: Callable[[list[Tensor]], None]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
-        self.add = add
+        self.spend, self.write = spend, write
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -50,5 +72,8 @@ class CostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: un
         if not is_view(func):
             touched: list[Tensor] = tensors_of((args, kwargs, out))
             moved = sum(tensor.numel() * tensor.itemsize for tensor in touched)
-            self.add(max(count_flops(func, args, kwargs, out) / FLOPS_PER_S, moved / BYTES_PER_S))
+            self.spend(max(count_flops(func, args, kwargs, out) / FLOPS_PER_S, moved / BYTES_PER_S))
+            written = list_written(func, args, kwargs)
+            if written:
+                self.write(written)
         return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -79,32 +79,81 @@ def _segments_of_module(record: Record, name: str) -> set[int]:
     return set()
 
 
-def refuse_changing_buffers(
-    model: nn.Module,
+def list_owners(model: nn.Module) -> set[str]:
+    """The modules within the model that own parameters."""
+    return {name for name, m in model.named_modules() if name and any(True for _ in m.parameters())}
+
+
+def list_frozen(
+    model: nn.Module, record: Record, groups: Mapping[str, tuple[str, ...]]
+) -> frozenset[str]:
+    """Parameters that nothing changes: without gradient, and not written by the forward."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return frozenset(
+        name
+        for name, names in groups.items()
+        if not any(parameters[other].requires_grad or other in record.changes for other in names)
+    )
+
+
+def is_read_before(record: Record, names: Iterable[str], first: int, stubbed: set[int]) -> bool:
+    """Code that runs in spite of the stubs reads the tensor before segment `first`."""
+    return any(
+        segment < first and not record.is_within(call, stubbed)
+        for name in names
+        for segment, call in record.uses.get(name, ())
+    )
+
+
+def hold_frozen(
+    record: Record,
+    groups: Mapping[str, tuple[str, ...]],
+    stages: Sequence[range],
+    segments: Mapping[str, frozenset[int]],
+    owners: set[str],
+    frozen: frozenset[str],
+) -> dict[str, frozenset[int]]:
+    """`segments`, with frozen parameters in each stage that has plain code before it read them.
+
+    What such code makes of them is the same in each stage, and may be used there.
+    """
+    held = dict(segments)
+    for stage in stages:
+        _, stubbed = plan_stubs(record, stage.start, owners)
+        for name in frozen if stage else ():
+            if is_read_before(record, groups[name], stage.start, stubbed):
+                held[name] |= {stage.start}
+    return held
+
+
+def refuse_changes(
     record: Record,
     stages: Sequence[range],
     segments: Mapping[str, frozenset[int]],
+    groups: Mapping[str, tuple[str, ...]],
+    owners: set[str],
 ) -> None:
-    """A buffer that changes must change in one stage, and be read where the change is seen."""
-    owners = {n for n, m in model.named_modules() if n and any(True for _ in m.parameters())}
+    """What a forward changes must change in one stage, and be read where the change is seen."""
 
-    def stage_of(segment: int) -> int:
-        return next(i for i, held in enumerate(stages) if segment in held)
+    def stages_of(found: Iterable[int]) -> list[int]:
+        return sorted({next(i for i, held in enumerate(stages) if s in held) for s in found})
 
     for name, changed in record.changes.items():
-        where = sorted({stage_of(segment) for segment in changed})
-        readers = sorted({stage_of(segment) for segment in segments[name]} - set(where))
+        where = stages_of(changed)
+        readers = [i for i in stages_of(segments[name]) if i not in where]
+        kind = "parameter" if name in groups else "buffer"
         remedy = "keep it in one stage by another partition, or make one for each side"
         if len(where) > 1:
             raise SplitError(
-                f"buffer {name!r} is changed in stage {where[0]} and in stage {where[-1]}, each "
+                f"{kind} {name!r} is changed in stage {where[0]} and in stage {where[-1]}, each "
                 f"of which would have its own: {remedy}"
             )
         for reader in readers:
             _, stubbed = plan_stubs(record, stages[reader].start, owners)
             calls = [call for segment, call in record.uses.get(name, ()) if segment in changed]
-            if reader < where[0] or any(record.is_within(call, stubbed) for call in calls):
+            unseen = reader < where[0] or any(record.is_within(call, stubbed) for call in calls)
+            if unseen or kind == "parameter":
                 raise SplitError(
-                    f"buffer {name!r} is changed in stage {where[0]} and read in stage {reader}, "
+                    f"{kind} {name!r} is changed in stage {where[0]} and read in stage {reader}, "
                     f"which does not see the change: {remedy}"
                 )

@@ -9,8 +9,11 @@ memory for weights. Code that looks at values cannot run so; then it runs for re
 from __future__ import annotations
 
 import copy
+import copyreg
 import logging
 import sys
+import threading
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
@@ -18,11 +21,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varuna_core.cut import CutPoint, SplitError, StageEnd, unpack, watch
-from varuna_core.split_cost import CostMode
+from varuna_core.dry_run_cache import find_key, load_record, store_record
+from varuna_core.split_cost import OperationMode
 from varuna_core.split_record import Call, Cut, Record, tensor_names
 from varuna_core.split_values import (
     is_plain,
@@ -38,14 +43,29 @@ log = logging.getLogger(__name__)
 VALUE_READS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__"}
 
 
+def list_shared_types() -> list[type]:
+    """What a model may hold and no copy can: both have the one object."""
+    shared: list[type] = [types.ModuleType, type(threading.Lock()), type(threading.RLock())]
+    shared += [torch.cuda.Stream, torch.cuda.Event]
+    if dist.is_available():
+        shared.append(dist.ProcessGroup)
+    return shared
+
+
 def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
     """A copy with these tensors (by id) in place of the model's own."""
+    kept = dict(copyreg.dispatch_table)
+    for kind in list_shared_types():
+        copyreg.pickle(kind, lambda _: "shared")  # a string: deepcopy takes the object itself
     try:
         return copy.deepcopy(model, replaced)
     except (TypeError, RuntimeError) as error:
         raise SplitError(
             f"the model cannot be copied ({error}): copy.deepcopy(model) must work"
         ) from error
+    finally:
+        copyreg.dispatch_table.clear()
+        copyreg.dispatch_table.update(kept)
 
 
 class _UseMode(TorchFunctionMode):
@@ -76,7 +96,12 @@ class Rehearsal:
         real: bool,
         types: Mapping[int, torch.dtype] = MappingProxyType({}),
     ) -> None:
-        self.real, self.device, self.types = real, device, types
+        self.original, self.real, self.device, self.types = model, real, device, types
+        self.model: nn.Module | None = None
+
+    def _build(self) -> nn.Module:
+        """The stand-in, made when first needed: a dry run kept from before may be all it takes."""
+        model, real = self.original, self.real
         self.mode: Any = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch without numpy warns at this import
@@ -87,15 +112,16 @@ class Rehearsal:
         for parameter in model.parameters():
             replaced[id(parameter)] = self._stand_in(parameter)
         for buffer in model.buffers():
-            if not real or buffer.is_meta or id(buffer) in types:
+            if not real or buffer.is_meta or id(buffer) in self.types:
                 replaced[id(buffer)] = self._stand_in(buffer)
-        self.model = copy_model(model, replaced)
-        self.names = tensor_names(self.model)
-        self.modules = {id(m): name for name, m in self.model.named_modules()}
-        for module in self.model.modules():
+        made = copy_model(model, replaced)
+        self.names = tensor_names(made)
+        self.modules = {id(m): name for name, m in made.named_modules()}
+        for module in made.modules():
             if not isinstance(module, CutPoint):
                 module.register_forward_pre_hook(self._enter)
                 module.register_forward_hook(self._leave)
+        return made
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Fake, or for a real run the tensor itself; a real run of a meta tensor takes zeros."""
@@ -122,28 +148,36 @@ class Rehearsal:
 
         What the model itself raises comes through.
         """
+        model = self.model = self.model or self._build()
         self.record, self.segment, self.stop = Record(real=self.real), 0, stop
-        if training is not None and training != self.model.training:
-            self.model.train(training)
+        if training is not None and training != model.training:
+            model.train(training)
         self.open: list[int] = []
         self.passed: set[int] = set()
-        self._versions = self._read_versions()
+        self.buffers = dict(model.named_buffers(remove_duplicate=False))
+        self._outdated: list[Tensor | None] = []  # kept, so that no new tensor has their storage
+        self.stored: dict[int, list[str]] = {}
+        for name, tensor in [
+            *model.named_parameters(remove_duplicate=False),
+            *self.buffers.items(),
+        ]:
+            self.stored.setdefault(_storage_of(tensor), []).append(name)
         fakes = {name: map_leaves(self._fake, value) for name, value in inputs.items()}
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(self.mode or nullcontext())
             if stop is None:
                 stack.enter_context(_UseMode(self.names, self._use))
-                stack.enter_context(CostMode(self._spend))
+                stack.enter_context(OperationMode(self._spend, self._write))
             stack.callback(watch, watch(self))
             try:
-                self.model(**fakes)
+                model(**fakes)
             except StageEnd:
                 pass
             except Exception:
                 if self.record.problem is None:
                     raise
-        self._note_changes()
+        self._note_new_buffers()
         if self.record.problem is not None:
             raise self.record.problem
         return self.record
@@ -156,7 +190,7 @@ class Rehearsal:
         self.record.cuts.append(Cut(name=name, specs=specs))
         if number == self.stop:
             raise StageEnd
-        self._note_changes()
+        self._note_new_buffers()
         self.segment += 1
         self.record.costs.append(0.0)
         return unpack(values)
@@ -212,23 +246,34 @@ class Rehearsal:
         if not isinstance(value, Tensor):
             return value
         if self.real:
+            assert self.model is not None  # its stand-in, where the original has no memory
             return value.detach().to(next(self.model.parameters(), value).device)
         with self.mode:
             return torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device=self.device
             )
 
-    def _read_versions(self) -> dict[str, tuple[int, int]]:
-        return {n: (id(b), b._version) for n, b in self.model.named_buffers(remove_duplicate=False)}
+    def _write(self, written: list[Tensor]) -> None:
+        for tensor in written:
+            for name in self.stored.get(_storage_of(tensor), ()):
+                self.record.changes.setdefault(name, set()).add(self.segment)
 
-    def _note_changes(self) -> None:
+    def _note_new_buffers(self) -> None:
+        """A buffer that is another tensor now was changed too (`self.average = ...`)."""
         if self.stop is not None:
             return
-        now = self._read_versions()
-        for name, version in now.items():
-            if version != self._versions.get(name):
+        assert self.model is not None
+        for name, buffer in self.model.named_buffers(remove_duplicate=False):
+            if self.buffers.get(name) is not buffer:
                 self.record.changes.setdefault(name, set()).add(self.segment)
-        self._versions = now
+                self._outdated.append(self.buffers.get(name))
+                self.buffers[name] = buffer
+                self.stored.setdefault(_storage_of(buffer), []).append(name)
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """Views and `.data` of a tensor have its storage, and no version in common."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else -id(tensor)
 
 
 def _is_strided(value: Any) -> bool:
@@ -250,18 +295,49 @@ def rehearse(
     inputs: Mapping[str, Any],
     device: torch.device,
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
+    from_cache: bool = False,
 ) -> tuple[Rehearsal, Record]:
-    """On fake tensors, or for real where the model cannot run on them.
+    """On fake tensors, or for real where the model cannot run on them; or as kept from before.
 
     `types` are those of parameters and buffers, by id, where they are not the model's own.
     """
+    key = find_key(model, inputs, device, types) if from_cache else None
+    kept = load_record(key) if key else None
+    if kept is not None:
+        return Rehearsal(model, device, False, types), kept
     try:
         rehearsal = Rehearsal(model, device, False, types)
-        return rehearsal, rehearsal.run(inputs)
+        record = rehearsal.run(inputs)
     except SplitError:
         raise
     except (
         Exception
     ):  # whatever a model raises on fake tensors; the real run tells if it is its own
         rehearsal = Rehearsal(model, device, True, types)
-        return rehearsal, rehearsal.run(inputs)
+        record = rehearsal.run(inputs)
+    if not model.training:
+        _add_training(rehearsal, record, inputs)
+    if key:
+        store_record(key, record)
+    return rehearsal, record
+
+
+def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any]) -> None:
+    """What a model given in eval mode will use and change when it is trained."""
+    try:
+        trained = rehearsal.run(inputs, training=True)
+    except Exception as error:  # it may never be trained
+        log.warning("the model is in eval mode; its dry run in training mode fails: %s", error)
+        return
+    if len(trained.cuts) != len(record.cuts):
+        raise SplitError(
+            f"the model passes {len(record.cuts)} CutPoints in eval mode and "
+            f"{len(trained.cuts)} in training mode: the number must be the same"
+        )
+    for name, segments in trained.changes.items():
+        record.changes.setdefault(name, set()).update(segments)
+    for name, uses in trained.uses.items():
+        known = {segment for segment, _ in record.uses.get(name, ())}
+        # Its calls are not the record's: as if the model's own forward used it.
+        new = {(segment, None) for segment, _ in uses if segment not in known}
+        record.uses.setdefault(name, set()).update(new)

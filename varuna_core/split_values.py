@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +52,19 @@ class Structure:
     places: tuple[int, ...]
     """Which leaves are tensors."""
 
+    is_flat: bool = False
+    """Tensors alone, each a value of its own: the usual case, spared the walk through the tree."""
+
+    def __reduce__(self) -> Any:
+        """Pickled as a thing of its kind: torch's own spec of a tree warns when it is unpickled."""
+        if self.is_flat:
+            return _build_flat, (len(self.places),)
+        example = pytree.tree_unflatten([None] * len(self.leaves), self.tree)
+        return _build_like, (example, self.leaves, self.places)
+
     def join(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        if self.is_flat:
+            return tuple(tensors)
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -73,15 +86,30 @@ def as_crossing(values: Crossing | Sequence[Tensor]) -> Crossing:
 
 def take_apart(values: tuple[Any, ...]) -> Crossing:
     """The tensors that a CutPoint got, and the rest."""
-    tensors = tuple(leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
-    return Crossing(tensors, structure_of(values))
+    structure = structure_of(values)
+    if structure.is_flat:
+        return Crossing(values, structure)
+    return Crossing(tuple(tensors_of(values)), structure)
 
 
 def structure_of(values: tuple[Any, ...]) -> Structure:
+    if all(isinstance(value, Tensor) for value in values):
+        return _build_flat(len(values))
     leaves, tree = pytree.tree_flatten(values)
     places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
     rest = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     return Structure(tree=tree, leaves=rest, places=places)
+
+
+def _build_like(example: Any, leaves: tuple[Any, ...], places: tuple[int, ...]) -> Structure:
+    return Structure(tree=pytree.tree_structure(example), leaves=leaves, places=places)
+
+
+@cache
+def _build_flat(count: int) -> Structure:
+    nothing = (None,) * count
+    tree = pytree.tree_structure(nothing)
+    return Structure(tree=tree, leaves=nothing, places=tuple(range(count)), is_flat=True)
 
 
 def is_plain(leaf: Any) -> bool:

@@ -85,6 +85,14 @@ class Stage:
         """The buffers that this stage answers for, as they are now."""
         return {name: self.module.get_buffer(name) for name in self._buffers}
 
+    def list_changing(self) -> list[str]:
+        """The buffers that its forward changes."""
+        return [
+            name
+            for name, _ in self.module.named_buffers()
+            if not self.record.changes.get(name, set()).isdisjoint(self.segments)
+        ]
+
     def train(self, mode: bool = True) -> None:
         self.module.train(mode)
 

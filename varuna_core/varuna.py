@@ -8,7 +8,7 @@
     model.zero_grad()
 
 Loss, gradients and updates equal those of the plain model on the global batch, in fp16 and bf16
-(precision.py) too. Not in this version: checkpoints, and the fields that say so when they are set.
+(precision.py) too. Checkpoints are checkpointed.py's, evaluation on several ranks outputs.py's.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from varuna_core.checkpointed import Checkpointed
 from varuna_core.engine import Engine, Trace
 from varuna_core.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.grads import Gradients, list_shared
+from varuna_core.graph_memory import GraphMeter, agree_on_memory, find_limit
 from varuna_core.links import connect
 from varuna_core.loss_scale import build_loss_scale
-from varuna_core.microbatch import BatchSplitter, GetBatch, MicroBatch, deal_samples
+from varuna_core.microbatch import GetBatch, MicroBatch, deal_samples, look_at_dummies
+from varuna_core.outputs import join_outputs, spread
 from varuna_core.plans import Plans, count_stages, place_stages
 from varuna_core.precision import Masters, choose_precision
 from varuna_core.random_streams import kept_random_state
 from varuna_core.rank_part import RankPart
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.recompute import Recompute
-from varuna_core.settings import estimate_costs, find_device, refuse_unknown
+from varuna_core.settings import check_memory_limit, estimate_costs, find_device, refuse_unknown
 from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
 from varuna_core.updates import Updates, check_optimizer
 
 
-class Varuna(nn.Module):
+class Varuna(Checkpointed):
     """This rank's part of the model; `parameters()` are its own, under the plain model's names."""
 
     def __init__(
@@ -64,12 +67,15 @@ class Varuna(nn.Module):
         trace: Trace | None = None,
         seed: int = 1234,
         state_dict: Mapping[str, Tensor] | None = None,
+        memory_limit: float | None = None,
+        opportunistic: bool = True,
+        hang_timeout_s: float | None = None,
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
-        `state_dict` holds weights to start from. `from_cache` is taken and changes nothing: the dry
-        run is made anew each time.
+        `state_dict` holds weights to start from. `from_cache` takes the dry run of an earlier
+        start, if the same model made it.
         """
         super().__init__()
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
@@ -77,10 +83,11 @@ class Varuna(nn.Module):
         self.precision = choose_precision(fp16, precision)
         stages_per_rank = count_stages(schedule, stages_per_rank)
         self.device = find_device(device, local_rank)
+        check_memory_limit(recompute, memory_limit, self.device)
         world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         ranks = parse_stage_map(stage_to_rank_map, world)
         self.place, self.replica = ranks.find(rank)
-        dummies, self._splitter = _look_at(dummy_inputs, chunk_size)
+        dummies, self._splitter = look_at_dummies(dummy_inputs, chunk_size)
         self.split = split_model(
             model,
             self.precision.cast(dummies),
@@ -89,6 +96,7 @@ class Varuna(nn.Module):
             shared_weights=shared_weights,
             device=self.device,
             types=self.precision.choose_types(model),
+            from_cache=from_cache,
         )
         dealt = deal_samples(batch_size, chunk_size, ranks.num_replicas)
         self.samples = dealt[self.replica]
@@ -96,7 +104,15 @@ class Varuna(nn.Module):
 
         costs, usual = estimate_costs(self.split), max(1, -(-len(dealt[0]) // chunk_size))
         self.stage_map, name = place_stages(ranks, schedule, stages_per_rank, usual, costs)
-        self.plans = Plans(name, self.stage_map, costs, recompute)
+        self.memory_limit = memory_limit
+        self.plans = Plans(
+            name,
+            self.stage_map,
+            costs,
+            recompute,
+            opportunistic=opportunistic,
+            is_limit_given=memory_limit is not None,
+        )
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         self.part = RankPart.make(
             self.split,
@@ -107,7 +123,7 @@ class Varuna(nn.Module):
         shared = list_shared(
             [replace(t, stages=self.stage_map.places_of(t.stages)) for t in self.split.ties]
         )
-        self.links = connect(self.stage_map, rank, tuple(shared), self.device)
+        self.links = connect(self.stage_map, rank, tuple(shared), self.device, hang_timeout_s)
         self.engine = Engine(self.part.stages, self.links, seed=seed, trace=trace)
         self._masters = Masters(self.part.parameters(), self.part.take_full())
         self.gradients = Gradients(self._masters, shared, self.links, self.device)
@@ -115,18 +131,18 @@ class Varuna(nn.Module):
         if self.links.replicas is not None:
             self.engine.before_gradients = self.gradients.before
         self.engine.weight_grads.on_made = self.gradients.note
+        self.engine.meter = GraphMeter(chunk_size) if recompute == "auto" else None
         if name in ("zero_bubble", "zbv", "auto"):
             for stage in self.part.stages:
                 self.engine.weight_grads.install(stage.module)
         # An optimizer refuses to hold nothing, and a stage may have no layers.
         self._nothing = nn.Parameter(torch.empty(0, device=self.device))
-        self._counting: Any = None
-        self.iteration = 0
         self.updates = Updates(needs_scale=self.precision.name == "fp16")
         self.last_grad_norm: Tensor | None = None
         """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
 
-        self.train(model.training)
+        self.training = model.training  # the stage is a copy, frozen batch norms too
+        self._prepare_saving()
         weakref.finalize(self, self.links.close)  # at exit too
 
     # As a module.
@@ -202,6 +218,7 @@ class Varuna(nn.Module):
         check_optimizer(optimizer, {id(parameter) for parameter in self.parameters()})
         scale = build_loss_scale(loss_scale, init_loss_scale, min_loss_scale)
         self.updates.attach(optimizer, scale)
+        self.saving.optimizer_set()
 
     def step(
         self, inputs: Mapping[str, Any], clip_grad_max_norm: float | None = None
@@ -213,15 +230,18 @@ class Varuna(nn.Module):
         told: then the loss or `last_grad_norm` is not finite.
         """
         self.updates.check_ready()
+        self._heed_signals()
 
-        def run(microbatches: list[MicroBatch], count: Callable[[], int]) -> Tensor:
+        def run(microbatches: list[MicroBatch], size: int) -> Tensor:
+            count = self.agreement.start(size)
+            self._settle_memory()
             actions = self._plan(len(microbatches))
             self.engine.loss_scale = self.updates.scale
             self.gradients.begin(1 / self.updates.scale)
             summed = self.engine.run(actions, microbatches, self.iteration, count)
             self.gradients.reduce()
             square = self.gradients.square_norm()
-            loss, square = self._agree(summed, square, count)
+            loss, square = self.agreement.finish(summed, square, count)
             self.last_grad_norm = self.updates.judge(square, self.gradients, clip_grad_max_norm)
             return loss
 
@@ -229,51 +249,75 @@ class Varuna(nn.Module):
         self.iteration += 1
         return loss, self.updates.skipping
 
-    def evaluate(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The mean loss of the global batch without gradients, the same on every rank."""
+    def evaluate(self, inputs: Mapping[str, Any], outputs: bool | Literal["last"] = False) -> Any:
+        """The mean loss of the global batch without gradients, the same on every rank.
 
-        def run(microbatches: list[MicroBatch], count: Callable[[], int]) -> Tensor:
+        With `outputs` instead what the model returns, of the replica's batch, as
+        `outputs.join_outputs` says: True on all ranks of the replica, "last" on the one that holds
+        the last stage (None elsewhere). The model need then return no loss.
+        """
+
+        def run(microbatches: list[MicroBatch], size: int) -> Tensor:
+            count = self.agreement.start(size)
+            summed = self.engine.evaluate(self._plan(len(microbatches)), microbatches, step)
+            return self.agreement.finish(summed, torch.zeros_like(summed), count)[0]
+
+        def collect(microbatches: list[MicroBatch], size: int) -> Any:
+            kept: dict[int, Any] = {}
             actions = self._plan(len(microbatches))
-            summed = self.engine.evaluate(actions, microbatches, self.iteration)
-            return self._agree(summed, torch.zeros_like(summed), count)[0]
+            self.engine.evaluate(actions, microbatches, step, kept.__setitem__)
+            sizes = [microbatches[number].size for number in kept]
+            joined = join_outputs([*kept.values()], sizes, self._splitter.list_dims())
+            if outputs == "last":
+                return joined
+            source = self.stage_map.ranks[self.stage_map.placement[-1]][self.replica]
+            return spread(joined, self.links.pipeline, source, self.device)
 
-        return self._guarded(inputs, run)
+        step = self.iteration
+        if outputs not in (False, True, "last"):
+            raise ValueError(f"outputs {outputs!r}: want False, True or 'last'")
+        return self._guarded(inputs, collect if outputs else run, bounded=False)
 
     def close(self) -> None:
-        """Take leave of the other ranks; done at exit too."""
-        self.links.close()
+        """Wait for checkpoints on their way and take leave of the other ranks; done at exit too."""
+        try:
+            self._end_saving()
+        finally:
+            self.links.close()
 
     def _guarded(
         self,
         inputs: Mapping[str, Any],
-        run: Callable[[list[MicroBatch], Callable[[], int]], Tensor],
-    ) -> Tensor:
+        run: Callable[[list[MicroBatch], int], Any],
+        bounded: bool = True,
+    ) -> Any:
         """Run on the batch; a failure here or on another rank ends the step on all."""
         if self.links.closed:
             raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
         try:
             size = self._splitter.count(inputs)
-            first = self._find_first(size)
+            first = self._find_first(size, bounded)
             cast = self.precision.cast(inputs)
             microbatches = self._splitter.split(cast, self.chunk_size, first, self.device)
             self._masters.refresh()
             with kept_random_state(self.device):
-                return run(microbatches, self._start_count(size))
+                return run(microbatches, size)
         except BaseException as error:
             mine = f"{self.links.name}: {describe_error(error)}"
             first_error = self.links.board.write(mine)
             self.gradients.forget()
-            self._counting = None  # it would keep its group open
+            self.agreement.forget()
             self.links.abort()
             if not is_connection_error(error):
                 raise
             raise RankFailed(f"{self.links.name} stops: {first_error}") from error
 
-    def _find_first(self, size: int) -> int:
+    def _find_first(self, size: int, bounded: bool) -> int:
         """The place of this batch in the global one: its even share, or the one dealt to it."""
-        if size * self.stage_map.num_replicas == self.batch_size:
+        too_large = size > len(self.samples)
+        if size * self.stage_map.num_replicas == self.batch_size or (too_large and not bounded):
             return self.replica * size
-        if size > len(self.samples):
+        if too_large:
             raise ValueError(
                 f"a batch of {size} samples: replica {self.replica} of "
                 f"{self.stage_map.num_replicas} takes {len(self.samples)} of {self.batch_size} "
@@ -281,35 +325,17 @@ class Varuna(nn.Module):
             )
         return self.samples.start
 
-    def _start_count(self, size: int) -> Callable[[], int]:
-        """Begin to add up what the replicas were given; the last stage will ask for the sum."""
-        if self.links.replicas is None or not self.engine.holds_last:
-            return lambda: size
-        total = torch.tensor([size])
-        self._counting = dist.all_reduce(total, group=self.links.replicas, async_op=True)
-
-        def wait() -> int:
-            if self._counting is not None:
-                self._counting.wait()
-            self._counting = None
-            return int(total.item())
-
-        return wait
-
-    def _agree(
-        self, summed: Tensor, square: Tensor, count: Callable[[], int]
-    ) -> tuple[Tensor, Tensor]:
-        """The mean loss and the square of the norm, the same on every rank."""
-        loss = torch.zeros_like(summed)
-        if self.engine.holds_last:
-            total = count()
-            loss = summed / total if total else summed
-            if self.links.replicas is not None:
-                dist.all_reduce(loss, group=self.links.replicas)
-        both = torch.stack([loss, square])
-        if self.links.pipeline is not None:
-            dist.all_reduce(both, group=self.links.pipeline)
-        return both[0].to(torch.get_default_dtype()), both[1]
+    def _settle_memory(self) -> None:
+        """From the second step on: the first one has measured what graphs hold."""
+        meter, limit = self.engine.meter, self.memory_limit
+        if meter is None or not self.iteration:
+            return
+        if limit is None:
+            limit = find_limit(self.device, self.part.parameters().values())
+        memory = agree_on_memory(meter, limit, self.links)
+        if memory is not None:
+            self.plans.settle(memory)
+            self.engine.meter = None
 
     def _plan(self, num_microbatches: int) -> tuple[Action, ...]:
         """This rank's actions for so many micro-batches, verified when first asked for."""
@@ -317,12 +343,5 @@ class Varuna(nn.Module):
             return ()
         plan = self.plans.find(num_microbatches)
         self.links.hold(plan.capacity)
+        self.engine.ahead = plan.ahead[self.place]
         return plan.schedule.ranks[self.place]
-
-
-def _look_at(
-    dummy_inputs: Mapping[str, Any] | GetBatch, size: int
-) -> tuple[Mapping[str, Any], BatchSplitter]:
-    if isinstance(dummy_inputs, Mapping):
-        return dummy_inputs, BatchSplitter.from_inputs(dummy_inputs)
-    return dummy_inputs(size), BatchSplitter.from_function(dummy_inputs, size)

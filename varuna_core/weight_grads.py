@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -64,8 +64,13 @@ class WeightGrads:
             put_off_to = getattr(module, "put_off_to", None)
             if callable(put_off_to):
                 put_off_to(self)
-            elif type(module) is nn.Linear and "forward" not in module.__dict__:
+            elif _is_linear(module) and "forward" not in module.__dict__:
                 module.forward = _PuttingOff(module, self)  # type: ignore[method-assign]
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Of any class that leaves the forward as torch has it."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 class _PuttingOff:
@@ -90,7 +95,8 @@ class _Linear(torch.autograd.Function):
         ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, grads: WeightGrads
     ) -> Tensor:
         ctx.save_for_backward(input, weight)
-        ctx.bias, ctx.grads = bias, grads
+        # What is saved may come back as another tensor (saved_tensors_hooks): not the parameter.
+        ctx.weight, ctx.bias, ctx.grads = weight, bias, grads
         return F.linear(input, weight, bias)
 
     @staticmethod
@@ -98,8 +104,9 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         grad_input = grad @ weight if ctx.needs_input_grad[0] else None
         if ctx.grads.putting_off:
-            held = (weight,) if ctx.bias is None else (weight, ctx.bias)
-            ctx.grads.add(partial(_accumulate, grad, input, weight, ctx.bias), held)
+            weight, bias = ctx.weight, ctx.bias
+            held = (weight,) if bias is None else (weight, bias)
+            ctx.grads.add(partial(_accumulate, grad, input, weight, bias), held)
             return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, ctx.bias), None
 

@@ -148,13 +148,14 @@ def build_ours(
     job.placement = ours.map_stages(num_ranks)
     varuna = Varuna(
         copy.deepcopy(model),
-        [[rank] for rank in job.placement],
+        [[rank] for rank in range(num_ranks)],
         dummies,
         size,
         chunk_size,
         device="cpu",
         partition=partition,
         schedule=ours.schedule,
+        stages_per_rank=ours.stages_per_rank,
         recompute=ours.recompute,
         trace=job.trace,
     )

@@ -6,10 +6,11 @@ cannot do is refused (`find_problems`), never left out silently.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from jobs.conf import JobConf
-from jobs.conf_paths import Finding
+from jobs.conf_paths import Finding, split_blend
 from jobs.programs.checkout import Checkout
 
 Options = Iterator[tuple[str, ...]]
@@ -143,7 +144,7 @@ def _build_optimizer(conf: JobConf, checkout: Checkout) -> Options:
     yield "--lr", str(optimizer.lr)
     yield "--min-lr", str(schedule.min_lr)
     yield "--lr-decay-style", schedule.kind
-    yield "--lr-decay-iters", str(train.steps)
+    yield "--lr-decay-iters", str(schedule.decay_steps or train.steps)
     if checkout.generation == "v1":
         yield "--warmup", str(schedule.warmup_steps / train.steps)
     else:
@@ -183,7 +184,8 @@ def _build_layout(conf: JobConf, checkout: Checkout, replicas: int) -> Options:
 def _build_data(conf: JobConf, checkout: Checkout) -> Options:
     data = conf.data
     if data is not None and data.prefix is not None:
-        yield "--data-path", data.prefix
+        blend = split_blend(data.prefix)
+        yield "--data-path", *([blend[0][1]] if len(blend) == 1 else itertools.chain(*blend))
         yield "--split", data.split
         if checkout.generation != "core":
             yield "--data-impl", "mmap"
@@ -230,6 +232,14 @@ def find_problems(conf: JobConf) -> Iterator[Finding]:
         yield "program.args", flag, f"is decided by {OWN[flag]}; set it there"
     if conf.train.optimizer.name == "lamb":
         yield "train.optimizer.name", "lamb", "is not in Megatron-LM; it has adamw and sgd"
+    if conf.train.compile:
+        yield "train.compile", True, "is for the built-in programs; Megatron-LM has its own kernels"
+    if conf.train.checkpoint.local is not None:
+        message = "is for the built-in programs; Megatron-LM writes to train.checkpoint.folder"
+        yield "train.checkpoint.local", conf.train.checkpoint.local, message
+    if conf.data is not None and conf.data.vocab is not None:
+        message = "is for pretrain_bert; give Megatron-LM --vocab-file in program.args"
+        yield "data.vocab", conf.data.vocab, message
     if parallel.zero > 1:
         message = "is not in Megatron-LM; it has 0, 1 (its distributed optimizer), and FSDP by args"
         yield "parallel.zero", parallel.zero, message

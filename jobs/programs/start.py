@@ -16,7 +16,10 @@ from jobs.conf_paths import Finding
 from jobs.errors import InputError
 from jobs.programs import deepspeed, megatron
 from jobs.programs.checkout import Checkout, find_checkout
+from jobs.training import build_training
 from varuna_core.records.plan import keep_word
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import render_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,9 @@ def look_for(conf: JobConf) -> Found:
 
 def build_words(conf: JobConf, found: Found, folder: str) -> tuple[str, ...]:
     """The script and its arguments; `folder` is where `build_files` go."""
-    program = conf.program
-    assert program.path is not None, "built-in programs have their own start"
+    program, run = conf.program, RunFolder(Path(folder))
+    if program.path is None:
+        return (str(run.program), str(run.training))
     if program.kind == "megatron":
         checkout = _get_checkout(conf, found)
         world, replicas = get_world(conf), get_replicas(conf) or 1
@@ -78,6 +82,16 @@ def build_command(conf: JobConf, found: Found, folder: str, python: str) -> tupl
     return (keep_word(python), "-u", script, *own, *args)
 
 
+def explain_missing_module(python: str, *, in_container: bool) -> tuple[str, str]:
+    """Pattern of a verdict, and what to do about it: the commonest end of a first run."""
+    where = "the image's python3" if in_container else python
+    return (
+        r"exited \d+: ModuleNotFoundError: ",
+        f"install it for {where}, or set program.python to an interpreter that has it; a module "
+        "of your own: its folder in env.PYTHONPATH",
+    )
+
+
 def marks_steps(conf: JobConf, found: Found) -> bool:
     """Whether the program itself tells a profiler which steps to look at."""
     return conf.program.kind == "megatron" and _get_checkout(conf, found).generation == "core"
@@ -85,9 +99,12 @@ def marks_steps(conf: JobConf, found: Found) -> bool:
 
 def build_files(conf: JobConf, found: Found, folder: str) -> dict[str, str]:
     """Files that the program reads, by name in the folder."""
+    replicas = get_replicas(conf) or 1
+    training = build_training(conf, replicas)
+    if training is not None:
+        return {RunFolder(Path(folder)).training.name: render_training(training)}
     if conf.program.kind != "deepspeed":
         return {}
-    replicas = get_replicas(conf) or 1
     config = deepspeed.build_config(conf, found.config, replicas=replicas, folder=folder)
     return {deepspeed.CONFIG_FILE: deepspeed.render_config(config)}
 

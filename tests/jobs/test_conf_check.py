@@ -275,7 +275,6 @@ def test_a_built_in_program_needs_a_model_and_data() -> None:
     assert [problem.split(":")[2].strip() for problem in find_problems("", head=head)] == [
         "model = null",
         "data = null",
-        "program = pretrain_gpt",
     ]
 
 
@@ -318,9 +317,12 @@ def test_a_path_outside_the_confs_folder_may_be_inside_the_image(tmp_path: Path)
 
 
 def test_a_megatron_checkout_is_a_folder_or_a_script(tmp_path: Path) -> None:
-    (tmp_path / "pretrain_x.py").touch()
+    for name in ("m/pretrain_gpt.py", "other/pretrain_x.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
     rest = "model: gpt2-small\ndata: {synthetic: true}\n"
-    for path, is_there in ((".", True), ("pretrain_x.py", True), ("m", False), ("m.py", False)):
+    places = {"m": True, "other/pretrain_x.py": True, "other": False, "n": False, "n.py": False}
+    for path, is_there in places.items():
         text = f"name: r\nprogram: {{megatron: {path}}}\n{rest}"
         conf, lines = parse_conf_lines(text, "c", tmp_path, environ={})
         problems = check_conf(conf, lines, base=tmp_path)

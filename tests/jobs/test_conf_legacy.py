@@ -35,6 +35,7 @@ def test_an_old_conf_becomes_a_conf_that_can_be_read(name: str, tmp_path: Path) 
     assert notes == (LEGACY / f"{name}.notes").read_text(encoding="utf-8").splitlines()
     conf = tmp_path / "conf.yaml"
     conf.write_text(rendered.replace("/images/pytorch+23.03-py3.sqsh", "docker://x"), "utf-8")
+    (tmp_path / "pretrain_gpt.py").touch()
     with pytest.raises(ConfError) as caught:
         read_conf(conf, environ={"HF_TOKEN": "x"})
     assert [problem.key for problem in caught.value.problems] == ["data"]

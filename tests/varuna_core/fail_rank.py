@@ -7,6 +7,7 @@ says so.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -16,6 +17,8 @@ import torch.distributed as dist
 
 from tests.varuna_core.models import Gpt, make_inputs
 from varuna_core import Varuna
+
+HANG_TIMEOUT_S = 20.0
 
 
 class FailingGpt(Gpt):
@@ -38,7 +41,16 @@ def main() -> None:
     )
     torch.manual_seed(0)
     stage_map = "0,2;1,3;" if world == 4 else "".join(f"{r};" for r in range(world))
-    varuna = Varuna(FailingGpt(), stage_map, make_inputs(), 8, 1, device="cpu", schedule="1f1b")
+    varuna = Varuna(
+        FailingGpt(),
+        stage_map,
+        make_inputs(),
+        8,
+        1,
+        device="cpu",
+        schedule="1f1b",
+        hang_timeout_s=HANG_TIMEOUT_S if how == "hangs" else None,
+    )
     size = 8 // varuna.stage_map.num_replicas
     for step in range(4):
         if rank == 1 and step == 2:
@@ -46,6 +58,8 @@ def main() -> None:
                 os.kill(os.getpid(), 9)
             if how == "lingers" or how == "raises":
                 varuna.part.stages[0].module.failing = True  # type: ignore[assignment]  # ours
+            if how == "hangs":
+                os.kill(os.getpid(), signal.SIGSTOP)
             if how == "leaves":
                 return
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 NUM_TRIES = 5
-START_S = 10.0
+START_S = 30.0
 
 
 class Sshd:

@@ -191,6 +191,19 @@ def test_a_module_may_put_off_its_own_weight_gradient() -> None:
     assert model[0].weight.grad.item() == 7.0
 
 
+def test_put_off_gradients_reach_the_parameter_whatever_saves_tensors() -> None:
+    """They were lost in what the hooks gave back in place of the weight."""
+    layer, grads = nn.Linear(3, 2), WeightGrads()
+    grads.install(layer)
+    grads.putting_off = True
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        out = layer(torch.ones(1, 3))
+    out.sum().backward()
+    for work in grads.take():
+        work()
+    assert layer.weight.grad is not None and torch.equal(layer.weight.grad, torch.ones(2, 3))
+
+
 def test_an_error_is_told_without_gloos_file_and_advice() -> None:
     text = "[/x/gloo/pair.cc:553] Connection closed by peer [1.2.3.4]:5. This is typically caused"
     told = describe_error(RuntimeError(text))
@@ -206,7 +219,9 @@ def test_an_error_is_told_without_gloos_file_and_advice() -> None:
         ({"schedule": "1f1b", "stages_per_rank": 2}, "interleaved and auto do, zbv has 2"),
         ({"schedule": "zbv", "stages_per_rank": 3}, "interleaved and auto do, zbv has 2"),
         ({"schedule": "interleaved", "stages_per_rank": 0}, "must be 1 or more"),
-        ({"recompute": "auto"}, "knows 'none' and 'full'"),
+        ({"recompute": "some"}, "there are 'none', 'full' and 'auto'"),
+        ({"recompute": "auto"}, "here say memory_limit="),
+        ({"memory_limit": 1e9}, "goes with recompute='auto'"),
         ({"partition": "1-1"}, "has 2 numbers for 1 stages"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -240,3 +241,104 @@ def test_balance_follows_the_cost_of_segments() -> None:
     assert split.costs[1] > split.costs[0]
     given = split_model(Gpt(blocks=6), make_inputs(), 2, costs=[9, 0, 0, 0, 0, 0, 0, 9])
     assert given.stages[0] == range(0, 1)
+
+
+class Averaging(Gpt):
+    """Buffers changed unseen by torch's versions: through `.data`, a view, a batch norm's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("by_data", "by_view", "mean", "var", "read"):
+            self.register_buffer(name, torch.ones(models.WIDTH))
+
+    def run_block(self, number: int, x: Tensor) -> Tensor:
+        x = super().run_block(number, x)
+        if number == 0:
+            self.by_data.data.mul_(0.9)
+        elif number == 1:
+            self.by_view[:2] += 1
+        elif number == 2:
+            x = nn.functional.batch_norm(
+                x.transpose(1, 2), self.mean, self.var, training=self.training
+            ).transpose(1, 2)
+        return x * self.read
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_buffers_that_change_are_found_however_they_are_changed(training: bool) -> None:
+    """Also those of a model given in eval mode, for it may be trained."""
+    split = split_model(Averaging().train(training), make_inputs(), 2, "1-3")
+    changes = {name: set(found) for name, found in split.record.changes.items()}
+    assert changes == {"by_data": {1}, "by_view": {2}, "mean": {3}, "var": {3}}
+    stages = make_stages(split)
+    assert [stage.list_changing() for stage in stages] == [["by_data"], ["by_view", "mean", "var"]]
+
+
+def test_a_part_used_only_in_training_lies_where_it_is_used() -> None:
+    class Aided(Gpt):
+        def __init__(self) -> None:
+            super().__init__()
+            self.aid = nn.Linear(models.WIDTH, models.WIDTH)
+
+        def run_block(self, number: int, x: Tensor) -> Tensor:
+            x = super().run_block(number, x)
+            return self.aid(x) if self.training and number == 1 else x
+
+    model, inputs = Aided().eval(), make_inputs()
+    split = split_model(model, inputs, 3, "0-4-0")
+    assert split.owners("aid.weight") == (1,)
+    stages = make_stages(split)
+    model.train()
+    for stage in stages:
+        stage.train()
+    assert torch.equal(chain(stages, inputs)[0], model(**inputs))
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_what_frozen_parameters_make_may_go_around_a_cut(num_stages: int) -> None:
+    """Each stage makes it anew, of the parameters' true values."""
+
+    class Fourier(Gpt):
+        def __init__(self) -> None:
+            super().__init__()
+            self.waves = nn.Parameter(torch.randn(models.WIDTH), requires_grad=False)
+
+        def forward(self, ids: Tensor, labels: Tensor | None = None, **ignored: Any) -> Any:
+            shift, x = torch.sin(self.waves * 2), self.embed(ids)
+            for number in range(len(self.blocks)):
+                x = self.run_block(number, self.cuts[number](x) + shift)
+            return self.compute_loss(self.cuts[-1](x), labels)
+
+    model, inputs = Fourier(), make_inputs()
+    split = split_model(model, inputs, num_stages)
+    assert split.owners("waves") == tuple(range(num_stages))
+    stages = make_stages(split)
+    loss, gradients = run_plain(model, inputs)
+    out, log = chain(stages, inputs)
+    chain_backward(log, out)
+    assert torch.equal(loss, out)
+    assert_equal_gradients(gradients, sum_gradients(split, stages))
+
+
+def test_a_stages_lists_of_modules_are_lists_as_before() -> None:
+    module: Any = split_model(Gpt(), make_inputs(), 1).make_stage(0).module
+    blocks = module.blocks
+    assert isinstance(blocks, nn.ModuleList) and module.get_submodule("blocks") is blocks
+    assert [blocks[i] for i in range(-4, 4)] == [*blocks, *blocks]
+    assert blocks[torch.tensor(1)] is blocks[1] and len(blocks[1:3]) == 2
+    with pytest.raises(IndexError):
+        blocks[4]
+    blocks[1] = nn.Identity()
+    blocks.append(blocks[1])
+    assert blocks[4] is blocks[1] is module.blocks[1] and len(list(blocks)) == 5
+    module.blocks = blocks[:2]
+    assert len(module.blocks) == 2
+
+
+def test_what_cannot_be_copied_is_shared_by_the_copies() -> None:
+    model: Any = Gpt()
+    model.blocks[0].lock, model.library = threading.Lock(), torch
+    module: Any = split_model(model, make_inputs(), 1).make_stage(0).module
+    assert module.blocks[0].lock is model.blocks[0].lock and module.library is torch
+    with pytest.raises(TypeError):
+        copy.deepcopy(model)

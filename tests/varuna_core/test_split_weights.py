@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.varuna_core import models
 from tests.varuna_core.models import Gpt, chain, chain_backward, make_inputs, sum_gradients
@@ -136,3 +136,71 @@ def test_weights_without_a_source_are_refused() -> None:
 def test_the_seed_of_a_name_is_what_the_documentation_says() -> None:
     """Stored runs rely on it: it never changes."""
     assert derive_seed(1234, "wte.weight") == 5145194877943245236
+
+
+class Ruled(Gpt):
+    """Rules as models have them: a container's own, and one for `apply`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(16))
+        self.mixer = nn.MultiheadAttention(16, 2)
+        self.reset_parameters()
+        self.apply(self._init_weights)
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.shift, 2)
+        nn.init.constant_(self.wte.weight, 3)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.5)
+        if isinstance(module, models.Block):
+            nn.init.constant_(module.down.weight, 7)
+
+
+def test_a_models_own_rules_initialise_it_in_the_order_of_its_constructor() -> None:
+    with parameters_on_meta():
+        model = Ruled()
+    found = split_model(model, INPUTS, 1).make_stage(0, seed=7).parameters()
+    assert set(found) == set(dict(Ruled().named_parameters()))
+    assert (found["shift"] == 2).all() and (found["wte.weight"] == 3).all()
+    assert (found["blocks.3.down.weight"] == 7).all() and 0.4 < found["head.weight"].std() < 0.6
+    assert (found["norm.weight"] == 1).all() and (found["mixer.in_proj_bias"] == 0).all()
+    torch.manual_seed(derive_seed(7, "mixer.in_proj_weight"))
+    xavier = nn.init.xavier_uniform_(torch.empty(48, 16))
+    assert torch.equal(found["mixer.in_proj_weight"], xavier)
+
+
+def test_a_rule_that_needs_other_tensors_is_told() -> None:
+    class Needy(Gpt):
+        def reset_parameters(self) -> None:
+            self.wte.weight[0] = float(self.norm.weight.sum())
+
+    with parameters_on_meta():
+        model = Needy()
+    with pytest.raises(SplitError, match=r"of 'the model' that fills 'wte\.weight' fails"):
+        split_model(model, INPUTS, 1).make_stage(0, seed=7)
+
+
+def test_whole_numbers_that_no_rule_fills_are_refused() -> None:
+    class Placed(Gpt):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("positions", torch.arange(16))
+
+    with torch.device("meta"):
+        model = Placed()
+    with pytest.raises(SplitError, match="no rule fills 'positions'"):
+        split_model(model, INPUTS, 1).make_stage(0, seed=7)
+
+
+def test_a_name_that_the_state_dict_lacks_is_refused() -> None:
+    """Not drawn in silence: a prefix too many would leave the whole model untrained."""
+    state = {f"module.{name}": value for name, value in Gpt().state_dict().items()}
+    with pytest.raises(SplitError, match=r"has no 'wte.weight'; it has 'module.wte.weight', "):
+        split_model(Gpt(), INPUTS, 1).make_stage(0, state_dict=state, seed=1)
+    tied = models.TiedGpt()
+    state = tied.state_dict()
+    del state["wte.weight"]
+    split_model(models.TiedGpt(), INPUTS, 1).make_stage(0, state_dict=state)

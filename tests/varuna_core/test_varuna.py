@@ -29,6 +29,11 @@ UNEVEN = [8, 7, 5, 1, 8, 3, 8, 8, 2, 8]
 """Ten batches, few of which divide by two micro-batches of two; for two replicas one is too small
 to give both a sample."""
 DROPOUT = {"dropout": 0.2}
+FITFUL: dict[str, Any] = {"schedule": "varuna", "options": DROPOUT, "batches": [16, 15, 16]}
+SOME = 50_000
+"""Bytes: more than one graph of half a model, less than two."""
+
+AUTO: dict[str, Any] = {"recompute": "auto", "options": DROPOUT}
 
 
 SHORT = [8, 7, 1, 5]
@@ -91,6 +96,9 @@ CASES: dict[int, list[Case]] = {
         Case(name="2x1 batch norm", stage_map="0;1;", model="ConvNet"),
         Case(name="2x1 batch norm varuna", stage_map="0;1;", model="ConvNet", schedule="varuna"),
         Case(name="2x1 root", stage_map="0;1;", model="RootGpt", recompute="full"),
+        Case(name="2x1 auto none", stage_map="0;1;", memory_limit=1e9, **AUTO),
+        Case(name="2x1 auto some", stage_map="0;1;", memory_limit=SOME, **AUTO),
+        *several("2x1 two auto", "0;1;", memory_limit=SOME, **AUTO),
         *several("2x1 two", "0;1;", batches=UNEVEN, clip=0.3),
         *several("2x1 two dropout", "0;1;", options=DROPOUT, batches=SHORT, recompute="full"),
         *several("2x1 two three-way", "0;1;", model="ThreeWayGpt", clip=0.3, batches=SHORT),
@@ -110,6 +118,14 @@ CASES: dict[int, list[Case]] = {
     ],
     3: [
         *each_schedule("3x1 uneven", "0;1;2;", partition="0-3-1", batches=UNEVEN),
+        Case(name="3x1 fitful", stage_map="0;1;2;", model="FitfulGpt", **FITFUL),
+        Case(
+            name="3x1 fitful in turn",
+            stage_map="0;1;2;",
+            model="FitfulGpt",
+            opportunistic=False,
+            **FITFUL,
+        ),
         Case(name="3x1 three-way", stage_map="0;1;2;", model="ThreeWayGpt", clip=0.3),
         Case(name="1x3", stage_map="0,1,2;", batches=[7, 7, 3]),
         Case(name="3x1 dropout", stage_map="0;1;2;", options=DROPOUT, recompute="full"),
@@ -211,6 +227,26 @@ def test_any_layout_trains_as_the_plain_model(
                 assert torch.equal(tensor, plain["state"][name]), name
         seen |= ours["state"].keys()
     assert seen == plain["state"].keys()
+
+
+def test_running_ahead_changes_no_bit(folders: dict[int, Path]) -> None:
+    assert not _train(folders[3], 3)
+    for rank in range(3):
+        ahead, in_turn = (
+            torch.load(folders[3] / f"3x1 fitful{which}.{rank}.pt") for which in ("", " in turn")
+        )
+        assert torch.equal(torch.stack(ahead["losses"]), torch.stack(in_turn["losses"]))
+        for name, tensor in ahead["state"].items():
+            assert torch.equal(tensor, in_turn["state"][name]), name
+
+
+def test_auto_recomputes_what_memory_requires(folders: dict[int, Path]) -> None:
+    assert not _train(folders[2], 2)
+    counts = {}
+    for name in ("2x1 auto none", "2x1 auto some"):
+        schedule = torch.load(folders[2] / f"{name}.0.pt")["schedule"]
+        counts[name] = sum("R" in action for action in schedule)
+    assert counts["2x1 auto none"] == 0 < counts["2x1 auto some"]
 
 
 @pytest.mark.parametrize(("world_size", "case"), ALL, ids=[case.name for _, case in ALL])

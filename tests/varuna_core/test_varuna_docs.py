@@ -28,6 +28,7 @@ def run(script: Path, world_size: int) -> set[str]:
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script)],
+            cwd=script.parent,
             env={**base, "RANK": str(rank), "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,
@@ -51,7 +52,7 @@ def read_programs() -> list[str]:
 
 
 def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
-    program, _ = read_programs()
+    program, *_ = read_programs()
     assert program.count("# +") <= 10
     (tmp_path / "train.py").write_text(program)
     (alone,) = run(tmp_path / "train.py", 1)
@@ -60,8 +61,22 @@ def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -
 
 
 def test_the_program_in_fp16_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
-    program, rest = read_programs()
+    program, rest, _ = read_programs()
     (tmp_path / "train.py").write_text(program[: program.index("model = Varuna(")] + rest)
     (alone,) = run(tmp_path / "train.py", 1)
     assert re.fullmatch(r"loss 0\.\d\d overflow False scale \d+\n", alone)
     assert run(tmp_path / "train.py", 2) == {alone}
+
+
+def test_the_program_with_checkpoints_goes_on_in_another_layout(tmp_path: Path) -> None:
+    program, _, rest = read_programs()
+    text = program[: program.index("model = Varuna(")] + rest
+    for name, steps in (("whole", 20), ("parts", 8)):
+        (tmp_path / name).mkdir()
+        changed = text.replace("model.iteration, 20", f"model.iteration, {steps}")
+        (tmp_path / name / "train.py").write_text(changed)
+    (alone,) = run(tmp_path / "whole" / "train.py", 1)
+    assert alone.startswith("from the start\nloss 0.")
+    run(tmp_path / "parts" / "train.py", 2)
+    (tmp_path / "parts" / "train.py").write_text(text)
+    assert run(tmp_path / "parts" / "train.py", 1) == {alone.partition("\n")[2]}

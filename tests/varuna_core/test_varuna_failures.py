@@ -47,6 +47,14 @@ def test_a_rank_that_fails_and_lives_on_holds_up_nobody(tmp_path: Path) -> None:
             assert code == 1 and "KeyError: 'no such block'" in find_error(output)
 
 
+def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    with start_ranks(PROGRAM, 3, str(tmp_path), "hangs") as ranks:
+        for code, output in collect([ranks[0], ranks[2]]):
+            assert code == 1 and "step 1" in output, output
+            assert "nothing has moved to or from rank 1 for 20 s" in find_error(output), output
+        assert ranks[1].poll() is None
+
+
 @pytest.mark.parametrize("how", ["destroys", "forgets"])
 def test_a_run_without_close_ends_well(tmp_path: Path, how: str) -> None:
     """Whether the user takes down torch.distributed or not."""

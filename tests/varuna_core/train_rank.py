@@ -36,6 +36,8 @@ class Case:
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     recompute: str = "none"
+    memory_limit: float | None = None
+    opportunistic: bool = True
     batches: list[int] = field(default_factory=lambda: [8, 8, 8])
     """The size of each step's global batch."""
 
@@ -90,6 +92,8 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         schedule=case.schedule,
         stages_per_rank=case.stages_per_rank,
         recompute=case.recompute,  # type: ignore[arg-type]  # text from a file
+        memory_limit=case.memory_limit,
+        opportunistic=case.opportunistic,
         seed=SEED,
     )
     optimizer = torch.optim.SGD(varuna.parameters(), lr=RATE, momentum=MOMENTUM)

@@ -1,4 +1,5 @@
-"""Packs the agent into one file that any python3 from 3.8 runs: `agent.pyz`.
+"""Packs the agent into one file that any python3 from 3.8 runs: `agent.pyz`; and the built-in
+programs with all of varuna_core into `program.pyz`, so that ranks need torch and nothing of vjob.
 
 The same sources give the same bytes, so a run folder can be compared with another. Stored, not
 compressed: a stripped python3 may lack zlib.
@@ -27,12 +28,32 @@ sys.exit(main())
 """
 
 
+_PROGRAM = """\
+import sys
+
+from varuna_core.pretrain import main
+
+sys.exit(main())
+"""
+
+
 def write_bundle(path: Path) -> None:
     """Write agent.pyz; it lands whole or not at all."""
+    _write(path, collect_sources())
+
+
+def write_program(path: Path) -> None:
+    """Write program.pyz, likewise."""
+    root = Path(varuna_core.__file__).parent
+    sources = {f"varuna_core/{p.relative_to(root)}": p.read_bytes() for p in root.rglob("*.py")}
+    _write(path, {"__main__.py": _PROGRAM.encode(), **sources})
+
+
+def _write(path: Path, sources: dict[str, bytes]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as handle:
-            handle.write(render_bundle(collect_sources()))
+            handle.write(render_bundle(sources))
             handle.flush()
             os.fsync(handle.fileno())
         os.chmod(part, 0o700)

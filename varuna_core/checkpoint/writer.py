@@ -89,6 +89,12 @@ class CheckpointWriter:
         self._error: Exception | None = None
         _OPEN.add(self)
 
+    def set_background(self, tempdir: Path | str | None) -> None:
+        """Let the next saves be written beside training from a copy in this folder, or at once."""
+        if tempdir is not None and Path(tempdir) != self._staging.folder:
+            self._staging = Staging(Path(tempdir))
+        self._background = tempdir is not None
+
     def save(self, part: RankPart) -> None:
         """Add this rank's part of a checkpoint; in the background, once the last one is written."""
         # Of calls, not of successes: this rank's next save is the next of the others too.
@@ -111,6 +117,20 @@ class CheckpointWriter:
         )
         self._thread.start()
 
+    @property
+    def num_saves(self) -> int:
+        """Begun so far."""
+        return self._count
+
+    @property
+    def is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait for the last save, and complete it if nobody has."""
+        self.wait()
+        self._settle()
+
     def wait(self) -> None:
         """Until this rank's last save is written; raises its error."""
         if self._thread is not None:
@@ -121,10 +141,9 @@ class CheckpointWriter:
             raise error
 
     def close(self) -> None:
-        """Wait for the last save, and complete it if nobody has."""
+        """As `finish`; no more saves follow."""
         _OPEN.discard(self)
-        self.wait()
-        self._settle()
+        self.finish()
 
     def _write_beside(self, folder: SaveFolder, part: RankPart) -> None:
         try:

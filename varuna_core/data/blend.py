@@ -38,8 +38,13 @@ def parse_blend(text: str) -> list[tuple[float, str]]:
             f'data "{text}" must be one prefix, or weights above 0 and prefixes in turn: '
             '"0.7 data/a 0.3 data/b"'
         )
-    normal = np.array(weights) / np.sum(weights)
-    return list(zip(normal.tolist(), prefixes, strict=True))
+    return list(zip(weigh(weights), prefixes, strict=True))
+
+
+def weigh(weights: Sequence[float]) -> list[float]:
+    """With sum 1."""
+    normal: list[float] = (np.array(weights) / np.sum(weights)).tolist()
+    return normal
 
 
 def build_blend(weights: Sequence[float], num_samples: int) -> tuple[Array, Array]:
@@ -95,7 +100,7 @@ class BlendedSamples:
 
 
 def open_samples(
-    data: str,
+    data: str | Sequence[tuple[float, str]],
     *,
     split: str,
     num_samples: Mapping[str, int],
@@ -104,7 +109,11 @@ def open_samples(
     may_write: bool = True,
 ) -> dict[str, GptSamples | BlendedSamples]:
     """What `data.prefix` of a conf names: one data set or a blend; the parts asked for."""
-    blend = parse_blend(data)
+    if isinstance(data, str):
+        blend = parse_blend(data)
+    else:
+        weights = weigh([weight for weight, _ in data])
+        blend = [(w, prefix) for w, (_, prefix) in zip(weights, data, strict=True)]
     if len(blend) == 1:
         ((_, prefix),) = blend
         return dict(

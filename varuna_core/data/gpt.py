@@ -78,14 +78,18 @@ class GptSamples:
         return np.stack(rows) if rows else np.empty((0, self.sequence + 1), np.int64)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: what the order of samples depends on. JSON values."""
+        """For a checkpoint: what the order of samples depends on. JSON values.
+
+        Not the number of samples: more of them come in the same order until an epoch more begins.
+        """
         return {
             "part": self.part,
-            "num_samples": self.num_samples,
             "sequence": self.sequence,
             "seed": self.seed,
             "documents": [self.documents.start, self.documents.stop],
             "lengths": self.tokens.digest(),
+            "epochs": len(self.maps.document) // len(self.documents),
+            "order": self.maps.digest(),
         }
 
     def check_state(self, saved: Mapping[str, Any]) -> None:

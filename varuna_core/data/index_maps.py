@@ -12,6 +12,7 @@ epochs waits for it. One RandomState draws documents first, then samples.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,11 @@ class IndexMaps:
     def num_samples(self) -> int:
         """May be more than was asked for: the last epoch is not cut."""
         return len(self.shuffle)
+
+    def digest(self) -> str:
+        """Of the order of documents and samples."""
+        found = zlib.crc32(np.ascontiguousarray(self.document).data)
+        return f"{zlib.crc32(np.ascontiguousarray(self.shuffle).data, found):08x}"
 
 
 @dataclass(frozen=True, kw_only=True)

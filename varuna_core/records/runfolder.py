@@ -3,6 +3,7 @@
 <log_folder>/<run>/
   conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
   launch.json                                        asked of the launcher, where that was it
+  training.json  program.pyz                         of a built-in program: what it trains, itself
   batch.sh | batch.<group>.sh   node.sh   agent.pyz  what the scheduler runs
   events.jsonl  events.<group>.jsonl                 one writer a file: the batch scripts' hosts
   events-vjob.jsonl                                  and `vjob` itself
@@ -138,6 +139,19 @@ class RunFolder:
     def launch(self) -> Path:
         """Who launched the run over ssh, and with which arguments."""
         return self.path / "launch.json"
+
+    @property
+    def training(self) -> Path:
+        return self.path / "training.json"
+
+    @property
+    def program(self) -> Path:
+        """The built-in programs, in one file that any python3 with torch runs."""
+        return self.path / "program.pyz"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
 
     @property
     def node_script(self) -> Path:

@@ -2,6 +2,7 @@
 
  iteration       30/      50 | consumed samples:         1920 | ... | lm loss: 1.017721E+01 | ...
 [Rank 24] (after 20 iterations) memory (MB) | allocated: 3035.1 | max allocated: 3869.2 | ...
+ validation loss at iteration 1000 | lm loss value: 3.2E+00 | lm loss PPL: 2.5E+01 |
 [before the start of training step] datetime: 2023-06-14 16:08:12
 NODE_RANK: 1                                        the block of settings before the first step
 times across ranks (ms):                            timers: all ranks, minmax or max
@@ -58,6 +59,7 @@ LABELS = {
 _INTEGERS = ("consumed_samples", "global_batch_size", "skipped", "nan")
 _UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 1000.0}
 _HEAD = re.compile(r"\biteration +(\d{1,18})/ *(\d{1,18}) *\|(.*)", re.DOTALL)
+_VALIDATION = re.compile(r"\bvalidation loss at iteration (\d{1,18}) *\|(.*)", re.DOTALL)
 _ELAPSED = re.compile(r"elapsed time per (?:iteration|step) *(?:\((\w+)\))?")
 _MEMORY = re.compile(
     r"(?:\[Rank (\d{1,9})\])?[^|\[]*\(after (\d{1,18}) iterations?\) memory \(MB\)([^\n]*)"
@@ -160,6 +162,31 @@ def parse_iteration(line: str) -> Optional[Iteration]:
                 fields[name] = int(fields[name])
     step, total = int(head.group(1)), int(head.group(2))
     return Iteration(step, total, losses=losses, others=others, **fields)  # type: ignore[arg-type]
+
+
+def format_validation(step: int, losses: Mapping[str, float]) -> str:
+    """Megatron's line of an evaluation, and the rules above and below it."""
+    parts = [f" validation loss at iteration {step}"]
+    for label, loss in losses.items():
+        perplexity = math.exp(min(20.0, loss))  # Megatron's bound
+        parts += [f"{label} value: {loss:.6E}", f"{label} PPL: {perplexity:.6E}"]
+    line = " | ".join(parts) + " | "
+    rule = "-" * len(line)
+    return f"{rule}\n{line}\n{rule}"
+
+
+def parse_validation(line: str) -> Optional[Tuple[int, Dict[str, float]]]:
+    """The step and its losses by label."""
+    head = _VALIDATION.search(line)
+    if head is None:
+        return None
+    losses = {}
+    for part in head.group(2).split("|")[:-1]:  # what no bar closes may be torn
+        label, _, text = part.rpartition(" value:")
+        number = _read_number(text)
+        if label and number is not None:
+            losses[label.strip()] = number
+    return int(head.group(1)), losses
 
 
 def format_memory(value: Memory) -> str:

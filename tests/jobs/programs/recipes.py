@@ -105,5 +105,8 @@ TODAY_FORMS = {
     .replace(", partition: 0-11-8-8-8-8-5-0", ", order: pipeline")
     .replace("model: gpt2-xl", "model: gpt2-8.3b"),
     "even-bf16": TODAY.replace(", partition: 0-11-8-8-8-8-5-0", "").replace("fp16", "bf16"),
+    "blend": TODAY.replace("prefix: xl/my-gpt2_text_document", "prefix: 0.7 xl/a 3 xl/b").replace(
+        "steps: 50", "steps: 50\n  schedule: {kind: linear, warmup_steps: 5, decay_steps: 40}"
+    ),
     "mock": TODAY.replace("prefix: xl/my-gpt2_text_document", "synthetic: true"),
 }

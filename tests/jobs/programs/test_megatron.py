@@ -167,6 +167,9 @@ def test_what_the_arguments_name_is_left_to_them(args: str, gone: list[str]) -> 
         (("zero: 1", "zero: 3"), "parallel.zero"),
         (("zero: 1", "schedule: zero_bubble"), "parallel.schedule"),
         (("steps: 50", "optimizer: {name: lamb}"), "train.optimizer.name"),
+        (("steps: 50", "compile: true"), "train.compile"),
+        (("folder: ckpt", "folder: ckpt, local: /scratch"), "train.checkpoint.local"),
+        (("text_document}", "text_document, vocab: v.txt}"), "data.vocab"),
         (
             ("Megatron-LM}", "Megatron-LM, args: [--pipeline-model-parallel-size, 4]}"),
             "program.args",

@@ -163,8 +163,11 @@ def test_going_on_in_another_order_is_refused(tmp_path: Path) -> None:
 
     state = open_run().state()
     open_run().check_state(state)
+    longer = open_run(num_samples={"train": 26})  # still one epoch, in the same order
+    longer.check_state(state)
+    assert (longer.read_batch(range(20)) == open_run().read_batch(range(20))).all()
     for changes, says in (
-        ({"num_samples": {"train": 30}}, "num_samples was 20, is 30"),
+        ({"num_samples": {"train": 30}}, "epochs was 1, is 2"),
         ({"seed": 2}, "seed was 1, is 2"),
         ({"split": "2,1"}, r"documents was \[0, 12\], is \[0, 8\]"),
     ):

@@ -1,0 +1,75 @@
+"""Conf to training.json: what a built-in program is to train, every default settled. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jobs.conf import MODELS, JobConf, Model
+from jobs.conf_paths import split_blend
+from jobs.conf_reader import BUILT_IN
+from varuna_core.records.training import Training
+
+
+def build_training(conf: JobConf, replicas: int) -> Training | None:
+    """None where the program is the user's own."""
+    model, data, train, parallel = conf.model, conf.data, conf.train, conf.parallel
+    if conf.program.kind not in BUILT_IN:
+        return None
+    assert model is not None and data is not None, "check_program refuses a conf without them"
+    batch = train.global_batch_size
+    blend = None
+    if not data.synthetic and data.prefix:
+        blend = tuple((float(weight), prefix) for weight, prefix in split_blend(data.prefix))
+    return Training(
+        program=conf.program.kind,
+        model=name_model(model),
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        sequence=model.sequence,
+        vocab=model.vocab,
+        dropout=model.dropout,
+        data=blend,
+        split=data.split,
+        vocabulary=data.vocab,
+        steps=train.steps,
+        global_batch_size=batch or train.micro_batch_size * replicas * parallel.pipeline,
+        micro_batch_size=train.micro_batch_size,
+        precision=train.precision,
+        loss_scale=train.loss_scale,
+        optimizer=train.optimizer.name,
+        lr=train.optimizer.lr,
+        weight_decay=train.optimizer.weight_decay,
+        betas=train.optimizer.betas,
+        fused=train.optimizer.fused,
+        apex=train.optimizer.apex,
+        lr_schedule=train.schedule.kind,
+        warmup_steps=train.schedule.warmup_steps,
+        decay_steps=train.schedule.decay_steps or train.steps,
+        min_lr=train.schedule.min_lr,
+        clip_grad_norm=train.clip_grad_norm,
+        seed=train.seed,
+        log_every=train.log_every,
+        evaluate_every=train.evaluate.every,
+        evaluate_steps=train.evaluate.steps,
+        tensorboard=train.tensorboard,
+        compile=train.compile,
+        checkpoint_folder=train.checkpoint.folder,
+        checkpoint_every=train.checkpoint.every,
+        checkpoint_keep=train.checkpoint.keep,
+        checkpoint_local=train.checkpoint.local,
+        recompute=parallel.recompute,
+        schedule=parallel.schedule,
+        partition=None if parallel.partition == "auto" else parallel.partition,
+        pipeline=parallel.pipeline,
+        timeline=conf.profile.timeline,
+    )
+
+
+def name_model(model: Model, models: Mapping[str, Model] = MODELS) -> str:
+    """The name of its shape, whatever the dropout; else its numbers."""
+    for name, known in models.items():
+        if replace(model, dropout=known.dropout) == known:
+            return name
+    return f"{model.layers}x{model.hidden}"

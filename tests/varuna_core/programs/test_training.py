@@ -1,0 +1,160 @@
+"""The programs train as one plain process does, at any layout, and go on where they stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.varuna_core.data.tokens import write_tokens
+from tests.varuna_core.programs.plain import train_plainly
+from tests.varuna_core.programs.program_rank import Case, Result, read_results, train, write_cases
+from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
+from tests.varuna_core.ranks import collect, start_ranks
+from varuna_core.data.errors import DataError
+from varuna_core.programs.batches import TRAIN, open_source
+from varuna_core.programs.errors import ProgramError
+
+WORLD = 4
+LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}
+EVALUATED = {"evaluate_every": 3, "evaluate_steps": 2}
+
+
+def write_data(folder: Path) -> tuple[tuple[float, str], ...]:
+    """Documents of counting tokens, so that there is something to learn."""
+    documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
+    write_tokens(folder / "text", documents)
+    return ((1.0, str(folder / "text")),)
+
+
+def write_sentences(folder: Path) -> tuple[tuple[float, str], ...]:
+    documents = [
+        [[5 + (start + k + j) % 59 for k in range(5)] for j in range(8)] for start in range(30)
+    ]
+    write_tokens(folder / "sentences", documents)
+    return ((1.0, str(folder / "sentences")),)
+
+
+def build_cases(folder: Path) -> list[Case]:
+    """All that four ranks are to train, one after the other: to start them is what takes long."""
+    data = write_data(folder)
+    gpt = replace(GPT, data=data, **EVALUATED)
+    vocabulary = write_vocabulary(folder / "vocab.txt", 64)
+    bert = replace(BERT, data=write_sentences(folder), vocabulary=vocabulary, dropout=0.1)
+    cases = []
+    for partition, stage_map in LAYOUTS.items():
+        laid = replace(gpt, partition=partition)
+        cases.append(Case(name=f"gpt-{partition}", stage_map=stage_map, training=laid))
+    for name, partition, schedule, stage_map in (
+        ("wide", "2-2", "zero_bubble", "0,2;1,3;"),
+        ("deep", "1-1-1-1", "1f1b", "3;1;2;0;"),
+    ):
+        laid = replace(gpt, partition=partition, schedule=schedule, dropout=0.2, recompute="full")
+        cases.append(Case(name=f"dropout-{name}", stage_map=stage_map, training=laid))
+        laid = replace(bert, partition=partition, schedule=schedule)
+        cases.append(Case(name=f"bert-{name}", stage_map=stage_map, training=laid))
+    kept = replace(gpt, checkpoint_folder=str(folder / "ckpt"), checkpoint_every=2, dropout=0.1)
+    whole = replace(kept, checkpoint_folder=None, partition="2-2")
+    first = replace(kept, partition="1-3")
+    second = replace(kept, partition="0-2-1-1", checkpoint_local=str(folder / "local"))
+    third = replace(kept, schedule="interleaved", partition="1-0-2-1", steps=8, decay_steps=6)
+    cases += [
+        Case(name="whole", stage_map="0,1;2,3;", training=replace(whole, steps=8)),
+        Case(name="first", stage_map="0,1;2,3;", training=first, stop_after=3),
+        Case(name="second", stage_map="0;1;2;3;", training=second, stop_after=5),
+        Case(name="third", stage_map="2,0;1,3;", training=third),
+    ]
+    return cases
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("programs")
+    (made / "local").mkdir()
+    write_cases(made, build_cases(made))
+    with start_ranks(program_rank_name(), WORLD, str(made)) as ranks:
+        done = collect(ranks)
+    assert [code for code, _ in done] == [0] * WORLD, "\n".join(out[-3000:] for _, out in done)
+    (made / "out.txt").write_text("".join(out for _, out in done))
+    yield made
+
+
+def program_rank_name() -> str:
+    return sys.modules[Case.__module__].__name__
+
+
+def expect_close(found: Mapping[int, float], expected: Mapping[int, float]) -> None:
+    assert found.keys() == expected.keys()
+    for step, value in expected.items():
+        assert found[step] == pytest.approx(value, rel=2e-5), step
+
+
+def test_a_gpt_has_the_loss_curve_of_one_plain_process_at_three_layouts(folder: Path) -> None:
+    training = replace(GPT, data=((1.0, str(folder / "text")),), **EVALUATED)
+    losses, evaluated = train_plainly(training)
+    assert losses[6] < losses[1] - 0.1
+    for partition in LAYOUTS:
+        for result in read_results(folder, f"gpt-{partition}", WORLD):
+            expect_close(result.losses, losses)
+            expect_close(result.evaluated, evaluated)
+
+
+def test_alone_it_trains_alike() -> None:
+    losses, _ = train_plainly(GPT)
+    expect_close(train(Case(name="", stage_map="0;", training=GPT), 0, 1).losses, losses)
+
+
+@pytest.mark.parametrize("name", ["dropout", "bert"])
+def test_dropout_and_masks_do_not_depend_on_the_layout(folder: Path, name: str) -> None:
+    wide, deep = (read_results(folder, f"{name}-{kind}", WORLD)[0] for kind in ("wide", "deep"))
+    expect_close(wide.losses, deep.losses)
+    expect_close(wide.evaluated, deep.evaluated)
+
+
+def count_read(results: list[Result], steps: range) -> Counter[tuple[int, ...]]:
+    """What the first stages of all replicas were fed in these steps."""
+    firsts = [result for result in results if result.stage == 0]
+    return Counter(tuple(row) for one in firsts for step in steps for row in one.read[step])
+
+
+def test_a_run_that_is_stopped_and_laid_out_anew_repeats_no_sample_and_skips_none(
+    folder: Path,
+) -> None:
+    """Stopped after steps 3 and 5, with checkpoints at 2 and 4: steps 3 and 5 are done again. All
+    of it lies within the first epoch."""
+    parts = {name: read_results(folder, name, WORLD) for name in ("first", "second", "third")}
+    assert [list(parts[name][0].losses) for name in parts] == [[1, 2, 3], [3, 4, 5], [5, 6, 7, 8]]
+    counted = count_read(parts["first"], range(1, 3))
+    counted += count_read(parts["second"], range(3, 5))
+    counted += count_read(parts["third"], range(5, 9))
+    source = open_source(replace(GPT, data=((1.0, str(folder / "text")),), steps=8))
+    rows = source.read(TRAIN, range(8 * GPT.global_batch_size))["tokens"].tolist()
+    assert counted == Counter(map(tuple, rows))
+
+
+def test_a_run_that_was_resumed_has_the_curve_of_one_that_never_stopped(folder: Path) -> None:
+    (whole, *_) = read_results(folder, "whole", WORLD)
+    for name in ("first", "second", "third"):
+        for result in read_results(folder, name, WORLD):
+            expect_close(result.losses, {step: whole.losses[step] for step in result.losses})
+            assert result.rates == {step: whole.rates[step] for step in result.rates}
+    text = (folder / "out.txt").read_text()
+    assert "resumed from iteration 2 in" in text and "resumed from iteration 4 in" in text
+
+
+def test_a_finished_run_is_checkpointed_and_has_nothing_to_do(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, ckpt = ((1.0, str(folder / "text")),), str(folder / "ckpt")
+    training = replace(GPT, data=data, checkpoint_folder=ckpt, steps=8, decay_steps=6)
+    assert train(Case(name="", stage_map="0;", training=training), 0, 1).losses == {}
+    assert "nothing to do: train.steps is 8" in capsys.readouterr().out
+    other = replace(training, global_batch_size=16, steps=20)
+    with pytest.raises(ProgramError, match="global_batch_size is 16: go on with 8"):
+        train(Case(name="", stage_map="0;", training=other), 0, 1)
+    with pytest.raises(DataError, match="seed was 11, is 12"):
+        train(Case(name="", stage_map="0;", training=replace(training, seed=12)), 0, 1)

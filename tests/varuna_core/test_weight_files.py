@@ -1,0 +1,93 @@
+"""Safetensors files read lazily; damaged ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from varuna_core.weight_files import DTYPES, WeightFileError, open_weights
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """The format by hand, so that the tests need no library."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    words = {dtype: word for word, dtype in DTYPES.items()}
+    content = b""
+    for name, tensor in tensors.items():
+        flat = tensor.contiguous().reshape(-1)
+        data = bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
+        header[name] = {
+            "dtype": words[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [len(content), len(content) + len(data)],
+        }
+        content += data
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+
+
+def test_tensors_of_every_type_and_shape_are_read(tmp_path: Path) -> None:
+    tensors = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in DTYPES.values()}
+    tensors |= {"number": torch.tensor(3.0), "empty": torch.ones(0, 4)}
+    write(tmp_path / "a.safetensors", tensors)
+    write(tmp_path / "b.safetensors", {"other": torch.arange(3)})
+    stored = open_weights(tmp_path)
+    assert set(stored) == {*tensors, "other"} and len(stored) == len(tensors) + 1
+    for name, tensor in tensors.items():
+        assert stored[name].dtype == tensor.dtype and stored[name].shape == tensor.shape
+        assert stored[name].tolist() == tensor.tolist(), name
+    stored["other"].add_(1)
+    assert torch.equal(stored["other"], torch.arange(3))
+
+
+def test_files_of_the_library_itself_are_read(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    tensors = {"a.weight": torch.randn(3, 4), "b": torch.arange(5).to(torch.bfloat16)}
+    library.save_file(tensors, tmp_path / "x.safetensors")
+    stored = open_weights(tmp_path / "x.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in tensors.items())
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(WeightFileError, match=r"no \*.safetensors in this folder"):
+        open_weights(tmp_path)
+    for name in "ab":
+        write(tmp_path / f"{name}.safetensors", {"x": torch.ones(1)})
+    with pytest.raises(WeightFileError, match=r"'x' is in .*a\.safetensors and in .*b\."):
+        open_weights(tmp_path)
+
+
+def test_a_file_that_shrinks_meanwhile_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write(path, {"x": torch.ones(9)})
+    stored = open_weights(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(WeightFileError, match="ends within 'x'"):
+        stored["x"]
+
+
+@given(st.data())
+def test_a_damaged_file_is_refused_or_read_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "x.safetensors"
+    write(path, {"x": torch.arange(4), "y": torch.ones(2)})
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(content))
+    try:
+        for tensor in open_weights(path).values():
+            assert tensor.numel() <= 48
+    except WeightFileError as error:
+        assert str(path) in str(error)

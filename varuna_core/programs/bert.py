@@ -1,0 +1,83 @@
+"""BERT: masked tokens and whether the second part follows the first; cuts as in gpt.py.
+
+Predicting a token shares the embedding's weight. The two losses are added, as in the paper.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from varuna_core.cut import CutPoint
+from varuna_core.programs.layers import (
+    Dense,
+    Embedding,
+    PostNormBlock,
+    mean_cross_entropy,
+    number_positions,
+)
+
+EPS = 1e-12
+NO_LABEL = -1
+"""Where nothing is predicted (varuna_core/data/bert.py)."""
+
+
+class TokenHead(nn.Module):
+    """Logits of the masked tokens."""
+
+    def __init__(self, hidden: int, vocab: int, embedding: Tensor) -> None:
+        super().__init__()
+        self.dense = Dense(hidden, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=EPS)
+        self.decoder = Dense(hidden, vocab)
+        self.decoder.weight = embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.decoder(self.norm(F.gelu(self.dense(x))))
+        return logits
+
+
+class Bert(nn.Module):
+    """Returns the loss of a batch as BertSamples reads it."""
+
+    def __init__(
+        self, *, layers: int, hidden: int, heads: int, sequence: int, vocab: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.sequence = sequence
+        self.tokens = Embedding(vocab, hidden)
+        self.positions = Embedding(sequence, hidden)
+        self.types = Embedding(2, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=EPS)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            [PostNormBlock(hidden, heads, dropout, EPS) for _ in range(layers)]
+        )
+        self.cuts = nn.ModuleList([CutPoint() for _ in range(layers + 1)])
+        self.token_head = TokenHead(hidden, vocab, self.tokens.weight)
+        self.pooler = Dense(hidden, hidden)
+        self.order_head = Dense(hidden, 2)
+
+    def forward(
+        self,
+        text: Tensor,
+        types: Tensor,
+        labels: Tensor,
+        padding_mask: Tensor,
+        is_random: Tensor,
+    ) -> Tensor:
+        tokens, order = self.predict(text, types, padding_mask)
+        masked = mean_cross_entropy(tokens, labels, ignored=NO_LABEL)
+        return masked + mean_cross_entropy(order, is_random)
+
+    def predict(self, text: Tensor, types: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of each place's token, and of (the second part follows, it is another's)."""
+        mask = padding_mask.bool()[:, None, None, :]
+        places = number_positions(text, self.sequence)
+        x = self.tokens(text) + self.positions(places) + self.types(types)
+        x = self.dropout(self.norm(x))
+        for cut, block in zip(self.cuts, self.blocks, strict=False):
+            x = block(cut(x), mask)
+        x = self.cuts[-1](x)
+        return self.token_head(x), self.order_head(torch.tanh(self.pooler(x[:, 0])))

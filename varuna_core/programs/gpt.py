@@ -1,0 +1,50 @@
+"""GPT-2: any number of layers, with a CutPoint before each block and one after the last.
+
+segment 0        | block 1 | ... | block n | segment n + 1
+embeddings       cut       cut   cut       norm, head (the embedding's weight), loss
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from varuna_core.cut import CutPoint
+from varuna_core.programs.layers import (
+    Dense,
+    Embedding,
+    PreNormBlock,
+    mean_cross_entropy,
+    number_positions,
+)
+
+
+class Gpt(nn.Module):
+    """Given `sequence + 1` tokens a sample it returns the loss of predicting each next one."""
+
+    def __init__(
+        self, *, layers: int, hidden: int, heads: int, sequence: int, vocab: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.sequence = sequence
+        self.tokens = Embedding(vocab, hidden)
+        self.positions = Embedding(sequence, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            [PreNormBlock(hidden, heads, layers, dropout) for _ in range(layers)]
+        )
+        self.cuts = nn.ModuleList([CutPoint() for _ in range(layers + 1)])
+        self.norm = nn.LayerNorm(hidden)
+        self.head = Dense(hidden, vocab, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return mean_cross_entropy(self.predict(tokens[:, :-1]), tokens[:, 1:])
+
+    def predict(self, tokens: Tensor) -> Tensor:
+        """Logits of the token after each one."""
+        x = self.tokens(tokens) + self.positions(number_positions(tokens, self.sequence))
+        x = self.dropout(x)
+        for cut, block in zip(self.cuts, self.blocks, strict=False):
+            x = block(cut(x))
+        logits: Tensor = self.head(self.norm(self.cuts[-1](x)))
+        return logits

@@ -1,0 +1,227 @@
+"""What a rank prints: Megatron's lines, by the ranks that print them there; TensorBoard's scalars.
+
+the block of settings       the first rank of each node
+iteration, validation       the last rank
+memory                      the ranks of replica 0, once, after the first line
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varuna_core.programs.errors import ProgramError
+from varuna_core.programs.place import Place
+from varuna_core.records.plan import read_plan
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import Training
+from varuna_core.records.training_log import (
+    Iteration,
+    Memory,
+    format_iteration,
+    format_job_info,
+    format_memory,
+    format_phase,
+    format_validation,
+)
+from varuna_core.varuna import Varuna
+
+LOSS = "lm loss"
+MB = 1024 * 1024
+
+
+class Lines:
+    """One rank's lines; adds up what stands between two of them."""
+
+    def __init__(self, training: Training, place: Place, model: Varuna) -> None:
+        self.training, self.place, self.model = training, place, model
+        self.num_steps = 0
+        """Steps of this start."""
+
+        self._run = _find_run()
+        self._board = self._open_board() if training.tensorboard and place.is_last else None
+        self._since = time.perf_counter()
+        self._begin_interval()
+        self._has_told_memory = False
+
+    def _begin_interval(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = self._skipped = self._nan = 0
+        self._paused = 0.0
+        self._since = time.perf_counter()
+
+    # What happens.
+
+    def begin(self, iteration: int) -> None:
+        if self.place.local_rank == 0:
+            _say(format_job_info(self._list_settings()).rstrip("\n"))
+        if self.place.rank == 0:
+            _say(format_phase("before the start of training step", _now()))
+            if iteration >= self.training.steps:
+                _say(f"nothing to do: train.steps is {self.training.steps}, and so many are done")
+        self._begin_interval()
+
+    def tell_resumed(self, iteration: int, folder: str) -> None:
+        if self.place.rank == 0:
+            _say(f"resumed from iteration {iteration} in {folder}")
+
+    def note(self, step: int, loss: Tensor, overflow: bool, rate: float) -> None:
+        """Of one step; reads nothing of the device but where a line is due."""
+        self.num_steps += 1
+        self._count += 1
+        if overflow:
+            self._skipped += 1
+        else:
+            self._sum = loss.detach().clone() if self._sum is None else self._sum + loss
+        if step % self.training.log_every == 0 or step == self.training.steps:
+            self._tell(step, rate)
+            self._begin_interval()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What happens within does not count as time of a step."""
+        begin = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - begin
+
+    def tell_validation(self, step: int, loss: Tensor) -> None:
+        if self.place.is_last:
+            _say(format_validation(step, {LOSS: loss.item()}))
+        self._add_scalars(step, {f"{LOSS} validation": loss.item()})
+
+    def end(self) -> None:
+        if self.place.rank == 0:
+            _say(format_phase("after training is done", _now()))
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+
+    # The lines.
+
+    def _tell(self, step: int, rate: float) -> None:
+        taken = self._count - self._skipped
+        mean = None if self._sum is None else self._sum.item() / taken
+        elapsed = time.perf_counter() - self._since - self._paused
+        norm, scale = self.model.last_grad_norm, self.model.updates.loss_scale
+        line = Iteration(
+            step=step,
+            num_steps=self.training.steps,
+            consumed_samples=step * self.training.global_batch_size,
+            time_ms=elapsed * 1000 / self._count,
+            learning_rate=rate,
+            global_batch_size=self.training.global_batch_size,
+            losses={} if mean is None else {LOSS: mean},
+            loss_scale=1.0 if scale is None else float(scale.scale),
+            grad_norm=None if norm is None else norm.item(),
+            skipped=self._skipped,
+            nan=int(mean is not None and mean != mean),
+        )
+        if self.place.is_last:
+            _say(format_iteration(line))
+        self._add_scalars(step, _list_scalars(line))
+        if not self._has_told_memory and self.model.replica == 0:
+            _say(format_memory(measure_memory(self.place, step)))
+        self._has_told_memory = True
+
+    def _list_settings(self) -> dict[str, Any]:
+        training, world = self.training, self.place.world
+        stages = self.model.stage_map
+        plan = None if self._run is None else read_plan(self._run.plan)
+        found: dict[str, Any] = {
+            "NODE_RANK": os.environ.get("NODE_RANK", "0"),
+            "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        }
+        if plan is not None:
+            found["NNODES"] = plan.num_nodes
+        return {
+            **found,
+            "WORLD_SIZE": world,
+            "GLOBAL_BATCH_SIZE": training.global_batch_size,
+            "MICRO_BATCH_SIZE": training.micro_batch_size,
+            "TENSOR_MP_SIZE": 1,
+            "DP_SIZE": stages.num_replicas,
+            "PIPELINE_MP_SIZE": stages.depth,
+            "PARTITION": spell_partition(self.model),
+            "MODEL": training.model,
+            "HIDDEN_SIZE": training.hidden,
+            "NUM_LAYERS": training.layers,
+            "PROFILE": int(training.timeline),
+        }
+
+    # TensorBoard.
+
+    def _open_board(self) -> Any:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ProgramError(
+                "train.tensorboard needs the package tensorboard, which the ranks' Python lacks: "
+                "pip install tensorboard, or set it to false"
+            ) from None
+        folder = Path("tensorboard") if self._run is None else self._run.tensorboard
+        return SummaryWriter(str(folder))
+
+    def _add_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        if self._board is not None:
+            for name, value in scalars.items():
+                self._board.add_scalar(name, value, step)
+
+
+def spell_partition(model: Varuna) -> str:
+    """Blocks of each stage, as a conf has them."""
+    counts = [len(stage) for stage in model.split.stages]
+    counts[0] -= 1
+    counts[-1] -= 1
+    return "-".join(map(str, counts))
+
+
+def measure_memory(place: Place, step: int) -> Memory:
+    """As torch counts a GPU's; without one the process' own, which is all reserved."""
+    if place.device.type == "cuda":
+        cuda, device = torch.cuda, place.device
+        amounts = (
+            cuda.memory_allocated(device), cuda.max_memory_allocated(device),
+            cuda.memory_reserved(device), cuda.max_memory_reserved(device),
+        )  # fmt: skip
+    else:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        now = pages * resource.getpagesize()
+        most = max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        amounts = (now, most, now, most)
+    return Memory(place.rank, step, *(round(amount / MB, 1) for amount in amounts))
+
+
+def _list_scalars(line: Iteration) -> dict[str, float]:
+    named = {
+        "learning rate": line.learning_rate,
+        "iteration time (ms)": line.time_ms,
+        "grad norm": line.grad_norm,
+        "loss scale": line.loss_scale,
+        **line.losses,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _find_run() -> RunFolder | None:
+    path = os.environ.get("VJOB_RUN")
+    return RunFolder(Path(path)) if path else None
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _say(text: str) -> None:
+    """In one write, so that lines of several ranks on one terminal do not mix."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

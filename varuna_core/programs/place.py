@@ -1,0 +1,59 @@
+"""Where this process stands: its rank, its device, its stage map, from the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from varuna_core.programs.errors import ProgramError
+from varuna_core.records.plan import build_stages, encode_stage_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """As torchrun and vjob's agent tell it; alone where nobody does."""
+
+    rank: int
+    world: int
+    local_rank: int
+    stage_map: str
+    device: torch.device
+
+    @property
+    def is_last(self) -> bool:
+        """The rank that prints what is the same on all, as in Megatron."""
+        return self.rank == self.world - 1
+
+
+def find_place(pipeline: int, environ: Mapping[str, str] = os.environ) -> Place:
+    """Without vjob's stage map (under torchrun) the stages of a replica have neighbouring ranks."""
+    rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    local_rank = int(environ.get("LOCAL_RANK", "0"))
+    stage_map = environ.get("VJOB_STAGE_MAP")
+    if stage_map is None:
+        replicas, left = divmod(world, pipeline)
+        if left or not replicas:
+            raise ProgramError(f"{world} ranks do not make pipelines of {pipeline}: change one")
+        stage_map = encode_stage_map(build_stages(pipeline, replicas, "pipeline"))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    return Place(rank=rank, world=world, local_rank=local_rank, stage_map=stage_map, device=device)
+
+
+def join(place: Place) -> None:
+    """Meet the other ranks; what goes between GPUs is Varuna's to choose."""
+    if place.world > 1:
+        dist.init_process_group("gloo")
+
+
+def leave() -> None:
+    """Rank 0 may hold the store: nobody goes before all are done."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

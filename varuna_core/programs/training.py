@@ -1,0 +1,286 @@
+"""The training of a built-in program: one rank's, from its settings to the last step.
+
+settings, place ─► source of batches ─► model on the meta device ─► Varuna ─► checkpoint, if any
+each step: batch ─► step ─► optimizer ─► lines, evaluation, checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.checkpoint.errors import NoCheckpoint
+from varuna_core.optimizers import build_optimizer
+from varuna_core.programs.batches import (
+    TRAIN,
+    VALID,
+    Batch,
+    ReadAhead,
+    Source,
+    open_source,
+)
+from varuna_core.programs.bert import Bert
+from varuna_core.programs.clocks import exchange_clocks
+from varuna_core.programs.errors import ProgramError
+from varuna_core.programs.gpt import Gpt
+from varuna_core.programs.layers import compile_blocks
+from varuna_core.programs.learning_rate import LearningRate
+from varuna_core.programs.lines import Lines
+from varuna_core.programs.place import Place
+from varuna_core.records.trace import TraceWriter
+from varuna_core.records.training import Training
+from varuna_core.stage_map import parse_stage_map
+from varuna_core.varuna import Varuna
+
+MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert": Bert}
+
+
+def build_model(training: Training) -> nn.Module:
+    """Without memory: each stage makes the values of its own parameters."""
+    with torch.device("meta"):
+        return MODELS[training.program](
+            layers=training.layers,
+            hidden=training.hidden,
+            heads=training.heads,
+            sequence=training.sequence,
+            vocab=training.vocab,
+            dropout=training.dropout,
+        )
+
+
+def count_stages_per_rank(training: Training, depth: int) -> int:
+    """As the partition has it; without one, two where the schedule wants several."""
+    if training.schedule == "zbv":
+        return 2
+    if training.schedule != "interleaved":
+        return 1
+    return 2 if training.partition is None else (training.partition.count("-") + 1) // depth
+
+
+def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
+    stages = parse_stage_map(place.stage_map, place.world)
+    position, replica = stages.find(place.rank)
+    stages = stages.with_stages(training.schedule, count_stages_per_rank(training, stages.depth))
+    facts: dict[str, Any] = {"device": "CPU"}
+    if place.device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name(place.device)
+    if training.partition is not None:
+        facts["partition"] = training.partition
+    return TraceWriter(
+        path,
+        place.rank,
+        stages=stages.stages_of(position),
+        replica=replica,
+        log_every=training.log_every,
+        facts=facts,
+    )
+
+
+def build_varuna(
+    training: Training, place: Place, source: Source, trace: TraceWriter | None
+) -> Varuna:
+    depth = parse_stage_map(place.stage_map, place.world).depth
+    return Varuna(
+        build_model(training),
+        place.stage_map,
+        source.read(TRAIN, range(training.micro_batch_size)),
+        training.global_batch_size,
+        training.micro_batch_size,
+        device=place.device,
+        partition=training.partition,
+        schedule=training.schedule,
+        stages_per_rank=count_stages_per_rank(training, depth),
+        precision=training.precision,
+        recompute="full" if training.recompute == "full" else "none",
+        trace=trace,
+        seed=training.seed,
+    )
+
+
+def build_groups(model: Varuna, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; biases and the weights of norms do not."""
+    held = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in held if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in held if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: Varuna, training: Training) -> Any:
+    options: dict[str, Any] = {"lr": training.lr}
+    if training.optimizer == "sgd":
+        options["momentum"] = training.betas[0]
+    else:
+        options["betas"] = training.betas
+    if not training.fused and not training.apex and training.optimizer != "lamb":
+        options["fused"] = False
+    groups = build_groups(model, training.weight_decay)
+    return build_optimizer(training.optimizer, groups, apex=training.apex, **options)
+
+
+class Trainer:
+    """One rank of the training."""
+
+    def __init__(self, training: Training, place: Place, trace: TraceWriter | None) -> None:
+        self.training, self.place, self.trace = training, place, trace
+        self.source = open_source(training)
+        self.order = self.source.state()
+        self.model = build_varuna(training, place, self.source, trace)
+        self.optimizer = make_optimizer(self.model, training)
+        self.model.set_optimizer(self.optimizer, training.loss_scale)
+        self.rate = LearningRate(
+            kind=training.lr_schedule,
+            lr=training.lr,
+            min_lr=training.min_lr,
+            warmup_steps=training.warmup_steps,
+            decay_steps=training.decay_steps,
+        )
+        self.taken = 0
+        """Steps that were taken: those that no overflow skipped."""
+
+        self.lines = Lines(training, place, self.model)
+        self._resume()
+        if training.compile:
+            for stage in self.model.part.stages:
+                compile_blocks(stage.module)
+
+    def _resume(self) -> None:
+        folder = self.training.checkpoint_folder
+        if folder is None:
+            return
+        try:
+            self.model.load_checkpoint(folder)
+            self._expect_same_batch(self.model.data_position["consumed"])
+            self.source.check_state(self.model.data_position["order"])
+            self.taken = int(self.model.user_state["taken"])
+            self.lines.tell_resumed(self.model.iteration, folder)
+        except NoCheckpoint:
+            pass
+        self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
+
+    def _expect_same_batch(self, consumed: int) -> None:
+        size, steps = self.training.global_batch_size, self.model.iteration
+        if consumed != steps * size:
+            raise ProgramError(
+                f"the checkpoint has consumed {consumed} samples in {steps} steps, and "
+                f"train.global_batch_size is {size}: go on with {consumed // steps}"
+            )
+
+    # The loop.
+
+    def run(self) -> None:
+        training, model = self.training, self.model
+        self._synchronise_clocks()
+        self.lines.begin(model.iteration)
+        ahead = ReadAhead(self._read_step, training.steps)
+        try:
+            for step in range(model.iteration + 1, training.steps + 1):
+                self._run_step(step, ahead)
+            self._save_last()
+        finally:
+            ahead.close()
+        self._synchronise_clocks()
+        self.lines.end()
+
+    def _run_step(self, step: int, ahead: ReadAhead) -> None:
+        training, model = self.training, self.model
+        if self.trace is not None:
+            self.trace.begin_step(step)
+        with self._span("data"):
+            batch = ahead.take(step)
+        rate = self.rate.at(self.taken)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss, overflow = model.step(batch, training.clip_grad_norm)
+        with self._span("optimizer"):
+            self.optimizer.step()
+            model.zero_grad()
+        self.taken += not overflow
+        self._note_position(step)
+        self.lines.note(step, loss, overflow, rate)
+        if step < training.steps and _divides(training.checkpoint_every, step):
+            with self._span("checkpoint"), self.lines.apart():
+                self._save()
+        if self.trace is not None:
+            self.trace.end_step()
+        if _divides(training.evaluate_every, step):
+            with self.lines.apart():
+                self.lines.tell_validation(step, self._evaluate(step))
+
+    def _note_position(self, step: int) -> None:
+        """For the next checkpoint, whoever asks for it."""
+        consumed = step * self.training.global_batch_size
+        self.model.data_position = {"consumed": consumed, "order": self.order}
+        self.model.user_state = {"taken": self.taken}
+
+    def _save(self) -> None:
+        training = self.training
+        if training.checkpoint_folder is not None:
+            self.model.checkpoint(
+                training.checkpoint_folder,
+                tempdir=training.checkpoint_local,
+                shard=True,
+                keep=training.checkpoint_keep,
+            )
+
+    def _save_last(self) -> None:
+        folder = self.training.checkpoint_folder
+        if folder is not None and self.lines.num_steps:
+            with self._span("checkpoint"):
+                self.model.checkpoint(
+                    folder, shard=True, keep=self.training.checkpoint_keep, on_demand=True
+                )
+
+    def _evaluate(self, step: int) -> Tensor:
+        """The mean loss of `evaluate.steps` batches, others each time."""
+        number = step // self.training.evaluate_every - 1
+        first = number * self.training.evaluate_steps
+        self.model.eval()
+        losses = [
+            self.model.evaluate(self._read(VALID, first + k))
+            for k in range(self.training.evaluate_steps)
+        ]
+        self.model.train()
+        return torch.stack(losses).mean()
+
+    # Batches.
+
+    def _read_step(self, step: int) -> Batch:
+        return self._read(TRAIN, step - 1)
+
+    def _read(self, part: str, number: int) -> Batch:
+        """This replica's samples of the batch `number`, counted from 0."""
+        first = number * self.training.global_batch_size
+        own = self.model.samples
+        return self.source.read(part, range(first + own.start, first + own.stop))
+
+    # The trace.
+
+    @contextmanager
+    def _span(self, kind: str) -> Iterator[None]:
+        if self.trace is None:
+            yield
+            return
+        with self.trace.span(kind):
+            yield
+
+    def _synchronise_clocks(self) -> None:
+        if self.place.world > 1 and self.training.timeline:
+            exchange_clocks(self.trace)
+
+    def close(self) -> None:
+        """After the last step, on every rank."""
+        self.model.close()
+        self.lines.close()
+        if self.trace is not None:
+            self.trace.close()
+
+
+def _divides(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,95 @@
+"""training.json: what a built-in program is to train. Made by `jobs` of a conf, read by the ranks.
+
+Flat, since each value has one reader; the names are those of the conf, with the section in front
+where it would not be clear. Where a rank stands comes with its environment, not from here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Mapping, Optional, Tuple, Union
+
+TRAINING_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training. Paths are absolute."""
+
+    program: str
+    """pretrain_gpt or pretrain_bert."""
+    model: str
+    """A name for the job's block of settings."""
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocab: int
+    dropout: float
+    data: Optional[Tuple[Tuple[float, str], ...]]
+    """Weights and prefixes of token files; None for synthetic data."""
+    split: str
+    vocabulary: Optional[str]
+    """vocab.txt of a BERT."""
+    steps: int
+    global_batch_size: int
+    micro_batch_size: int
+    precision: str
+    loss_scale: Union[float, str]
+    optimizer: str
+    lr: float
+    weight_decay: float
+    betas: Tuple[float, float]
+    fused: bool
+    apex: bool
+    lr_schedule: str
+    warmup_steps: int
+    decay_steps: int
+    min_lr: float
+    clip_grad_norm: Optional[float]
+    seed: int
+    log_every: int
+    evaluate_every: int
+    evaluate_steps: int
+    tensorboard: bool
+    compile: bool
+    checkpoint_folder: Optional[str]
+    checkpoint_every: int
+    checkpoint_keep: int
+    checkpoint_local: Optional[str]
+    recompute: str
+    schedule: str
+    partition: Optional[str]
+    pipeline: int
+    timeline: bool
+
+
+def render_training(value: Training) -> str:
+    """The text of training.json."""
+    return json.dumps(dict(asdict(value), format=TRAINING_FORMAT), indent=1) + "\n"
+
+
+def read_training(path: Path) -> Training:
+    """Raises ValueError, with the file's name, where it is none of ours."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict) or value.get("format") != TRAINING_FORMAT:
+        raise ValueError(f"{path} is not a training.json of this version of vjob; submit again")
+    return parse_training(value, str(path))
+
+
+def parse_training(value: Mapping[str, Any], where: str) -> Training:
+    """From the dict of its JSON."""
+    wanted = {field.name for field in fields(Training)}
+    found = {name: item for name, item in value.items() if name != "format"}
+    odd = sorted(wanted ^ found.keys())
+    if odd:
+        raise ValueError(f"{where} lacks, or should not have: {', '.join(odd)}; submit again")
+    found["betas"] = tuple(found["betas"])
+    if found["data"] is not None:
+        found["data"] = tuple((weight, prefix) for weight, prefix in found["data"])
+    return Training(**found)
