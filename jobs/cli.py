@@ -17,6 +17,7 @@ import click
 from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
+from jobs.export import export
 from varuna_core import __version__
 
 EXAMPLES = """\b
@@ -298,6 +299,7 @@ def init(shell_conf: Path | None) -> None:
 
 cli.add_command(container)
 cli.add_command(data)
+cli.add_command(export)
 
 
 @cli.command()

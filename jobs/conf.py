@@ -19,19 +19,17 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}.
-
-    This version starts the built-in ones and {script: ..}.
-    """
+    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}."""
 
     kind: ProgramKind
     """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed."""
     path: str | None = None
-    """The training script, or the Megatron-LM checkout (relative to the conf's folder)."""
+    """The training script, or the Megatron-LM checkout or a script in it (relative to the conf's
+    folder)."""
     args: tuple[str, ...] = ()
     """Arguments, passed on unchanged."""
     config: str | None = None
-    """DeepSpeed's own JSON configuration."""
+    """DeepSpeed's own JSON configuration, completed by the conf: what it says, wins."""
     python: str | None = None
     """Interpreter of the ranks; default: `python3` in a container, else the one that runs vjob."""
 
@@ -319,16 +317,18 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What is measured while training; of it, only the timeline in this version."""
+    """What is measured while training: docs/external.md."""
 
     timeline: bool = True
-    """Write the trace that `vjob report` draws; a script writes its own."""
+    """Write the trace that `vjob report` draws, Megatron-LM its times; a script does not see it."""
     nsys: bool = False
-    """Run ranks under Nsight Systems; not in this version."""
+    """Run ranks under Nsight Systems; `nsys` must be on their PATH."""
     ncu: bool = False
-    """Run ranks under Nsight Compute; not in this version."""
+    """Run ranks under Nsight Compute; `ncu` must be on their PATH."""
     ranks: Literal["all"] | tuple[int, ...] = "all"
-    """Ranks to profile; not in this version."""
+    """Ranks to profile."""
+    options: tuple[str, ...] = ()
+    """More options of nsys or ncu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +362,7 @@ class JobConf:
     name: str
     """Name of the run: letters, digits, `-`, `_` and `.`; starts with a letter or digit."""
     program: Program
-    """What every rank runs; this version starts the built-in programs and {script: ..}."""
+    """What every rank runs."""
     model: Model | None = None
     """Shape of a built-in model, by name or by numbers; a script does not see it."""
     data: Data | None = None
@@ -385,7 +385,7 @@ class JobConf:
     setup: tuple[str, ...] = ()
     """Shell lines run on each node first, such as `module load cuda`."""
     profile: Profile = field(default_factory=Profile)
-    """What is measured while training; a script does not see it."""
+    """What is measured while training."""
     morph: Morph = field(default_factory=Morph)
     """Whether the run may change its number of nodes; not in this version."""
     prices: Mapping[str, float] = field(default_factory=dict)

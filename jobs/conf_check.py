@@ -18,6 +18,7 @@ from jobs.conf_check_version import check_version
 from jobs.conf_paths import Finding, find_missing_paths, split_blend
 from jobs.conf_redact import show
 from jobs.errors import Problem
+from jobs.programs import start
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -117,6 +118,7 @@ def check_program(conf: JobConf) -> Iterator[Finding]:
         yield f"program.{kind}", "", "must name a file or folder"
     if conf.program.python == "":
         yield "program.python", "", "must name an interpreter; leave it out for the default"
+    yield from start.find_problems(conf)
     if not kind.startswith("pretrain_"):
         return
     if conf.model is None:

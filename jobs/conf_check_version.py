@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from containers.registry import RUNTIMES
-from jobs.conf import JobConf, ProgramKind
+from jobs.conf import JobConf
 from jobs.conf_paths import Finding
 from jobs.conf_reader import BUILT_IN
 
-STARTED: frozenset[ProgramKind] = frozenset({"pretrain_gpt", "pretrain_bert", "script"})
-"""Programs that it can start."""
-
 
 def check_version(conf: JobConf) -> Iterator[Finding]:
-    kind, runtime = conf.program.kind, conf.container.runtime
-    if kind not in STARTED:
-        message = (
-            "cannot be started by this version of vjob; it starts pretrain_gpt, pretrain_bert and "
-            "{script: train.py, args: [...]}"
-        )
-        yield "program", kind, message
-    if kind in BUILT_IN:
+    runtime = conf.container.runtime
+    if conf.program.kind in BUILT_IN:
         yield from _check_built_in(conf)
     if conf.cluster.scheduler == "machines":
         yield "cluster.scheduler", "machines", "is not in this version of vjob; use slurm or local"
@@ -33,7 +24,7 @@ def check_version(conf: JobConf) -> Iterator[Finding]:
 
 
 def _check_built_in(conf: JobConf) -> Iterator[Finding]:
-    """A script may do these by itself."""
+    """Other programs may do these by themselves."""
     parallel = conf.parallel
     if parallel.tensor != 1:
         message = "the built-in programs of this version do not share layers; use 1"
@@ -41,6 +32,3 @@ def _check_built_in(conf: JobConf) -> Iterator[Finding]:
     if parallel.zero == 3:
         message = "the built-in programs of this version do not share out the weights; use 1 or 2"
         yield "parallel.zero", parallel.zero, message
-    for name in ("nsys", "ncu"):
-        if getattr(conf.profile, name):
-            yield f"profile.{name}", True, "is not in this version of vjob"

@@ -36,8 +36,8 @@ as a commented file to start from.
 PROGRAM_FORMS = """\
 ## program
 
-What every rank runs, in one of these forms. This version starts the built-in programs and `script`,
-and refuses the others. [programs.md](programs.md) is about the built-in ones.
+What every rank runs, in one of these forms. [programs.md](programs.md) is about the built-in ones,
+[external.md](external.md) about the others: what they take of the rest of the conf.
 
 ```yaml
 program: pretrain_gpt            # built in; so is pretrain_bert
@@ -46,17 +46,17 @@ program: pretrain_gpt            # built in; so is pretrain_bert
 program: {script: train.py, args: [--epochs, 3]}
 ```
 ```yaml
-program: {megatron: Megatron-LM, args: [--lr, 1.5e-4]}                # not in this version
+program: {megatron: Megatron-LM, args: [--swiglu]}
 ```
 ```yaml
-program: {deepspeed: train.py, config: ds.json, args: [--epochs, 3]}  # not in this version
+program: {deepspeed: train.py, config: ds.json, args: [--epochs, 3]}
 ```
 
 | key | value | default | what |
 |---|---|---|---|
 | `script` | text | | Training script. |
-| `megatron` | text | | Folder of a Megatron-LM checkout; not in this version. |
-| `deepspeed` | text | | Training script that uses DeepSpeed; not in this version. |
+| `megatron` | text | | Folder of a Megatron-LM checkout, or a pretraining script in it. |
+| `deepspeed` | text | | Training script that uses DeepSpeed. |
 """
 
 

@@ -26,8 +26,8 @@ STARTER: Mapping[str, object] = {
 FORMS: Mapping[type, tuple[str, ...]] = {
     Program: (
         "or pretrain_gpt, or pretrain_bert: they need model and data",
-        "not in this version: {megatron: Megatron-LM, args: [...]}",
-        "not in this version: {deepspeed: train.py, config: ds.json, args: [...]}",
+        "or {megatron: Megatron-LM, args: [...]}",
+        "or {deepspeed: train.py, config: ds.json, args: [...]}",
     ),
     Model: ("or {layers: 12, hidden: 768, heads: 12, sequence: 1024, vocab: 50257, dropout: 0.1}",),
 }

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobs.conf import Container, JobConf
+from jobs.programs.checkout import SCRIPTS
 
 _WEIGHT = re.compile(r"(?:^|\s)((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s+(?=\S)")
 IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".sif")
@@ -97,8 +98,13 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[Finding]:
     if program.path is not None and not _may_be_elsewhere(program.path, conf.container, base):
         key = f"program.{program.kind}"
         if program.kind == "megatron":
-            if not Path(program.path).is_dir():
-                yield key, program.path, _explain("is not a folder; it is the Megatron-LM checkout")
+            is_script = program.path.endswith(".py")
+            if not (os.path.isfile if is_script else os.path.isdir)(program.path):
+                message = "is not there; it is the Megatron-LM checkout, or a script in it"
+                yield key, program.path, _explain(message, program.path)
+            elif not is_script and not any(Path(program.path, name).is_file() for name in SCRIPTS):
+                message = f"has no {SCRIPTS[0]}; name a Megatron-LM checkout, or the script in it"
+                yield key, program.path, message
         elif not Path(program.path).is_file():
             yield key, program.path, _explain("is not a file", program.path)
     config = program.config

@@ -7,15 +7,14 @@ Which stage a rank holds is the stage map's business (`varuna_core.records.plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 
 from containers.catalogue import remedies_for
 from containers.registry import RUNTIMES
 from containers.runtime import ImageKind, Mount, Request, Unsuitable
 from jobs.conf import JobConf, NodeGroup
-from jobs.conf_check_version import STARTED
 from jobs.errors import InputError
+from jobs.programs import nsight, start
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,
@@ -23,9 +22,7 @@ from varuna_core.records.plan import (
     Timing,
     build_stages,
     encode_stage_map,
-    keep_word,
 )
-from varuna_core.records.runfolder import RunFolder
 
 BEAT_S = 5.0
 """Between two signs of life; more on a large run, for each is a file written anew."""
@@ -52,11 +49,16 @@ class Surroundings:
     image_kind: ImageKind = ImageKind.REFERENCE
     image_stamp: str = ""
     """Size and time of the image file."""
+    found: start.Found = field(default_factory=start.Found)
+    """What the program's own files say."""
 
 
 def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     """The plan of one run."""
-    groups = build_groups(conf.cluster.nodes)
+    groups = tuple(
+        replace(group, env={**start.build_group_env(conf, asked), **group.env})
+        for group, asked in zip(build_groups(conf.cluster.nodes), conf.cluster.nodes, strict=True)
+    )
     world = sum(group.count * group.ranks for group in groups)
     parallel = conf.parallel
     share = parallel.pipeline * parallel.tensor
@@ -65,6 +67,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     workdir = conf.workdir or here.base
     beat_s = max(BEAT_S, sum(group.count for group in groups) / NODES_PER_BEAT_S)
     containers = build_containers(conf, here, workdir)
+    python = conf.program.python or ("python3" if containers else here.python)
     return Plan(
         run=here.run,
         name=conf.name,
@@ -78,12 +81,15 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         order=order,
         partition=None if parallel.partition == "auto" else parallel.partition,
         stage_map=encode_stage_map(build_stages(parallel.pipeline, data, order)),
-        command=build_command(conf, here, in_container=bool(containers)),
+        command=start.build_command(conf, here.found, here.folder, python),
         python=here.python,
         workdir=workdir,
-        env={**collect_passed(conf.pass_env, here.environ), **conf.env},
+        env={**start.build_env(conf), **collect_passed(conf.pass_env, here.environ), **conf.env},
         containers=containers,
-        remedies=remedies_for([container.runtime for container in containers]),
+        remedies=(
+            start.explain_missing_module(python, in_container=bool(containers)),
+            *remedies_for([container.runtime for container in containers]),
+        ),
         must_exist=tuple(find_needed_paths(conf, workdir, containers)),
         port=None if conf.cluster.port == "auto" else conf.cluster.port,
         timing=Timing(
@@ -94,6 +100,8 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
             lost_s=max(conf.cluster.lost_s, 3 * beat_s),
             sample_s=conf.cluster.sample_s,
         ),
+        prefix=nsight.build_prefix(conf, marks_steps=start.marks_steps(conf, here.found)),
+        prefixed=None if conf.profile.ranks == "all" else conf.profile.ranks,
     )
 
 
@@ -136,17 +144,6 @@ def choose_layout(conf: JobConf) -> str:
     if len(conf.cluster.nodes) == 1:
         return "single"
     return "split" if conf.cluster.hetero == "split" else "hetjob"
-
-
-def build_command(conf: JobConf, here: Surroundings, *, in_container: bool) -> tuple[str, ...]:
-    """What every rank runs."""
-    program = conf.program
-    assert program.kind in STARTED, "check_version refuses others"
-    python = program.python or ("python3" if in_container else here.python)
-    if program.path is None:
-        run = RunFolder(Path(here.folder))
-        return tuple(map(keep_word, (python, "-u", str(run.program), str(run.training))))
-    return tuple(map(keep_word, (python, "-u", program.path, *program.args)))
 
 
 def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,6 @@ from jobs.errors import InputError
 from jobs.scripts import render_node
 from jobs.submit import Prepared
 from varuna_core.records.plan import render_plan
-from varuna_core.records.training import render_training
 
 
 def render_preview(ready: Prepared) -> str:
@@ -21,12 +20,11 @@ def render_preview(ready: Prepared) -> str:
     ]
     shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
     parts.append((ready.run.node_script.name, render_node(shown, ready.plan, ready.run)))
+    parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
     value = redact_value(json.loads(render_plan(ready.plan)))
     value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
     parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
-    if ready.training is not None:
-        parts.append((ready.run.training.name, _comment(render_training(ready.training))))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
 

@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,15 +24,16 @@ from pathlib import Path
 from jobs import index
 from jobs.conf import JobConf
 from jobs.conf_read import read_conf
+from jobs.conf_reader import BUILT_IN
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import Executor, choose_executor
 from jobs.image import classify_image, resolve_image, stamp_image
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
+from jobs.programs import start
 from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
 from jobs.slurm import JobState
-from jobs.training import build_training
 from varuna_core import __version__
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
@@ -41,7 +42,6 @@ from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
-from varuna_core.records.training import Training, write_training
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ class Prepared:
     conf: JobConf
     plan: Plan
     scripts: Scripts
+    files: Mapping[str, str]
+    """What the program reads from the run folder, by name."""
     run: RunFolder
-    training: Training | None
-    """What a built-in program trains."""
 
 
 def prepare(
@@ -92,6 +92,7 @@ def prepare(
         folder=str(run.path),
         image_kind=classify_image(image or ""),
         image_stamp=stamp_image(image or ""),
+        found=start.look_for(conf),
     )
     plan = build_plan(conf, here)
     text = conf_path.read_text(encoding="utf-8")
@@ -102,8 +103,8 @@ def prepare(
         conf=conf,
         plan=plan,
         scripts=scripts,
+        files=start.build_files(conf, here.found, here.folder),
         run=run,
-        training=build_training(conf, plan.data),
     )
 
 
@@ -254,9 +255,10 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     for group, text in ready.scripts.batch.items():
         write_atomic(run.batch_script(group), text)
     write_atomic(run.node_script, ready.scripts.node)
+    for name, text in ready.files.items():
+        write_atomic(run.path / name, text)
     write_bundle(run.agent)
-    if ready.training is not None:
-        write_training(run.training, ready.training)
+    if ready.conf.program.kind in BUILT_IN:
         write_program(run.program)
 
 

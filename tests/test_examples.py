@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,42 +16,88 @@ from click.testing import CliRunner
 from jobs.cli import cli
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-NEED_DATA = {"tiny-gpt.yaml"}
-"""Those whose data set the demo makes first."""
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.yaml"))
+THEIRS = (
+    "examples/data/demo_text_document",
+    "data/wiki_text_document",
+    "Megatron-LM/pretrain_gpt.py",
+)
+"""What the comments of the examples tell the user to have or to make, token files as prefixes."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The examples, in a tree with what they need."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for name in THEIRS:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in ("",) if path.suffix else (".bin", ".idx"):
+            path.with_name(path.name + suffix).touch()
+    return tmp_path / "examples"
 
 
 def preview(path: Path, *words: str) -> str:
-    text = path.read_text()
-    if "scheduler: local" not in text:
+    if "scheduler: local" not in path.read_text():
         words = (*words, "--set", "cluster.scheduler=slurm")
-    if path.name in NEED_DATA:
-        words = (*words, "--set", "data={synthetic: true}")
     done = CliRunner().invoke(cli, ["submit", str(path), "--dry-run", *words])
     assert done.exit_code == 0, done.output
     return done.output
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_makes_scripts(path: Path) -> None:
-    shown = preview(path)
+def read_commented(text: str, name: str) -> dict[str, Any]:
+    """A JSON file of a preview."""
+    lines = text.partition(f"---- {name}\n")[2].partition("\n# ----")[0].splitlines()
+    found: dict[str, Any] = json.loads("\n".join(line.removeprefix("# ") for line in lines))
+    return found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_makes_scripts(folder: Path, name: str) -> None:
+    shown = preview(folder / name)
     assert "# ---- node.sh" in shown
-    assert ("# ---- training.json" in shown) is ("program: pretrain_" in path.read_text())
+    is_built_in = "program: pretrain_" in (folder / name).read_text()
+    assert ("# ---- training.json" in shown) is is_built_in
 
 
 @pytest.mark.parametrize(
     ("hetero", "scripts"),
     [("hetjob", {"batch.sh"}), ("split", {"batch.master.sh", "batch.slave.sh"})],
 )
-def test_the_mixed_example_is_one_het_job_or_two_that_meet(hetero: str, scripts: set[str]) -> None:
-    shown = preview(ROOT / "examples/gpt2-xl-mixed.yaml", "--set", f"cluster.hetero={hetero}")
+def test_the_mixed_example_is_one_het_job_or_two_that_meet(
+    folder: Path, hetero: str, scripts: set[str]
+) -> None:
+    shown = preview(folder / "gpt2-xl-mixed.yaml", "--set", f"cluster.hetero={hetero}")
     assert set(re.findall(r"# ---- (batch\S*)", shown)) == scripts
 
 
 def test_the_usual_cases_have_an_example() -> None:
-    text = "\n".join(path.read_text() for path in EXAMPLES)
+    text = "\n".join((ROOT / "examples" / name).read_text() for name in EXAMPLES)
     for words in ("model: gpt2-small", "0-11-8-8-8-8-5-0", 'gpus: "a100:4"', "model: bert-large"):
         assert words in text
+
+
+def test_the_megatron_example_has_the_layout_of_its_partition(folder: Path) -> None:
+    text = preview(folder / "megatron.yaml")
+    command = read_commented(text, "plan.json")["command"]
+    assert command[2].endswith("Megatron-LM/pretrain_gpt.py")
+    assert "E|t*11|t*8|t*8|t*8|t*8|t*5|L" in command
+    assert re.search(r"#SBATCH --nodes=8\b", text)
+
+
+def test_the_deepspeed_example_completes_its_file_by_the_conf(folder: Path) -> None:
+    text = preview(folder / "deepspeed.yaml")
+    assert read_commented(text, "plan.json")["command"][3] == "--local_rank=%{local_rank}"
+    config = read_commented(text, "ds_config.json")
+    assert config["train_batch_size"] == 64 and config["wall_clock_breakdown"] is True
+    assert config["zero_optimization"] == {
+        "stage": 2,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+        "overlap_comm": True,
+        "reduce_bucket_size": 50000000,
+        "allgather_bucket_size": 50000000,
+    }
 
 
 def test_the_foreign_model_trains() -> None:

@@ -35,10 +35,11 @@ def test_an_old_conf_becomes_a_conf_that_can_be_read(name: str, tmp_path: Path) 
     assert notes == (LEGACY / f"{name}.notes").read_text(encoding="utf-8").splitlines()
     conf = tmp_path / "conf.yaml"
     conf.write_text(rendered.replace("/images/pytorch+23.03-py3.sqsh", "docker://x"), "utf-8")
+    (tmp_path / "pretrain_gpt.py").touch()
     with pytest.raises(ConfError) as caught:
         read_conf(conf, environ={"HF_TOKEN": "x"})
-    assert [problem.key for problem in caught.value.problems] == ["program"]
-    assert any("cannot be started by this version" in note for note in notes)
+    assert [problem.key for problem in caught.value.problems] == ["data"]
+    assert any("to mend" in note and "is required by megatron" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -182,4 +183,4 @@ def test_any_text_becomes_a_conf_and_every_line_is_used_or_told(text: str) -> No
     rendered, notes = translate_shell_conf(text)
     parse_conf(rendered, "conf.yaml", Path("/old"), environ={})
     assert not any("to mend" in note and "unknown key" in note for note in notes)
-    assert any("cannot be started by this version" in note for note in notes)
+    assert any("to mend" in note and "is required by megatron" in note for note in notes)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from containers.runtime import ImageKind
-from jobs.conf import Container, JobConf, Parallel
+from jobs.conf import Container, JobConf, Parallel, Profile
 from jobs.conf_doc import get_doc
 from jobs.plan import Surroundings, build_groups, build_plan, build_stages
 from jobs.scripts import render_scripts
@@ -106,7 +106,7 @@ def test_only_named_variables_pass_and_a_dry_run_does_without_a_missing_one() ->
         ("model", JobConf, "model: gpt2-xl"),
         ("data", JobConf, "data: {synthetic: true}"),
         ("train", JobConf, "train: {steps: 7, precision: bf16, checkpoint: {folder: c}}"),
-        ("profile", JobConf, "profile: {timeline: false}"),
+        ("timeline", Profile, "profile: {timeline: false}"),
         ("prices", JobConf, "prices: {a10: 1}"),
         ("notify", JobConf, "notify: {mail: a@b}"),
         ("zero", Parallel, "parallel: {zero: 3}"),

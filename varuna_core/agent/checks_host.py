@@ -44,13 +44,19 @@ def check_program(site: Site) -> list[Finding]:
     if site.plan.containers:
         return []
     env = {**site.env, **site.plan.env, **site.node.group.env}
-    (word,) = fill_in(site.plan.command[:1], site)
-    # A path with a slash counts from the working folder, a bare word from PATH.
-    word = os.path.join(site.plan.workdir, word) if "/" in word else word
-    found = shutil.which(word, path=env.get("PATH"))
-    if found is None:
-        return [Finding(FAIL, f"{word}: not there, or not executable")]
-    return [Finding(OK, found)]
+    commands = {site.plan.command_of(rank)[:1] for rank in site.node.ranks}
+    words = {word for command in commands | {site.plan.command[:1]} for word in command}
+    findings = []
+    for word in sorted(fill_in(sorted(words), site)):
+        # A path with a slash counts from the working folder, a bare word from PATH.
+        word = os.path.join(site.plan.workdir, word) if "/" in word else word
+        found = shutil.which(word, path=env.get("PATH"))
+        findings.append(
+            Finding(FAIL, f"{word}: not there, or not executable")
+            if found is None
+            else Finding(OK, found)
+        )
+    return findings
 
 
 def check_disk(site: Site) -> list[Finding]:

@@ -62,6 +62,7 @@ def build_rank(
 ) -> RankStart:
     """The start of one rank; `own` is the agent's environment."""
     rank = node.first_rank + local_rank
+    command = plan.command_of(rank)
     base = {name: value for name, value in own.items() if not _STRAY.match(name)}
     asked = {**plan.env, **node.group.env}
     fixed = {
@@ -78,19 +79,19 @@ def build_rank(
         **fixed,
     }
     if container is None:
-        return RankStart(plan.command, env, plan.workdir, ())
+        return RankStart(command, env, plan.workdir, ())
     network = {name for name in env if _NETWORK.match(name)}
     named = {*fixed, *asked, *network, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
     named |= {"CUDA_VISIBLE_DEVICES", "HOME", "USER", "LOGNAME", "LANG"} & set(env)
     entering = {**container.defaults, **{name: env[name] for name in sorted(named)}}
     if container.step:  # we are inside, and over the image's own variables are these
-        return RankStart(plan.command, env, container.workdir, tuple(sorted(entering)))
+        return RankStart(command, env, container.workdir, tuple(sorted(entering)))
     entry = build_entry(entering, container.workdir, reads_image=container.reads_image)
     runtime = build_environment(container, own)
     # The runtime's own hooks look for these, such as NVIDIA_VISIBLE_DEVICES.
     runtime.update({name: entering[name] for name in container.defaults})
     return RankStart(
-        (*container.start, *COMMAND, *plan.command),
+        (*container.start, *COMMAND, *command),
         {**runtime, container.enter_as: entry},
         "/",
         tuple(sorted(entering)),

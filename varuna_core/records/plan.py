@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional, Tuple
 
 from varuna_core.records.files import read_json, write_json
 
@@ -145,6 +145,16 @@ class Plan:
     port: int | None
     """Master's port; None picks a free one outside the ephemeral range."""
     timing: Timing
+    prefix: Tuple[str, ...] = ()
+    """What stands before the command of some ranks, such as a profiler; filled in like it."""
+    prefixed: Optional[Tuple[int, ...]] = None
+    """Those ranks; None for all."""
+
+    def command_of(self, rank: int) -> Tuple[str, ...]:
+        """What this rank runs, still to be filled in."""
+        if self.prefixed is not None and rank not in self.prefixed:
+            return self.command
+        return (*self.prefix, *self.command)
 
     @property
     def world(self) -> int:
@@ -207,6 +217,8 @@ def parse_plan(value: dict[str, Any]) -> Plan:
             "remedies": tuple((pattern, remedy) for pattern, remedy in rest["remedies"]),
             "must_exist": tuple(rest["must_exist"]),
             "timing": Timing(**rest["timing"]),
+            "prefix": tuple(rest.get("prefix", ())),
+            "prefixed": None if rest.get("prefixed") is None else tuple(rest["prefixed"]),
         }
     )
 

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
-from varuna_core.records.files import write_json
-
 TRAINING_FORMAT = 1
 
 
@@ -71,12 +69,8 @@ class Training:
 
 
 def render_training(value: Training) -> str:
-    """The text of training.json, for `--dry-run`."""
-    return json.dumps(dict(asdict(value), format=TRAINING_FORMAT), indent=1)
-
-
-def write_training(path: Path, value: Training) -> None:
-    write_json(path, dict(asdict(value), format=TRAINING_FORMAT))
+    """The text of training.json."""
+    return json.dumps(dict(asdict(value), format=TRAINING_FORMAT), indent=1) + "\n"
 
 
 def read_training(path: Path) -> Training:

@@ -42,8 +42,8 @@ class Result:
     losses: dict[int, float] = field(default_factory=dict)
     evaluated: dict[int, float] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)
-    read: list[int] = field(default_factory=list)
-    """Numbers of the training samples that were trained on."""
+    read: dict[int, list[list[int]]] = field(default_factory=dict)
+    """The samples that each step was trained on, as tokens."""
     stage: int = 0
     replica: int = 0
 
@@ -57,14 +57,13 @@ class Watched(Trainer):
 
     def watch(self, result: Result, stop_after: int | None) -> None:
         self.result, self.stop_after = result, stop_after
+        self.ahead: dict[int, list[list[int]]] = {}
         result.stage, result.replica = self.model.place, self.model.replica
         note, tell = self.lines.note, self.lines.tell_validation
 
         def note_too(step: int, loss: Tensor, overflow: bool, rate: float) -> None:
             result.losses[step], result.rates[step] = loss.item(), rate
-            first = (step - 1) * self.training.global_batch_size
-            own = self.model.samples
-            result.read += range(first + own.start, first + own.stop)
+            result.read[step] = self.ahead.pop(step - 1)
             note(step, loss, overflow, rate)
 
         def tell_too(step: int, loss: Tensor) -> None:
@@ -76,7 +75,10 @@ class Watched(Trainer):
     def _read(self, part: str, number: int) -> Batch:
         if part == TRAIN and self.stop_after is not None and number >= self.stop_after:
             raise Stopped
-        return super()._read(part, number)
+        batch = super()._read(part, number)
+        if part == TRAIN:
+            self.ahead[number] = next(iter(batch.values())).tolist()
+        return batch
 
 
 def train(case: Case, rank: int, world: int) -> Result:
@@ -117,13 +119,13 @@ def write_cases(folder: Path, cases: Sequence[Case]) -> None:
 
 
 def read_results(folder: Path, name: str, world: int) -> list[Result]:
-    def number(values: dict[str, float]) -> dict[int, float]:
+    def number(values: dict[str, Any]) -> dict[int, Any]:
         return {int(key): value for key, value in values.items()}
 
     found = []
     for rank in range(world):
         value: dict[str, Any] = json.loads((folder / f"{name}.{rank}.json").read_text())
-        for key in ("losses", "evaluated", "rates"):
+        for key in ("losses", "evaluated", "rates", "read"):
             value[key] = number(value[key])
         found.append(Result(**value))
     return found

@@ -9,21 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from tests.varuna_core.data.tokens import write_tokens
+from tests.varuna_core.programs.plain import train_plainly
 from tests.varuna_core.programs.program_rank import Case, Result, read_results, train, write_cases
-from tests.varuna_core.programs.trainings import BERT, GPT, shape, write_vocabulary
+from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
 from tests.varuna_core.ranks import collect, start_ranks
 from varuna_core.data.errors import DataError
-from varuna_core.programs.batches import TRAIN, VALID, open_source
+from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.errors import ProgramError
-from varuna_core.programs.gpt import Gpt
-from varuna_core.programs.learning_rate import LearningRate
-from varuna_core.programs.training import build_model
-from varuna_core.records.training import Training
-from varuna_core.split_weights import Weights
 
 WORLD = 4
 LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}
@@ -44,53 +38,6 @@ def write_sentences(folder: Path) -> tuple[tuple[float, str], ...]:
     ]
     write_tokens(folder / "sentences", documents)
     return ((1.0, str(folder / "sentences")),)
-
-
-def train_plainly(training: Training) -> tuple[dict[int, float], dict[int, float]]:
-    """Losses and validation losses of an ordinary loop: torch alone, no micro-batches."""
-    meta = build_model(training)
-    weights = Weights(model=meta, seed=training.seed)
-    model = Gpt(**shape(training))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            names = [
-                other
-                for other, p in model.named_parameters(remove_duplicate=False)
-                if p is parameter
-            ]
-            parameter.copy_(weights.make(tuple(names), meta.get_parameter(name)))
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() <= 1]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": training.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=training.lr,
-        betas=training.betas,
-    )
-    rate = LearningRate(
-        kind=training.lr_schedule, lr=training.lr, min_lr=training.min_lr,
-        warmup_steps=training.warmup_steps, decay_steps=training.decay_steps,
-    )  # fmt: skip
-    source, size = open_source(training), training.global_batch_size
-    losses, evaluated = {}, {}
-    for step in range(1, training.steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = rate.at(step - 1)
-        loss = model(**source.read(TRAIN, range((step - 1) * size, step * size)))
-        optimizer.zero_grad()
-        loss.backward()
-        assert training.clip_grad_norm is not None
-        nn.utils.clip_grad_norm_(model.parameters(), training.clip_grad_norm)
-        optimizer.step()
-        losses[step] = loss.item()
-        if training.evaluate_every and step % training.evaluate_every == 0:
-            count = training.evaluate_steps * size
-            first = (step // training.evaluate_every - 1) * count
-            with torch.no_grad():
-                evaluated[step] = model(**source.read(VALID, range(first, first + count))).item()
-    return losses, evaluated
 
 
 def build_cases(folder: Path) -> list[Case]:
@@ -172,27 +119,25 @@ def test_dropout_and_masks_do_not_depend_on_the_layout(folder: Path, name: str) 
     expect_close(wide.evaluated, deep.evaluated)
 
 
-def list_read(results: list[Result]) -> list[int]:
-    """What the first stages of all replicas were fed."""
-    return [number for result in results if result.stage == 0 for number in result.read]
+def count_read(results: list[Result], steps: range) -> Counter[tuple[int, ...]]:
+    """What the first stages of all replicas were fed in these steps."""
+    firsts = [result for result in results if result.stage == 0]
+    return Counter(tuple(row) for one in firsts for step in steps for row in one.read[step])
 
 
 def test_a_run_that_is_stopped_and_laid_out_anew_repeats_no_sample_and_skips_none(
     folder: Path,
 ) -> None:
-    """Stopped after steps 3 and 5, with checkpoints at 2 and 4: steps 3 and 5 are done again."""
+    """Stopped after steps 3 and 5, with checkpoints at 2 and 4: steps 3 and 5 are done again. All
+    of it lies within the first epoch."""
     parts = {name: read_results(folder, name, WORLD) for name in ("first", "second", "third")}
     assert [list(parts[name][0].losses) for name in parts] == [[1, 2, 3], [3, 4, 5], [5, 6, 7, 8]]
-    size = GPT.global_batch_size
-    kept = {
-        "first": range(2 * size),
-        "second": range(2 * size, 4 * size),
-        "third": range(4 * size, 8 * size),
-    }
-    counted = Counter[int]()
-    for name, numbers in kept.items():
-        counted += Counter(number for number in list_read(parts[name]) if number in numbers)
-    assert counted == dict.fromkeys(range(8 * size), 1)
+    counted = count_read(parts["first"], range(1, 3))
+    counted += count_read(parts["second"], range(3, 5))
+    counted += count_read(parts["third"], range(5, 9))
+    source = open_source(replace(GPT, data=((1.0, str(folder / "text")),), steps=8))
+    rows = source.read(TRAIN, range(8 * GPT.global_batch_size))["tokens"].tolist()
+    assert counted == Counter(map(tuple, rows))
 
 
 def test_a_run_that_was_resumed_has_the_curve_of_one_that_never_stopped(folder: Path) -> None:

@@ -1,0 +1,218 @@
+"""DeepSpeed from a conf: its ds_config, and the hostfile and includes of its own launcher.
+
+The user's own file (`program.config`) wins key by key; the conf fills in what it leaves out or
+calls "auto". Its scheduler is not made of `train.schedule`: DeepSpeed prefers the file's to the
+script's own, and a script that has one would lose it without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jobs.conf import JobConf, NodeGroup
+from jobs.conf_paths import Finding
+from jobs.errors import InputError
+
+CONFIG_FILE = "ds_config.json"
+CONFIG_WORD = "{ds_config}"
+"""Stands for the path of our file in program.args."""
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+BUCKET = 500_000_000
+"""Elements in a bucket, as DeepSpeed has it by default: written out, to be changed."""
+
+
+def build_arguments(conf: JobConf, config: str) -> tuple[str, ...]:
+    """The script's arguments; our file's path is added unless they say where it goes."""
+    if any(CONFIG_WORD in word for word in conf.program.args):
+        return tuple(word.replace(CONFIG_WORD, config) for word in conf.program.args)
+    named = {word.partition("=")[0] for word in conf.program.args}
+    own = [] if "--deepspeed" in named else ["--deepspeed"]
+    return (*conf.program.args, *own, "--deepspeed_config", config)
+
+
+def build_config(
+    conf: JobConf, own: Mapping[str, Any], *, replicas: int, folder: str
+) -> dict[str, Any]:
+    """The whole ds_config; InputError where the user's file does not fit the layout."""
+    ours = _build_ours(conf, folder)
+    asked = {key: own[key] for key in BATCH_KEYS if own.get(key, "auto") != "auto"}
+    batch = _build_batch(conf, replicas)
+    merged = merge({**({} if asked else batch), **ours}, _fill_auto(own, {**batch, **ours}))
+    _check_batch(merged, replicas)
+    _check_stage(conf, own)
+    return merged
+
+
+def merge(ours: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings key by key, all the way down; anything else of theirs replaces ours."""
+    found = dict(ours)
+    for key, value in own.items():
+        inner = found.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        found[key] = merge(inner, value) if both else value  # type: ignore[arg-type]  # both are
+    return found
+
+
+def render_config(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, indent=2) + "\n"
+
+
+def parse_config(text: str, name: str) -> dict[str, Any]:
+    """The user's ds_config."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"program.config {name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"program.config {name} holds no JSON object")
+    return value
+
+
+def build_env(nodes: Sequence[NodeGroup]) -> dict[str, str]:
+    """Without GPUs DeepSpeed is told so; else it looks for CUDA's compiler."""
+    return {} if any(group.num_gpus for group in nodes) else {"DS_ACCELERATOR": "cpu"}
+
+
+def build_group_env(group: NodeGroup) -> dict[str, str]:
+    """What its own launcher sets beyond torchrun's names, as far as a node knows it."""
+    return {"LOCAL_SIZE": str(group.num_ranks)}
+
+
+def list_groups(nodes: Sequence[NodeGroup]) -> list[NodeGroup]:
+    """The group of each node, in order."""
+    return [group for group in nodes for _ in range(group.count)]
+
+
+def render_hostfile(nodes: Sequence[NodeGroup], hosts: Sequence[str]) -> str:
+    """A line a node; its slots reach up to the last device that is used."""
+    lines = []
+    for host, group in zip(hosts, list_groups(nodes), strict=True):
+        last = max(group.devices) + 1 if group.devices else 0
+        lines.append(f"{host} slots={max(group.num_gpus, group.num_ranks, last)}\n")
+    return "".join(lines)
+
+
+def spell_include(nodes: Sequence[NodeGroup], hosts: Sequence[str]) -> str:
+    """`host:4,5@other:4,5`: the devices of each node, or as many as it has ranks."""
+    parts = []
+    for host, group in zip(hosts, list_groups(nodes), strict=True):
+        devices = group.devices or range(group.num_ranks)
+        parts.append(f"{host}:{','.join(map(str, devices))}")
+    return "@".join(parts)
+
+
+def find_problems(conf: JobConf) -> Iterator[Finding]:
+    """What DeepSpeed cannot do, from the conf alone."""
+    parallel = conf.parallel
+    if parallel.zero > 1 and parallel.pipeline > 1:
+        message = "its pipeline engine works with 0 and 1 only; or pipeline: 1"
+        yield "parallel.zero", parallel.zero, message
+    named = {word.partition("=")[0] for word in conf.program.args}
+    if "--deepspeed_config" in named and not any(CONFIG_WORD in w for w in conf.program.args):
+        message = (
+            "the file is program.config, which the conf completes; where the script takes it by "
+            f"another option, write {CONFIG_WORD} there"
+        )
+        yield "program.args", "--deepspeed_config", message
+
+
+def _build_batch(conf: JobConf, replicas: int) -> dict[str, Any]:
+    train = conf.train
+    micro = train.micro_batch_size
+    whole = train.global_batch_size or micro * replicas * conf.parallel.pipeline
+    return dict(zip(BATCH_KEYS, (whole, micro, whole // (micro * replicas)), strict=True))
+
+
+def _build_ours(conf: JobConf, folder: str) -> dict[str, Any]:
+    train, parallel = conf.train, conf.parallel
+    found: dict[str, Any] = {
+        "steps_per_print": train.log_every,
+        "gradient_clipping": train.clip_grad_norm or 0.0,
+        "optimizer": _build_optimizer(conf),
+        "zero_optimization": {"stage": parallel.zero},
+    }
+    if parallel.zero:
+        found["zero_optimization"].update(
+            contiguous_gradients=True,
+            reduce_scatter=True,
+            overlap_comm=True,
+            reduce_bucket_size=BUCKET,
+            allgather_bucket_size=BUCKET,
+        )
+    if train.precision == "fp16":
+        scale = 0 if train.loss_scale == "dynamic" else train.loss_scale
+        found["fp16"] = {"enabled": True, "loss_scale": scale}
+    elif train.precision == "bf16":
+        found["bf16"] = {"enabled": True}
+    if parallel.recompute == "full":
+        found["activation_checkpointing"] = {
+            "partition_activations": parallel.tensor > 1,
+            "contiguous_memory_optimization": False,
+            "cpu_checkpointing": False,
+            "synchronize_checkpoint_boundary": False,
+            "profile": False,
+        }
+    if train.tensorboard:
+        board = {"enabled": True, "output_path": f"{folder}/tensorboard", "job_name": conf.name}
+        found["tensorboard"] = board
+    return found
+
+
+def _build_optimizer(conf: JobConf) -> dict[str, Any]:
+    """For scripts that bring none of their own; DeepSpeed prefers theirs."""
+    optimizer = conf.train.optimizer
+    params: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
+    if optimizer.name == "sgd":
+        return {"type": "SGD", "params": params}
+    params["betas"] = list(optimizer.betas)
+    if optimizer.name == "lamb":
+        return {"type": "Lamb", "params": params}
+    if not optimizer.fused or not any(group.num_gpus for group in conf.cluster.nodes):
+        params["torch_adam"] = True  # the fused one is CUDA's
+    return {"type": "AdamW", "params": params}
+
+
+def _fill_auto(own: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Their values with "auto" replaced; one that we do not know either is left out."""
+    found: dict[str, Any] = {}
+    for key, value in own.items():
+        inner = ours.get(key)
+        if isinstance(value, Mapping):
+            found[key] = _fill_auto(value, inner if isinstance(inner, Mapping) else {})
+        elif value != "auto":
+            found[key] = value
+        elif inner is not None:
+            found[key] = inner
+    return found
+
+
+def _check_batch(config: Mapping[str, Any], replicas: int) -> None:
+    """DeepSpeed itself says so only once all nodes are up."""
+    whole, micro, steps = (config.get(key) for key in BATCH_KEYS)
+    values = (whole, micro, steps)
+    if any(value is not None and (type(value) is not int or value < 1) for value in values):
+        raise InputError(f"program.config: {', '.join(BATCH_KEYS)} must be whole numbers above 0")
+    if whole and micro and steps and whole != micro * steps * replicas:
+        raise InputError(
+            f"program.config: train_batch_size {whole} is not train_micro_batch_size_per_gpu "
+            f"{micro} x gradient_accumulation_steps {steps} x {replicas} replicas; leave one out, "
+            "or all three to the conf's train section"
+        )
+    known = (micro or 1) * (steps or 1) * replicas
+    if whole and whole % known:
+        raise InputError(
+            f"program.config: train_batch_size {whole} is no multiple of {known} "
+            f"({replicas} replicas)"
+        )
+
+
+def _check_stage(conf: JobConf, own: Mapping[str, Any]) -> None:
+    zero = own.get("zero_optimization")
+    stage = zero.get("stage", "auto") if isinstance(zero, Mapping) else "auto"
+    if stage != "auto" and conf.parallel.zero and stage != conf.parallel.zero:
+        raise InputError(
+            f"program.config has ZeRO stage {stage}, but parallel.zero is {conf.parallel.zero}; "
+            "remove one"
+        )

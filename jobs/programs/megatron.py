@@ -1,0 +1,271 @@
+"""A conf as the arguments of Megatron-LM's pretrain_gpt.py.
+
+What `program.args` names is left to it, and ours is dropped. What the conf asks for and a checkout
+cannot do is refused (`find_problems`), never left out silently.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from jobs.conf import JobConf
+from jobs.conf_paths import Finding, split_blend
+from jobs.programs.checkout import Checkout
+
+Options = Iterator[tuple[str, ...]]
+"""Each a flag with its values."""
+
+# Naming one of these in program.args replaces whatever we say of the same matter.
+RIVALS: tuple[frozenset[str], ...] = tuple(
+    frozenset(f"--{name}" for name in names.split())
+    for names in (
+        "fp16 bf16",
+        "train-iters train-samples",
+        "lr-decay-iters lr-decay-samples",
+        "lr-warmup-iters lr-warmup-fraction lr-warmup-samples warmup",
+        "tokenizer-type tokenizer-model vocab-file vocab-size merge-file",
+        "data-path data-args-path mock-data train-data-path per-split-data-args-path",
+        "recompute-granularity recompute-method recompute-num-layers recompute-activations "
+        "recompute-modules checkpoint-activations",
+        "pipeline-model-parallel-layout balance num-layers-per-virtual-pipeline-stage "
+        "num-virtual-stages-per-pipeline-rank decoder-first-pipeline-num-layers "
+        "decoder-last-pipeline-num-layers",
+        "use-distributed-optimizer use-megatron-fsdp",
+    )
+)
+# The plan numbers stages and replicas by these: the conf alone decides them.
+OWN = {
+    "--tensor-model-parallel-size": "parallel.tensor",
+    "--model-parallel-size": "parallel.tensor",
+    "--pipeline-model-parallel-size": "parallel.pipeline",
+}
+OPTIONAL = frozenset({"--timing-log-level", "--exit-signal-handler", "--optimizer"})
+"""Left out without a word where a checkout has none: how it runs is the same."""
+_DATA = RIVALS[5]
+PROFILED_STEPS = (10, 12)
+"""First step under Nsight, and the one before which it ends: past the warm-up, and short."""
+
+
+def build_arguments(
+    conf: JobConf, checkout: Checkout, *, replicas: int, world: int, folder: str
+) -> tuple[str, ...]:
+    """All arguments after the script; `folder` is the run's."""
+    options = list_options(conf, checkout, replicas=replicas, world=world, folder=folder)
+    known = checkout.flags
+    words = [
+        word
+        for option in options
+        if not known or option[0] in known or option[0] not in OPTIONAL
+        for word in option
+    ]
+    return (*words, *conf.program.args)
+
+
+def list_options(
+    conf: JobConf, checkout: Checkout, *, replicas: int, world: int, folder: str
+) -> list[tuple[str, ...]]:
+    """Our options, without those that program.args decides."""
+    options = [*_build_model(conf, checkout)]
+    options += _build_batch(conf, checkout, replicas)
+    options += _build_optimizer(conf, checkout)
+    options += _build_layout(conf, checkout, replicas)
+    options += _build_data(conf, checkout)
+    options += _build_records(conf, checkout, folder)
+    options += _build_profile(conf, checkout, world)
+    named = name_flags(conf.program.args)
+    for rivals in RIVALS:
+        if named & rivals:
+            named |= rivals
+    return [option for option in options if option[0] not in named]
+
+
+def name_flags(args: Sequence[str]) -> set[str]:
+    """The flags among arguments, `--lr=1` included."""
+    return {word.partition("=")[0] for word in args if word.startswith("--")}
+
+
+def split_layers(conf: JobConf) -> list[int] | None:
+    """Transformer layers of each stage, or of each chunk; None for as many everywhere."""
+    if conf.parallel.partition == "auto" or conf.model is None:
+        return None
+    parts = [int(part) for part in conf.parallel.partition.split("-")]
+    if sum(parts) == conf.model.layers + 2:  # counted with the embedding and the head
+        parts[0] -= 1
+        parts[-1] -= 1
+    return parts
+
+
+def spell_layout(parts: Sequence[int]) -> str:
+    """0-11-8-0 as `E|t*11|t*8|L`: the embedding first, the loss last."""
+    stages = ["" if count == 0 else "t" if count == 1 else f"t*{count}" for count in parts]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "L"
+    return "|".join(stages)
+
+
+def _build_model(conf: JobConf, checkout: Checkout) -> Options:
+    model = conf.model
+    assert model is not None, "find_problems refuses a conf without one"
+    yield "--num-layers", str(model.layers)
+    yield "--hidden-size", str(model.hidden)
+    yield "--num-attention-heads", str(model.heads)
+    yield "--seq-length", str(model.sequence)
+    yield "--max-position-embeddings", str(model.sequence)
+    yield "--hidden-dropout", str(model.dropout)
+    yield "--attention-dropout", str(model.dropout)
+    if checkout.generation == "core":  # older ones want the vocabulary's files: program.args
+        yield "--tokenizer-type", "NullTokenizer"
+        yield "--vocab-size", str(model.vocab)
+
+
+def _build_batch(conf: JobConf, checkout: Checkout, replicas: int) -> Options:
+    train, pipeline = conf.train, conf.parallel.pipeline
+    if checkout.generation == "v1":
+        yield "--batch-size", str(train.micro_batch_size)
+    else:
+        whole = train.global_batch_size or train.micro_batch_size * replicas * pipeline
+        yield "--micro-batch-size", str(train.micro_batch_size)
+        yield "--global-batch-size", str(whole)
+    yield "--train-iters", str(train.steps)
+    if train.precision != "fp32":
+        yield (f"--{train.precision}",)
+    if train.precision == "fp16" and train.loss_scale != "dynamic":
+        yield "--loss-scale", str(train.loss_scale)
+    yield "--seed", str(train.seed)
+
+
+def _build_optimizer(conf: JobConf, checkout: Checkout) -> Options:
+    train, optimizer, schedule = conf.train, conf.train.optimizer, conf.train.schedule
+    if checkout.generation != "v1":
+        yield "--optimizer", {"adamw": "adam"}.get(optimizer.name, optimizer.name)
+        yield "--adam-beta1", str(optimizer.betas[0])
+        yield "--adam-beta2", str(optimizer.betas[1])
+    yield "--lr", str(optimizer.lr)
+    yield "--min-lr", str(schedule.min_lr)
+    yield "--lr-decay-style", schedule.kind
+    yield "--lr-decay-iters", str(schedule.decay_steps or train.steps)
+    if checkout.generation == "v1":
+        yield "--warmup", str(schedule.warmup_steps / train.steps)
+    else:
+        yield "--lr-warmup-iters", str(schedule.warmup_steps)
+    yield "--weight-decay", str(optimizer.weight_decay)
+    yield "--clip-grad", str(train.clip_grad_norm or 0.0)
+
+
+def _build_layout(conf: JobConf, checkout: Checkout, replicas: int) -> Options:
+    parallel = conf.parallel
+    if checkout.generation == "v1":
+        yield "--model-parallel-size", str(parallel.tensor)
+    else:
+        yield "--tensor-model-parallel-size", str(parallel.tensor)
+        yield "--pipeline-model-parallel-size", str(parallel.pipeline)
+    parts = split_layers(conf)
+    if parts is not None and checkout.partition == "layout" and parallel.pipeline > 1:
+        yield "--pipeline-model-parallel-layout", spell_layout(parts)
+    elif parts is not None and checkout.partition == "balance":
+        yield "--balance", "-".join(map(str, parts))
+    elif parallel.schedule == "interleaved":
+        layers = conf.model.layers if conf.model is not None else 0
+        yield "--num-layers-per-virtual-pipeline-stage", str(layers // (2 * parallel.pipeline))
+    if parallel.order == "pipeline" and replicas > 1 and parallel.pipeline > 1:
+        yield ("--use-tp-pp-dp-mapping",)
+    if parallel.zero:
+        yield ("--use-distributed-optimizer",)
+    if parallel.recompute == "full" and checkout.generation == "v1":
+        yield ("--checkpoint-activations",)
+    elif parallel.recompute == "full":
+        yield "--recompute-granularity", "full"
+        yield "--recompute-method", "uniform"
+        yield "--recompute-num-layers", "1"
+    yield "--distributed-backend", "nccl"
+
+
+def _build_data(conf: JobConf, checkout: Checkout) -> Options:
+    data = conf.data
+    if data is not None and data.prefix is not None:
+        blend = split_blend(data.prefix)
+        yield "--data-path", *([blend[0][1]] if len(blend) == 1 else itertools.chain(*blend))
+        yield "--split", data.split
+        if checkout.generation != "core":
+            yield "--data-impl", "mmap"
+    elif data is not None:
+        yield ("--mock-data",)
+
+
+def _build_records(conf: JobConf, checkout: Checkout, folder: str) -> Options:
+    train, checkpoint = conf.train, conf.train.checkpoint
+    yield "--log-interval", str(train.log_every)
+    yield "--eval-interval", str(train.evaluate.every or train.steps)
+    yield "--eval-iters", str(train.evaluate.steps if train.evaluate.every else 0)
+    if checkpoint.folder is not None:
+        yield "--save", checkpoint.folder
+        yield "--load", checkpoint.folder
+        yield "--save-interval", str(checkpoint.every or train.steps)
+        if checkout.generation != "v1":
+            yield ("--exit-signal-handler",)  # SIGTERM saves before it ends
+    if train.tensorboard:
+        yield "--tensorboard-dir", f"{folder}/tensorboard"
+
+
+def _build_profile(conf: JobConf, checkout: Checkout, world: int) -> Options:
+    if conf.profile.timeline and checkout.generation != "v1":
+        yield "--timing-log-level", "1"
+    if (conf.profile.nsys or conf.profile.ncu) and checkout.generation == "core":
+        ranks = range(world) if conf.profile.ranks == "all" else conf.profile.ranks
+        first, end = PROFILED_STEPS
+        end = min(end, conf.train.steps)
+        yield ("--profile",)
+        yield "--profile-step-start", str(min(first, end - 1))
+        yield "--profile-step-end", str(end)
+        yield ("--profile-ranks", *map(str, ranks))
+
+
+def find_problems(conf: JobConf) -> Iterator[Finding]:
+    """What no Megatron-LM can do, from the conf alone."""
+    parallel, named = conf.parallel, name_flags(conf.program.args)
+    if conf.model is None:
+        yield "model", None, "is required by megatron: a name such as gpt2-small, or a mapping"
+    if conf.data is None and not named & _DATA:
+        yield "data", None, "is required by megatron: {prefix: ...} or {synthetic: true}"
+    for flag in sorted(named & OWN.keys()):
+        yield "program.args", flag, f"is decided by {OWN[flag]}; set it there"
+    if conf.train.optimizer.name == "lamb":
+        yield "train.optimizer.name", "lamb", "is not in Megatron-LM; it has adamw and sgd"
+    if conf.train.compile:
+        yield "train.compile", True, "is for the built-in programs; Megatron-LM has its own kernels"
+    if conf.train.checkpoint.local is not None:
+        message = "is for the built-in programs; Megatron-LM writes to train.checkpoint.folder"
+        yield "train.checkpoint.local", conf.train.checkpoint.local, message
+    if conf.data is not None and conf.data.vocab is not None:
+        message = "is for pretrain_bert; give Megatron-LM --vocab-file in program.args"
+        yield "data.vocab", conf.data.vocab, message
+    if parallel.zero > 1:
+        message = "is not in Megatron-LM; it has 0, 1 (its distributed optimizer), and FSDP by args"
+        yield "parallel.zero", parallel.zero, message
+    if parallel.schedule not in ("auto", "1f1b", "interleaved"):
+        message = "is not in Megatron-LM; it has 1f1b and interleaved"
+        yield "parallel.schedule", parallel.schedule, message
+
+
+def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[Finding]:
+    """What this checkout cannot do, although others can; the conf has no other problems."""
+    parallel, parts, model = conf.parallel, split_layers(conf), conf.model
+    assert model is not None, "find_problems refuses a conf without one"
+    if checkout.partition is None and parts is not None and len(set(parts)) > 1:
+        message = (
+            "needs a Megatron-LM with --pipeline-model-parallel-layout (Core 0.13, July 2025, or "
+            "later) or a fork with --balance; this one cuts the layers evenly"
+        )
+        yield "parallel.partition", parallel.partition, message
+    stages = parallel.pipeline * (2 if parallel.schedule == "interleaved" else 1)
+    if parts is None and model.layers % stages:
+        message = f"{stages} stages do not divide {model.layers} layers; give parallel.partition"
+        yield "parallel.pipeline", parallel.pipeline, message
+    if checkout.generation == "v1" and parallel.pipeline > 1:
+        yield "parallel.pipeline", parallel.pipeline, "this Megatron-LM, older than 2.0, has none"
+    options = list_options(conf, checkout, replicas=1, world=1, folder="")
+    missing = sorted({option[0] for option in options} - checkout.flags - OPTIONAL)
+    if checkout.flags and missing:
+        message = f"this Megatron-LM does not have {', '.join(missing)}, which the conf asks for"
+        yield "program.megatron", conf.program.path, message

@@ -1,0 +1,55 @@
+"""A GPT trained by `vjob submit` over four nodes has the loss curve of one plain process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.lab import Lab
+from tests.command import Vjob, read_out
+from varuna_core.records.training import read_training
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+CONF = """
+name: curve
+program: pretrain_gpt
+model: {{layers: 4, hidden: 16, heads: 2, sequence: 8, vocab: 64, dropout: 0.0}}
+data: {{prefix: text, split: "8,2,0"}}
+train:
+  steps: 6
+  global_batch_size: 8
+  micro_batch_size: 2
+  optimizer: {{lr: 1.0e-2, weight_decay: 0.1}}
+  schedule: {{warmup_steps: 2, min_lr: 1.0e-3}}
+  log_every: 1
+  evaluate: {{every: 0}}
+parallel: {{pipeline: {pipeline}, partition: {partition}}}
+cluster:
+  scheduler: slurm
+  walltime_min: 5
+  nodes: [{{group: all, count: 4, queue: gpu2, ranks: 1}}]
+env: {{OMP_NUM_THREADS: "1"}}
+"""
+
+
+@pytest.mark.parametrize("partition", ["1-0-3-0", "3-1", "4"])
+def test_a_gpt_over_four_nodes_has_the_loss_curve_of_one_plain_process(
+    clean_lab: Lab, tmp_path: Path, partition: str
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from tests.varuna_core.data.tokens import write_tokens
+    from tests.varuna_core.programs.plain import train_plainly
+
+    documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
+    write_tokens(tmp_path / "text", documents)
+    vjob = Vjob(tmp_path, clean_lab.env)
+    pipeline = len(partition.split("-"))
+    run = vjob.submit(CONF.format(pipeline=pipeline, partition=partition))
+    assert vjob.wait_over(run, 150)["verdict"] == "COMPLETED", vjob.explain(run)
+    lines = re.findall(r" iteration +(\d+)/.*? lm loss: (\S+)", read_out(run))
+    losses, _ = train_plainly(read_training(run.training))
+    assert losses[6] < losses[1] - 0.1
+    assert {int(step): float(loss) for step, loss in lines} == pytest.approx(losses, rel=2e-5)
