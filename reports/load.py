@@ -19,6 +19,9 @@ from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import AttemptFolder
 
+MOST_STEPS = 200
+"""That anybody would look at one by one."""
+
 
 @dataclass(kw_only=True)
 class Job:
@@ -27,7 +30,7 @@ class Job:
     sources: Sources
     traces: Traces
     events: pd.DataFrame
-    """Events of the chosen steps (reports/trace_reader.py has the columns)."""
+    """Of the chosen steps, and of further ones where asked for: columns as of read_events."""
     chosen: dict[str, tuple[str, int]]
     """(attempt, step) of `first`, `median`, `slowest`, `last`."""
     logs: dict[str, pd.DataFrame]
@@ -52,8 +55,13 @@ class Job:
         return traced or str(self.facts.get("partition") or self.job_info.get("PARTITION", ""))
 
 
-def load_job(path: Path, say: Callable[[str], object] = lambda text: None) -> Job:
-    """Read all; SourceError where there is nothing. `say` hears of the progress."""
+def load_job(
+    path: Path, say: Callable[[str], object] = lambda text: None, *, more_events: int = 0
+) -> Job:
+    """Read all; SourceError where there is nothing. `say` hears of the progress.
+
+    `more_events` asks for further steps' events, about so many, to look at beside the chosen ones.
+    """
     sources = find_sources(path)
     skipped: dict[str, str] = {}
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
@@ -66,6 +74,7 @@ def load_job(path: Path, say: Callable[[str], object] = lambda text: None) -> Jo
         if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
     chosen = choose_steps(traces)
+    held = {*chosen.values(), *choose_more(traces, more_events)}
     tables = LogTables()
     for attempt in sources.attempts:
         for node, log in attempt.logs:
@@ -84,7 +93,7 @@ def load_job(path: Path, say: Callable[[str], object] = lambda text: None) -> Jo
     return Job(
         sources=sources,
         traces=traces,
-        events=read_events(traces, set(chosen.values())),
+        events=read_events(traces, held),
         chosen=chosen,
         logs=tables.build_tables(),
         job_info=tables.job_info,
@@ -108,6 +117,18 @@ def choose_steps(traces: Traces) -> dict[str, tuple[str, int]]:
     later = sorted(detailed[1:] or detailed, key=lambda pair: (float(took[pair]), pair))
     chosen = {"first": detailed[0], "median": later[(len(later) - 1) // 2]}
     return {**chosen, "slowest": later[-1], "last": detailed[-1]}
+
+
+def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
+    """The last step of each attempt, and others evenly apart, about so many events in all."""
+    detailed = traces.detailed_steps
+    count = sum(trace.num_events for trace in traces.ranks)
+    most = min(most_events * len(detailed) // count, MOST_STEPS) if count else 0
+    if not most:
+        return set()
+    last = list({attempt: (attempt, step) for attempt, step in detailed}.values())[-most:]
+    apart = -(-len(detailed) // max(1, most - len(last)))
+    return {*last, *detailed[::apart]} if most > len(last) else set(last)
 
 
 def _read_exits(sources: Sources) -> pd.DataFrame:
