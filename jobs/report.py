@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import tempfile
+import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from jobs.errors import InputError, VjobError
 from jobs.runs import find_run, view_run
+from jobs.still import write_png
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
@@ -115,10 +118,19 @@ def _write_tables(job: Job, analysis: Analysis, say: Say, wanted: Wanted) -> Non
 
 
 def _write_page(page: str, wanted: Wanted, here: Path, folder: Path, say: Say) -> None:
-    if wanted.has_page:
-        target = here / (wanted.page or _choose_page(folder))
-        write_atomic(target, page)
-        say(f"wrote {target}, {len(page) / 1e6:.1f} MB")
+    with contextlib.ExitStack() as stack:
+        if wanted.has_page:
+            target = here / (wanted.page or _choose_page(folder))
+            write_atomic(target, page)
+            say(f"wrote {target}, {len(page) / 1e6:.1f} MB")
+        else:
+            target = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "report.html"
+            write_atomic(target, page)
+        if wanted.png is not None:
+            write_png(target, here / wanted.png)
+            say(f"wrote {wanted.png}")
+        if wanted.is_opened and not webbrowser.open(target.as_uri()):
+            say("no browser is here to open it: copy the file, it needs nothing else")
 
 
 def _choose_page(folder: Path) -> Path:

@@ -19,6 +19,8 @@ BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 PINK, GREY = "#cc79a7", "#8a8f98"
 MOST_POINTS = 1500
 MOST_TICKS = 24
+ROW_GAP = 30
+"""Pixels above a row, for its title."""
 
 Figure = dict[str, Any]
 
@@ -56,41 +58,66 @@ def thin(x: Matrix, y: Matrix) -> npt.NDArray[np.int64]:
 
 
 class Rows:
-    """Pictures above each other; heights in pixels."""
+    """Pictures above each other on one axis, each under its title; heights in pixels."""
 
-    def __init__(self, gap: int = 34) -> None:
+    def __init__(self) -> None:
         self.data: list[Figure] = []
-        self.rows: list[tuple[int, Figure]] = []
-        self.gap = gap
+        self.rows: list[tuple[int, str, Figure]] = []
 
-    def add(self, height: int, axis: Figure, traces: list[Figure]) -> None:
-        self.rows.append((height, axis))
-        name = f"y{len(self.rows)}" if len(self.rows) > 1 else "y"
+    def add(self, height: int, title: str, axis: Figure, traces: list[Figure]) -> None:
+        self.rows.append((height, title, axis))
+        name = _name_axis(len(self.rows))
         self.data += [{**trace, "xaxis": "x", "yaxis": name} for trace in traces]
 
-    def place(self, data_index: int) -> tuple[float, float]:
-        """From where to where a row is, in parts of the height."""
-        total = self.height
-        top = sum(height + self.gap for height, _ in self.rows[:data_index])
-        height = self.rows[data_index][0]
-        return 1 - (top + height) / total, 1 - top / total
-
-    @property
-    def height(self) -> int:
-        return sum(height for height, _ in self.rows) + self.gap * (len(self.rows) - 1)
-
     def draw(self, xaxis: Figure, **layout: Any) -> Figure:
+        total = sum(height + ROW_GAP for height, _, _ in self.rows)
         axes: Figure = {}
-        for at, (_, axis) in enumerate(self.rows):
-            low, high = self.place(at)
-            axes[f"yaxis{at + 1 if at else ''}"] = {**axis, "domain": [max(0.0, low), high]}
+        titles: list[Figure] = []
+        top = total - ROW_GAP
+        for number, (height, title, axis) in enumerate(self.rows, start=1):
+            low, high = (top - height) / (total - ROW_GAP), top / (total - ROW_GAP)
+            name = _name_axis(number)
+            axes[name.replace("y", "yaxis")] = {**axis, "domain": [max(0.0, low), high]}
+            titles.append(_write_title(title, high))
             for trace in self.data:
-                if trace["yaxis"] == (f"y{at + 1}" if at else "y") and "colorbar" in trace:
-                    bar = {"y": (low + high) / 2, "len": max(high - low, 60 / self.height)}
-                    trace["colorbar"] = {**trace["colorbar"], **bar}
-        anchor = f"y{len(self.rows)}" if len(self.rows) > 1 else "y"
-        height = self.height + 60
-        return draw(self.data, height=height, xaxis={**xaxis, "anchor": anchor}, **axes, **layout)
+                if trace["yaxis"] == name and "colorbar" in trace:
+                    place = {
+                        "y": high,
+                        "yanchor": "top",
+                        "lenmode": "pixels",
+                        "len": max(height, 74),
+                    }
+                    trace["colorbar"] = {**trace["colorbar"], **place}
+            top -= height + ROW_GAP
+        xaxis = {**xaxis, "anchor": _name_axis(len(self.rows))}
+        margin = {"l": 150, "r": 90, "t": ROW_GAP, "b": 44}
+        height = total + margin["b"]
+        return draw(
+            self.data,
+            height=height,
+            margin=margin,
+            xaxis=xaxis,
+            annotations=titles,
+            **axes,
+            **layout,
+        )
+
+
+def _name_axis(number: int) -> str:
+    return f"y{number}" if number > 1 else "y"
+
+
+def _write_title(title: str, y: float) -> Figure:
+    return {
+        "text": f"<b>{title}</b>",
+        "xref": "paper",
+        "yref": "paper",
+        "x": 0,
+        "y": y,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+    }
 
 
 def draw_line(x: Matrix, y: Matrix, steps: Matrix, attempt: str, title: str, colour: str) -> Figure:

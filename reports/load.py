@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from reports.gpu_log import read_gpus
+from reports.log_events import build_log_events
 from reports.megatron_log import LogReader, LogTables
 from reports.prediction import Prediction, read_prediction
 from reports.sources import Sources, find_sources
@@ -73,7 +74,7 @@ def load_job(
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = count
         if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
-    chosen = choose_steps(traces)
+    chosen = choose_steps(traces.detailed_steps, _measure_steps(traces.steps))
     held = {*chosen.values(), *choose_more(traces, more_events)}
     tables = LogTables()
     for attempt in sources.attempts:
@@ -88,14 +89,20 @@ def load_job(
             gpus += rows
             if bad:
                 skipped[f"{attempt.label}/{samples.name}".lstrip("/")] = f"{bad} lines skipped"
+    logs = tables.build_tables()
+    events = read_events(traces, held)
+    if events.empty:
+        found = build_log_events(logs["timer_calls"], tables.job_info)
+        if found is not None:
+            events, chosen = found, _choose_logged(found)
     plan = read_json(sources.run.plan) if sources.run is not None else None
     facts = plan if isinstance(plan, dict) else {}
     return Job(
         sources=sources,
         traces=traces,
-        events=read_events(traces, held),
+        events=events,
         chosen=chosen,
-        logs=tables.build_tables(),
+        logs=logs,
         job_info=tables.job_info,
         gpus=pd.DataFrame(gpus),
         history=read_history(sources.run) if sources.run is not None else [],
@@ -107,16 +114,25 @@ def load_job(
     )
 
 
-def choose_steps(traces: Traces) -> dict[str, tuple[str, int]]:
+def _measure_steps(steps: pd.DataFrame) -> pd.Series:
+    """What each step took, by (attempt, step)."""
+    return steps.groupby(["attempt", "step"])["took_s"].max()
+
+
+def choose_steps(detailed: list[tuple[str, int]], took: pd.Series) -> dict[str, tuple[str, int]]:
     """The steps to look at closely, of those that have details."""
-    detailed = traces.detailed_steps
     if not detailed:
         return {}
-    took = traces.steps.groupby(["attempt", "step"])["took_s"].max()
     # The first step warms up: it is no measure of the others.
     later = sorted(detailed[1:] or detailed, key=lambda pair: (float(took[pair]), pair))
     chosen = {"first": detailed[0], "median": later[(len(later) - 1) // 2]}
     return {**chosen, "slowest": later[-1], "last": detailed[-1]}
+
+
+def _choose_logged(events: pd.DataFrame) -> dict[str, tuple[str, int]]:
+    grouped = events.groupby(["attempt", "step"])
+    took = grouped["end_s"].max() - grouped["begin_s"].min()
+    return choose_steps([(str(attempt), int(step)) for attempt, step in took.index], took)
 
 
 def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:

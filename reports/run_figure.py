@@ -34,9 +34,9 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
     rows = Rows()
     if span is not None and has_times:
         worked, against = build_work_strips(job, span)
-        _add_strips(rows, span, worked, "working", "Cividis", 1.0)
+        _add_strips(rows, span, worked, "work of each rank, part of its steps", "Cividis", 1.0)
         if len(against.names):
-            _add_strips(rows, span, against, "against its stage", "RdBu", None)
+            _add_strips(rows, span, against, "work against the median of its stage", "RdBu", None)
     if span is not None and has_times:
         _add_marks(rows, job, analysis, span)
     x_of = _StepPlaces(job, analysis, span if has_times else None)
@@ -79,7 +79,6 @@ def _add_strips(
         "colorbar": {"thickness": 10, "ticksuffix": " %", "tickfont": {"size": 10}, "nticks": 4},
     }
     axis = {
-        "title": {"text": title, "standoff": 4},
         "autorange": "reversed",
         "type": "category",
         "nticks": MOST_TICKS,
@@ -87,7 +86,7 @@ def _add_strips(
         "showgrid": False,
         "zeroline": False,
     }
-    rows.add(int(np.clip(14 * count, 42, 420)), axis, [trace])
+    rows.add(int(np.clip(14 * count, 42, 420)), title, axis, [trace])
 
 
 class _StepPlaces:
@@ -115,7 +114,7 @@ class _StepPlaces:
 def _add_series(rows: Rows, analysis: Analysis, places: _StepPlaces) -> None:
     pairs = [
         (analysis.times, "took_s", "step time, s", BLUE, 150, 1.0),
-        (analysis.bubbles, "bubble_share", "idle, %", ORANGE, 90, 100.0),
+        (analysis.bubbles, "bubble_share", "ranks idle in the pipeline, %", ORANGE, 90, 100.0),
         (analysis.curves.table, "loss", "loss", GREEN, 120, 1.0),
     ]
     for table, name, title, colour, height, times in pairs:
@@ -133,8 +132,7 @@ def _add_series(rows: Rows, analysis: Analysis, places: _StepPlaces) -> None:
             continue
         if name == "took_s":
             traces += _mark_outliers(analysis, places)
-        axis = {"title": {"text": title, "standoff": 4}, "rangemode": "normal", "zeroline": False}
-        rows.add(height, axis, traces)
+        rows.add(height, title, {"zeroline": False, "nticks": 5}, traces)
 
 
 def _mark_outliers(analysis: Analysis, places: _StepPlaces) -> list[Figure]:
@@ -208,7 +206,7 @@ def _add_marks(rows: Rows, job: Job, analysis: Analysis, span: Span) -> None:
         "fixedrange": True,
         "zeroline": False,
     }
-    rows.add(22 * len(traces) + 6, axis, traces)
+    rows.add(22 * len(traces) + 6, "what happened", axis, traces)
 
 
 def _list_starts(analysis: Analysis, span: Span) -> list[Figure]:

@@ -25,6 +25,9 @@ from reports.figure import (
 )
 from reports.load import Job
 
+MARGIN = {"l": 70, "r": 20, "t": 50, "b": 50}
+"""Above is the legend."""
+
 
 def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
     step = analysis.find_step("median")
@@ -64,8 +67,8 @@ def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
         )
     return draw(
         data,
-        height=int(np.clip(26 * len(stages), 90, 900)) + 90,
-        margin={"l": 70, "r": 20, "t": 10, "b": 50},
+        height=int(np.clip(26 * len(stages), 90, 900)) + 100,
+        margin=MARGIN,
         xaxis={"title": {"text": f"work in step {step.step}, s"}, "rangemode": "tozero"},
         yaxis={"autorange": "reversed", "nticks": MOST_TICKS},
         showlegend=len(data) > 1,
@@ -102,8 +105,8 @@ def draw_shares(analysis: Analysis) -> Figure | None:
     ]
     return draw(
         data,
-        height=int(np.clip(26 * len(stages), 90, 900)) + 90,
-        margin={"l": 70, "r": 20, "t": 10, "b": 50},
+        height=int(np.clip(26 * len(stages), 90, 900)) + 100,
+        margin=MARGIN,
         barmode="stack",
         xaxis={"title": {"text": f"step {step.step}, s"}},
         yaxis={"autorange": "reversed", "nticks": MOST_TICKS},
@@ -132,7 +135,7 @@ def draw_training(analysis: Analysis) -> Figure | None:
             if line["x"]:
                 traces.append(line)
         if traces:
-            rows.add(110, {"title": {"text": title, "standoff": 4}, "zeroline": False}, traces)
+            rows.add(110, title, {"zeroline": False, "nticks": 5}, traces)
     return rows.draw({"title": {"text": "step"}, "zeroline": False}) if rows.rows else None
 
 

@@ -41,7 +41,8 @@ def _render_findings(findings: list[Finding]) -> Iterator[str]:
 
 def _render_table(table: Table) -> Iterator[str]:
     """Pairs as `key: value`, all others as columns."""
-    rows, left_out = shorten(table.rows, MOST_LINES)
+    most = len(table.rows) if table.title == "job" else MOST_LINES
+    rows, left_out = shorten(table.rows, most)
     if len(table.columns) == 2 and not table.columns[0]:
         lines = [f"{key}: {value}" for key, value in rows]
     else:

@@ -156,4 +156,10 @@ start()
     tell(`The pictures could not be drawn: ${error.message}`);
     console.error(error);
   })
-  .finally(() => requestAnimationFrame(() => (root.dataset.drawn = "yes")));
+  .finally(() =>
+    requestAnimationFrame(() => {
+      // For who waits for the page: when it was drawn, in ms, and how tall it is.
+      root.dataset.height = root.scrollHeight;
+      root.dataset.drawn = performance.now();
+    }),
+  );

@@ -3,6 +3,7 @@
 
 const GUTTER_PX = 150;
 const AXIS_PX = 24;
+const RIGHT_PX = 24;
 const TALLEST_PX = 680;
 const LANE_PX = 26;
 const DRAG_PX = 5;
@@ -69,7 +70,7 @@ class Timeline {
     this.width = width;
     const numLanes = this.step.lanes.length;
     const high = Math.max(2 * LANE_PX, Math.min(TALLEST_PX, numLanes * LANE_PX));
-    this.room = { left: GUTTER_PX, top: AXIS_PX, width: width - GUTTER_PX, height: high };
+    this.room = { left: GUTTER_PX, top: AXIS_PX, width: width - GUTTER_PX - RIGHT_PX, height: high };
     for (const canvas of [this.bars, this.marks]) {
       canvas.width = Math.round(width * scale);
       canvas.height = Math.round((high + AXIS_PX) * scale);
@@ -115,7 +116,7 @@ class Timeline {
     pen.strokeStyle = this.palette.lines;
     for (let tick = Math.ceil(from / apart) * apart; tick <= to; tick += apart) {
       const x = Math.round(this._x(tick)) + 0.5;
-      pen.fillText(inUnits(this.step.seconds(tick)), x, AXIS_PX - 9);
+      pen.fillText(Math.abs(tick) < apart / 2 ? "0" : inUnits(this.step.seconds(tick)), x, AXIS_PX - 9);
       pen.beginPath();
       pen.moveTo(x, AXIS_PX - 5);
       pen.lineTo(x, AXIS_PX);
