@@ -116,6 +116,7 @@ def _write_title(title: str, y: float) -> Figure:
         "y": y,
         "xanchor": "left",
         "yanchor": "bottom",
+        "yshift": 3,
         "showarrow": False,
     }
 

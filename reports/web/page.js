@@ -16,7 +16,7 @@ async function start() {
     chooseTheme(root.dataset.theme === "dark" ? "light" : "dark");
     timeline?.draw();
   });
-  preparePrint(timeline);
+  preparePrint();
   await loadPlotly();
   for (const [id, figure] of Object.entries(model.figures)) await drawFigure(id, figure, timeline, model);
 }
@@ -62,6 +62,7 @@ async function startTimeline(model) {
   async function show(number) {
     if (number < 0 || number >= model.steps.length) return;
     byId("step").value = number;
+    byId("which").textContent = `step ${byId("step").selectedOptions[0].text}`;
     for (const preset of presets) preset.button.setAttribute("aria-pressed", preset.number === number);
     byId("path").disabled = !model.steps[number].path;
     await timeline.show(number);
@@ -113,7 +114,7 @@ async function loadPlotly() {
 
 async function drawFigure(id, figure, timeline, model) {
   const place = byId(id);
-  const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const options = { responsive: true, displayModeBar: false };
   await Plotly.newPlot(place, figure.data, figure.layout, options);
   if (!timeline) return;
   // A click on a step shows its timeline, or that of the nearest held step.
@@ -128,21 +129,17 @@ async function drawFigure(id, figure, timeline, model) {
   });
 }
 
-// On paper all is light, and as wide as the paper.
+// On paper all is light, and as wide as the paper. The timeline has a picture ready.
 
-const PAPER_PX = 1040;
-
-function preparePrint(timeline) {
+function preparePrint() {
   let theme = "light";
   addEventListener("beforeprint", () => {
     theme = root.dataset.theme;
     chooseTheme("light");
-    timeline?.draw(PAPER_PX);
     resizeFigures((place) => (place.parentElement.classList.contains("half") ? PAPER_PX / 2 - 16 : PAPER_PX));
   });
   addEventListener("afterprint", () => {
     chooseTheme(theme);
-    timeline?.draw();
     resizeFigures((place) => place.clientWidth);
   });
 }

@@ -7,6 +7,8 @@ const RIGHT_PX = 24;
 const TALLEST_PX = 680;
 const LANE_PX = 26;
 const DRAG_PX = 5;
+const PAPER_PX = 1000; // of A4 at the zoom of page.css
+const PAPER_AFTER_MS = 300;
 const MOST_ARROWS = 3000;
 const LEAST_TICKS = 20;
 
@@ -16,6 +18,7 @@ class Timeline {
     this.readStep = readStep; // of the number of a held step
     this.bars = root.querySelector("canvas.bars");
     this.marks = root.querySelector("canvas.marks");
+    this.paper = root.querySelector(".paper");
     this.tip = root.querySelector(".tip");
     this.chosen = document.getElementById("chosen");
     this.step = null;
@@ -65,29 +68,55 @@ class Timeline {
 
   // Drawing.
 
-  draw(width = this.root.clientWidth) {
-    const scale = window.devicePixelRatio || 1;
+  draw() {
+    this.palette = readPalette(document.documentElement);
+    this._drawOn(this.root.clientWidth, window.devicePixelRatio || 1);
+    clearTimeout(this.paperDue);
+    this.paperDue = setTimeout(() => this._drawPaper(), PAPER_AFTER_MS);
+  }
+
+  // A picture for printing: a canvas that is drawn as printing begins comes out blank.
+  _drawPaper() {
+    const { bars, marks, palette } = this;
+    [this.bars, this.marks] = [1, 2].map(() => document.createElement("canvas"));
+    this.palette = readPalette(this.paper);
+    this._drawOn(PAPER_PX, 2);
+    this.bars.getContext("2d").drawImage(this.marks, 0, 0);
+    this.bars.toBlob((blob) => {
+      URL.revokeObjectURL(this.paper.src);
+      this.paper.src = URL.createObjectURL(blob);
+    });
+    [this.bars, this.marks, this.palette] = [bars, marks, palette];
+    this._place(this.root.clientWidth);
+  }
+
+  _place(width) {
+    const high = Math.max(2 * LANE_PX, Math.min(TALLEST_PX, this.step.lanes.length * LANE_PX));
     this.width = width;
-    const numLanes = this.step.lanes.length;
-    const high = Math.max(2 * LANE_PX, Math.min(TALLEST_PX, numLanes * LANE_PX));
     this.room = { left: GUTTER_PX, top: AXIS_PX, width: width - GUTTER_PX - RIGHT_PX, height: high };
+    return high;
+  }
+
+  _drawOn(width, scale) {
+    const high = this._place(width);
     for (const canvas of [this.bars, this.marks]) {
       canvas.width = Math.round(width * scale);
       canvas.height = Math.round((high + AXIS_PX) * scale);
       canvas.style.height = `${high + AXIS_PX}px`;
       canvas.style.width = `${width}px`;
     }
-    this.palette = readPalette(document.documentElement);
     const raster = new Raster(Math.round(this.room.width * scale), Math.round(high * scale));
     raster.draw(this.step, this.view, this.palette, scale);
     const pen = this.bars.getContext("2d");
     pen.fillStyle = `rgb(${this.palette.page})`;
     pen.fillRect(0, 0, this.bars.width, this.bars.height);
     pen.putImageData(raster.image, Math.round(GUTTER_PX * scale), Math.round(AXIS_PX * scale));
+    pen.save();
     pen.scale(scale, scale);
     this._drawNumbers(pen, raster, scale);
     this._drawAxis(pen);
     this._drawLaneNames(pen);
+    pen.restore();
     this._drawMarks();
   }
 
