@@ -18,7 +18,7 @@ def compare_jobs(names: Sequence[str], here: Path, say: Say, *, as_json: bool) -
     """The table, or the same as JSON."""
     if len(names) < 2:
         raise InputError("compare wants two jobs or more, such as `vjob compare 4711 last`")
-    check_libraries()
+    check_libraries([])
     from reports import analysis, compare, load
     from reports.sources import SourceError
 
