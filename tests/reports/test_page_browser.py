@@ -46,7 +46,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, build_schedule("1f1b", 2, 4), cost, steps=range(1, 9), replicas=2, hosts=(EVIL, "b")
     )
     lines = [Iteration(step, 8, time_ms=15.0, losses={"lm loss": 9.0 - step}) for step in (4, 8)]
-    text = format_job_info({"NODE_RANK": 0, "MODEL": EVIL}) + "\n" + "\n".join(map(format_iteration, lines))
+    text = (
+        format_job_info({"NODE_RANK": 0, "MODEL": EVIL})
+        + "\n"
+        + "\n".join(map(format_iteration, lines))
+    )
     (folder / "n0.out").write_text(text)
     (folder / f"{EVIL.replace('/', '_')}.gpu.jsonl").write_text("broken\n")
     return write_page(folder)
