@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.analysis import Analysis, analyse
@@ -61,8 +61,8 @@ def draw_all(job: Job, analysis: Analysis) -> list[dict[str, Any]]:
 def unpack(data: bytes, count: int) -> list[int]:
     """As PlaneReader of unpack.js."""
     planes = [data[at * count : (at + 1) * count] for at in range(4)]
-    numbers = [int.from_bytes(bytes(row), "little", signed=True) for row in zip(*planes)]
-    return numbers
+    rows = zip(*planes, strict=True)
+    return [int.from_bytes(bytes(row), "little", signed=True) for row in rows]
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))
@@ -94,7 +94,8 @@ def test_the_packed_events_are_those_of_the_trace(tmp_path: Path) -> None:
     found, row = set(), 0
     for slot, number in enumerate(counts):
         now = 0
-        for gap, wait, work, label, micro in zip(*(c[row : row + number] for c in columns)):
+        own = [column[row : row + number] for column in columns]
+        for gap, wait, work, label, micro in zip(*own, strict=True):
             kind, stage, size, what = facts["labels"][label]
             ready = now + gap + wait
             now = ready + work
@@ -106,8 +107,10 @@ def test_the_packed_events_are_those_of_the_trace(tmp_path: Path) -> None:
     events = job.events[job.events["step"] == 2]
     begin = events["begin_s"].min()
     asked = {
-        (e.rank, e.kind, e.stage, e.microbatch, e.bytes, e.what)
-        + tuple(round((time - begin) * 1e6) for time in (e.ready_s, e.end_s))
+        (
+            *(e.rank, e.kind, e.stage, e.microbatch, e.bytes, e.what),
+            *(round((time - begin) * 1e6) for time in (e.ready_s, e.end_s)),
+        )
         for e in events.itertuples()
     }
     assert found == asked and row == count == len(events)
@@ -229,11 +232,12 @@ def write_seed_logs(folder: Path, *, iterations: int, per_log: int) -> Costs:
         calls = {}
         for rank in range(4):
             stage = rank // 2
+            actions, starts = schedule.ranks[stage], timing.starts[stage]
             for name, kind in (("forward-compute", "F"), ("backward-compute", "B")):
                 pairs = [
                     (10.0 * step + 0.01 * start, 10.0 * step + 0.01 * (start + cost))
                     for step in range(last - per_log, last)
-                    for action, start in zip(schedule.ranks[stage], timing.starts[stage])
+                    for action, start in zip(actions, starts, strict=True)
                     for cost in [costs.by_kind[action.kind][action.stage]]
                     if action.kind == kind
                 ]
@@ -304,13 +308,11 @@ def test_the_last_step_before_a_failure_is_named_so(tmp_path: Path) -> None:
     model = re.search(r'id="model">([^<]*)<', page)
     assert model is not None
     steps = json.loads(zlib.decompress(base64.b64decode(model.group(1))))["steps"]
-    assert (
-        steps[-1]["names"] == ["slowest", "last before the failure"]
-        or "last before the failure" in steps[-1]["names"]
-    )
+    assert "last before the failure" in steps[-1]["names"]
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
 
 
+@settings(max_examples=20)
 @given(st.binary(max_size=400))
 def test_no_log_breaks_the_page(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     folder = tmp_path_factory.mktemp("noise")
