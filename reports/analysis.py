@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -80,7 +80,8 @@ class Analysis:
 def analyse(job: Job) -> Analysis:
     """Everything at once; what there is no data for is empty or None."""
     times = build_step_times(job.traces.steps, job.logs["iterations"])
-    steps = tuple(_analyse_step(job, name, *pair) for name, pair in job.chosen.items())
+    looked_at = {pair: _analyse_step(job, *pair) for pair in set(job.chosen.values())}
+    steps = tuple(replace(looked_at[pair], name=name) for name, pair in job.chosen.items())
     partition = parse_partition(job.partition)
     median = next((step for step in steps if step.name == "median"), None)
     labels = [attempt.label for attempt in job.sources.attempts]
@@ -121,13 +122,13 @@ def list_ranks(job: Job) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*names, "num_events"])
 
 
-def _analyse_step(job: Job, name: str, attempt: str, step: int) -> StepAnalysis:
+def _analyse_step(job: Job, attempt: str, step: int) -> StepAnalysis:
     events = job.events[(job.events["attempt"] == attempt) & (job.events["step"] == step)]
     pipelines: list[Pipeline] = []
     bubbles: list[Bubbles] = []
     trouble = ""
-    for replica in sorted(events["replica"].unique()):
-        pipeline = observe(events, int(replica))
+    for replica, own in events.groupby("replica"):
+        pipeline = observe(own, int(replica))
         if isinstance(pipeline, str):
             trouble = trouble or f"replica {replica}: {pipeline}"
             continue
@@ -143,7 +144,7 @@ def _analyse_step(job: Job, name: str, attempt: str, step: int) -> StepAnalysis:
     by_rank = work.groupby(["stage", "rank"])["work_s"].sum()
     by_stage = by_rank.groupby("stage").mean()
     return StepAnalysis(
-        name=name,
+        name="",
         attempt=attempt,
         step=step,
         pipelines=tuple(pipelines),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from reports.pipeline import Pipeline, list_waits
@@ -12,19 +15,25 @@ from varuna_core.records.trace import COMMUNICATION, COMPUTE
 def measure_communication(events: pd.DataFrame, pipelines: list[Pipeline]) -> pd.DataFrame:
     """A row a rank: work_s; bubble_s, its waits for messages not yet made; exposed_s, its waits for
     messages under way and communication beside which it did nothing; overlapped_s, the rest."""
+    ordered = events.sort_values(["rank", "ready_s"], kind="stable")
+    is_work = ordered["kind"].isin(COMPUTE).to_numpy()
+    is_link = ordered["kind"].isin(COMMUNICATION).to_numpy()
+    names = ("begin_s", "ready_s", "end_s")
+    times = np.column_stack([ordered[name].to_numpy(dtype=float) for name in names])
+    stages = ordered["stage"].to_numpy()
+    ranks, starts = np.unique(ordered["rank"].to_numpy(), return_index=True)
     rows = []
-    for rank, own in events.groupby("rank"):
-        work = own[own["kind"].isin(COMPUTE)].sort_values("ready_s")
-        links = own[own["kind"].isin(COMMUNICATION)]
-        took = (links["end_s"] - links["begin_s"]).clip(lower=0).sum()
+    for rank, start, end in zip(ranks, starts, [*starts[1:], len(ordered)], strict=True):
+        own = slice(start, end)
+        work, links = times[own][is_work[own]], times[own][is_link[own]]
+        took = float(np.maximum(links[:, 2] - links[:, 0], 0).sum())
         hidden = _measure_overlap(work, links)
-        stage = int(own["stage"].max())
         rows.append(
             {
                 "rank": int(rank),
-                "stage": stage,
-                "work_s": float((work["end_s"] - work["ready_s"]).sum()),
-                "exposed_s": float(took - hidden),
+                "stage": int(stages[own].max()),
+                "work_s": float((work[:, 2] - work[:, 1]).sum()),
+                "exposed_s": took - hidden,
                 "overlapped_s": hidden,
             }
         )
@@ -39,16 +48,18 @@ def measure_communication(events: pd.DataFrame, pipelines: list[Pipeline]) -> pd
     return table
 
 
-def _measure_overlap(work: pd.DataFrame, links: pd.DataFrame) -> float:
-    """Seconds of communication beside which the rank worked, on one thing at a time."""
-    if work.empty or links.empty:
+def _measure_overlap(work: npt.NDArray[Any], links: npt.NDArray[Any]) -> float:
+    """Seconds of communication beside which the rank worked, on one thing at a time.
+
+    Rows are begin, ready, end; those of work in the order of ready.
+    """
+    if not len(work) or not len(links):
         return 0.0
-    begin, end = work["ready_s"].to_numpy(), work["end_s"].to_numpy()
+    begin, end = work[:, 1], work[:, 2]
     times = np.column_stack([begin, np.maximum(begin, end)]).ravel()
     times = np.maximum.accumulate(times)
     worked = np.concatenate(
         [[0.0], np.cumsum(np.diff(times) * (np.arange(len(times) - 1) % 2 == 0))]
     )
-    until = np.interp(links["end_s"].to_numpy(), times, worked)
-    since = np.interp(links["begin_s"].to_numpy(), times, worked)
+    until, since = (np.interp(links[:, at], times, worked) for at in (2, 0))
     return float(np.maximum(until - since, 0).sum())

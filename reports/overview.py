@@ -16,8 +16,8 @@ from reports.analysis import Analysis, list_ranks
 from reports.load import Job
 
 NUM_BINS = 480
-MOST_GPUS = 256
-"""Rows of GPUs; beyond that a row is a node's mean."""
+MOST_ROWS = 256
+"""A row of a picture is then still higher than a pixel."""
 STALE = 3.0
 """A sample holds for so many times the usual time between two, in case one is missing."""
 
@@ -45,7 +45,11 @@ class Strips:
     """A row a rank or GPU, a column a piece of the span; NaN where nothing is known."""
 
     names: list[str]
-    values: Matrix
+    values: list[Matrix]
+
+    def add(self, name: str, row: Matrix) -> None:
+        self.names.append(name)
+        self.values.append(row)
 
 
 def find_span(job: Job, analysis: Analysis) -> Span | None:
@@ -72,7 +76,8 @@ def find_span(job: Job, analysis: Analysis) -> Span | None:
 def build_work_strips(job: Job, span: Span) -> tuple[Strips, Strips]:
     """Of every rank: the part of its steps that it worked, and its work against its stage's median.
 
-    The second has rows only for ranks that share their stage with others, and may be empty.
+    The second has rows only for ranks that share their stage with others, and may be empty. Beyond
+    MOST_ROWS a row is several neighbours of a stage: their mean, and whoever is farthest off.
     """
     steps = job.traces.steps
     shift = job.traces.zero_ns / 1e9 - span.zero_s
@@ -80,30 +85,36 @@ def build_work_strips(job: Job, span: Span) -> tuple[Strips, Strips]:
     ranks = ranks.sort_values(["stage", "replica", "rank"])
     grouped = {int(rank): own for rank, own in steps.groupby("rank")}
     ranks = ranks[ranks["rank"].isin(list(grouped))]
-    worked = np.full((len(ranks), NUM_BINS), np.nan)
-    for row, rank in enumerate(ranks["rank"]):
-        worked[row] = _share_of_bins(grouped[int(rank)], shift, span.edges_s)
-    names = [
-        f"stage {stage} rank {rank}"
-        for stage, rank in ranks[["stage", "rank"]].itertuples(index=False)
-    ]
-    compared: list[Matrix] = []
-    compared_names: list[str] = []
-    stages = ranks["stage"].to_numpy()
-    for stage in dict.fromkeys(stages.tolist()):
-        rows = np.flatnonzero(stages == stage)
-        if len(rows) < 2:
-            continue
-        with np.errstate(invalid="ignore", divide="ignore"):
-            usual = _median(worked[rows])
-            compared += list(np.where(usual > 0, worked[rows] / usual, np.nan))
-        compared_names += [names[row] for row in rows]
-    against = np.array(compared) if compared else np.empty((0, NUM_BINS))
-    return Strips(names=names, values=worked), Strips(names=compared_names, values=against)
+    each = -(-len(ranks) // MOST_ROWS)
+    means, farthest = Strips(names=[], values=[]), Strips(names=[], values=[])
+    for stage, own in ranks.groupby("stage"):
+        numbers = [int(rank) for rank in own["rank"]]
+        pairs = [_fill_bins(grouped[number], shift, span.edges_s) for number in numbers]
+        worked, a_step = (np.array(rows) for rows in zip(*pairs, strict=True))
+        usual = _median(a_step)
+        against = np.divide(a_step, usual, out=np.full_like(a_step, np.nan), where=usual > 0)
+        for at in range(0, len(numbers), max(1, each)):
+            rows = slice(at, at + each)
+            name = f"stage {stage} {_name_ranks(numbers[rows])}"
+            means.add(name, _mean(worked[rows]))
+            if len(numbers) > 1:
+                farthest.add(name, _find_farthest(against[rows]))
+    return means, farthest
 
 
-def _share_of_bins(steps: pd.DataFrame, shift: float, edges: Matrix) -> Matrix:
-    """Work over time in steps, bin by bin, from their running sums."""
+def _name_ranks(numbers: list[int]) -> str:
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {numbers[0]}..{numbers[-1]}"
+
+
+def _find_farthest(rows: Matrix) -> Matrix:
+    """Of each column the value farthest from 1."""
+    off = np.where(np.isnan(rows), -1.0, np.abs(rows - 1))
+    found: Matrix = np.take_along_axis(rows, off.argmax(axis=0)[None], axis=0)[0]
+    return found
+
+
+def _fill_bins(steps: pd.DataFrame, shift: float, edges: Matrix) -> tuple[Matrix, Matrix]:
+    """Work over time in steps, and work a step, bin by bin, from their running sums."""
     steps = steps.sort_values("begin_s")
     begin = steps["begin_s"].to_numpy(dtype=float) + shift
     took = np.maximum(steps["took_s"].to_numpy(dtype=float), 0)
@@ -118,7 +129,9 @@ def _share_of_bins(steps: pd.DataFrame, shift: float, edges: Matrix) -> Matrix:
     worked = sum_up(steps["work_s"].to_numpy(dtype=float))
     # A sliver of a step in a bin would stand for all of it.
     known = covered > 0.02 * np.diff(edges)
-    return np.where(known, worked / np.where(known, covered, 1), np.nan)
+    share = np.where(known, worked / np.where(known, covered, 1), np.nan)
+    count = sum_up(np.ones(len(begin)))
+    return share, np.where(known & (count > 0), worked / np.where(count > 0, count, 1), np.nan)
 
 
 def _median(rows: Matrix) -> Matrix:
@@ -142,15 +155,15 @@ def build_gpu_strips(job: Job, span: Span, name: str) -> Strips | None:
         (str(node), str(gpu)): _hold(own.sort_values("at"), name, span.edges_s)
         for (node, gpu), own in samples.groupby(["node", "gpu"], sort=False)
     }
-    if len(rows) <= MOST_GPUS:
+    if len(rows) <= MOST_ROWS:
         names = [f"{node} {'processors' if gpu == 'cpu' else f'GPU {gpu}'}" for node, gpu in rows]
-        return Strips(names=names, values=np.array(list(rows.values())))
+        return Strips(names=names, values=list(rows.values()))
     nodes: dict[str, list[Matrix]] = {}
     for (node, _), values in rows.items():
         nodes.setdefault(node, []).append(values)
     return Strips(
         names=[f"{node}, {len(own)} GPUs" for node, own in nodes.items()],
-        values=np.array([_mean(np.array(own)) for own in nodes.values()]),
+        values=[_mean(np.array(own)) for own in nodes.values()],
     )
 
 

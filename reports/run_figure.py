@@ -44,7 +44,7 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
     if span is not None and (has_times or not rows.rows):
         busy = build_gpu_strips(job, span, "utilization")
         if busy is not None:
-            scaled = Strips(names=busy.names, values=busy.values / 100)
+            scaled = Strips(names=busy.names, values=[row / 100 for row in busy.values])
             _add_strips(rows, span, scaled, "GPUs busy", "Cividis", 1.0)
     if not rows.rows:
         return None
@@ -62,9 +62,9 @@ def _add_strips(
     count = len(strips.names)
     if not count:
         return
-    percent = np.rint(100 * strips.values)
+    percent = np.rint(100 * np.array(strips.values))
     cells = list_cells(np.clip(percent, 0, 999))
-    width = (span.end_s - span.begin_s) / strips.values.shape[1]
+    width = (span.end_s - span.begin_s) / percent.shape[1]
     bounds = {"zmin": 0, "zmax": 100} if most is not None else {"zmin": 50, "zmax": 150}
     trace = {
         "type": "heatmap",
@@ -73,7 +73,6 @@ def _add_strips(
         "dx": width / span.unit_s,
         "y": [plain(name) for name in strips.names],
         "colorscale": scale,
-        "reversescale": most is None,
         **bounds,
         "hovertemplate": f"%{{y}}, %{{x:.4g}} {span.unit}: %{{z}} %<extra></extra>",
         "colorbar": {"thickness": 10, "ticksuffix": " %", "tickfont": {"size": 10}, "nticks": 4},

@@ -70,7 +70,9 @@ class Timeline {
 
   draw() {
     this.palette = readPalette(document.documentElement);
-    this._drawOn(this.root.clientWidth, window.devicePixelRatio || 1);
+    const width = this.root.clientWidth;
+    if (width < 2 * GUTTER_PX) return; // as good as hidden
+    this._drawOn(width, window.devicePixelRatio || 1);
     clearTimeout(this.paperDue);
     this.paperDue = setTimeout(() => this._drawPaper(), PAPER_AFTER_MS);
   }

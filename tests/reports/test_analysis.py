@@ -8,7 +8,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobs.conf import JobConf
 from reports.analysis import analyse
@@ -16,6 +19,7 @@ from reports.finding import Finding
 from reports.findings import find_all
 from reports.load import load_job
 from reports.prediction import read_prediction
+from reports.stragglers import find_medians_of_others
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.training_log import Iteration, format_iteration
 from varuna_core.schedule.choice import build_schedule
@@ -162,3 +166,20 @@ def test_every_key_that_a_finding_names_is_one_of_the_conf() -> None:
     named = set(re.findall(r"\b(?:train|parallel|cluster|profile|data)\.[\w.]+\w", text))
     assert len(named) > 5
     assert named <= known, named - known
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.0, float("nan")]), min_size=3, max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_median_of_the_others_is_that(rows: list[list[float]]) -> None:
+    found = find_medians_of_others(np.array(rows))
+    for row, medians in zip(rows, found, strict=True):
+        for at, median in enumerate(medians):
+            others = [v for other, v in enumerate(row) if other != at and v == v]
+            if row[at] == row[at]:  # what is not known has no use for peers
+                asked = float(np.median(others)) if others else float("nan")
+                assert median == pytest.approx(asked, nan_ok=True)
