@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from jobs.programs.start import Found
 from tests.command import Vjob
 from tests.jobs.confs import make_conf
 from tests.jobs.programs import recipes
+from varuna_core.records.training import read_training
 
 GOLDEN = Path(__file__).parents[1] / "golden/external"
 V1 = Found(
@@ -138,3 +140,19 @@ def test_the_command_writes_scripts_that_run(tmp_path: Path) -> None:
         "--elastic nonsense"
         in vjob("export", "conf.yaml", "x", "--elastic", "nonsense", code=2).stderr
     )
+
+
+def test_a_built_in_program_lies_beside_its_scripts(tmp_path: Path) -> None:
+    vjob = Vjob(tmp_path)
+    vjob.write(
+        "name: x\nprogram: pretrain_gpt\nmodel: gpt2-small\ndata: {synthetic: true}\n"
+        "parallel: {pipeline: 2}\ncluster: {nodes: [{group: a, ranks: 2}]}\n"
+    )
+    written = vjob("export", "conf.yaml", "byhand").stdout.splitlines()
+    assert written == [f"byhand/{name}" for name in ("training.json", "node-0.sh", "program.pyz")]
+    folder = tmp_path / "byhand"
+    words = read_command((folder / "node-0.sh").read_text())
+    assert words[-2:] == [str(folder / "program.pyz"), str(folder / "training.json")]
+    assert read_training(folder / "training.json").pipeline == 2
+    said = subprocess.run([sys.executable, folder / "program.pyz"], capture_output=True, text=True)
+    assert "usage: " in said.stderr
