@@ -36,7 +36,7 @@ demo: $(VENV)/.installed-train
 # and say so.
 packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  packages="$$($(PYTHON) -m tests.cluster packages) shellcheck openssh-server charliecloud squashfs-tools podman runc uidmap catatonit"; \
+	  packages="$$($(PYTHON) -m tests.cluster packages) shellcheck openssh-server charliecloud squashfs-tools podman runc uidmap catatonit chromium"; \
 	  if ! dpkg -s $$packages >/dev/null 2>&1; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi

@@ -1,6 +1,7 @@
 """What reading costs against the plain ways to read the same files, in one run.
 
-    python -m benchmarks.report [--trace-mb 1000] [--nodes 64 --log-mb 50] [--ranks 1024] [--write]
+    python -m benchmarks.report [--trace-mb 1000] [--nodes 64 --log-mb 50] [--ranks 1024]
+        [--events 1024000] [--write]
 
 Each way runs in a process of its own; its memory is that process' peak. The logs are one file under
 many names. The seed's way is measured on a part of one log and told for all: that would take hours.
@@ -22,6 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report_page import measure_page
 from varuna_core.records.trace import COLUMNS, FORMAT, TraceWriter
 from varuna_core.records.training_log import Iteration, format_iteration, format_timers
 
@@ -195,6 +197,7 @@ def main() -> None:
     parser.add_argument("--log-mb", type=int, default=50)
     parser.add_argument("--seed-mb", type=float, default=1.0)
     parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--events", type=int, default=1_024_000, help="of the page")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary one")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
@@ -205,6 +208,8 @@ def main() -> None:
                 *measure_ranks(Path(name) / "many", options.ranks),
                 *measure_logs(Path(name) / "logs", options.nodes, options.log_mb, options.seed_mb),
                 *measure_writer(Path(name)),
+                "",
+                *measure_page(Path(name) / "page", options.events),
             ]
         )
     print(text)

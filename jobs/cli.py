@@ -217,7 +217,16 @@ def logs(
 
 @cli.command()
 @job_argument
-@click.option("--text", is_flag=True, help="Print the report (what it does without options too).")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the page goes; default: report.html in JOB's folder.",
+)
+@click.option("--open", "is_opened", is_flag=True, help="Show the page in a browser.")
+@click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
+@click.option("--text", is_flag=True, help="Print the report in the terminal.")
 @click.option(
     "--csv",
     type=click.Path(file_okay=False, path_type=Path),
@@ -236,22 +245,63 @@ def logs(
     metavar="FILE",
     help="Write a timeline for ui.perfetto.dev, such as trace.json.gz.",
 )
+@click.option(
+    "--png",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a picture of the page; needs Chromium or Chrome.",
+)
 def report(
-    job: str, text: bool, csv: Path | None, parquet: Path | None, trace: Path | None
+    job: str,
+    output: Path | None,
+    is_opened: bool,
+    cdn: bool,
+    text: bool,
+    csv: Path | None,
+    parquet: Path | None,
+    trace: Path | None,
+    png: Path | None,
 ) -> None:
-    """Say where JOB's time went, and what to change.
+    """Say where JOB's time went, and what to change: one page that opens anywhere.
 
-    JOB may also be a folder of per-node logs, such as log2/10932251, or one log.
+    JOB may also be a folder of per-node logs, such as log2/10932251, or one log. A page is written
+    unless only other things are asked for.
 
     \b
-    vjob report last
-    vjob report log2/10932251 --csv tables
+    vjob report last --open
+    vjob report last --text
+    vjob report log2/10932251 -o page.html --csv tables
     vjob report gpt2-xl --trace trace.json.gz
     """
-    from jobs.report import write_report
+    from jobs.report import Wanted, write_report
 
-    here = Path.cwd()
-    write_report(job, here, click.echo, text=text, csv=csv, parquet=parquet, trace=trace)
+    wanted = Wanted(
+        text=text,
+        csv=csv,
+        parquet=parquet,
+        trace=trace,
+        page=output,
+        png=png,
+        cdn=cdn,
+        is_opened=is_opened,
+    )
+    write_report(job, Path.cwd(), click.echo, wanted)
+
+
+@cli.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB JOB...", shell_complete=complete_job)
+@json_option
+def compare(jobs: tuple[str, ...], as_json: bool) -> None:
+    """Hold jobs side by side: step time, idle, memory, loss, and where their confs differ.
+
+    Each JOB as for `vjob report`; the first is what the others are held against.
+
+    \b
+    vjob compare 4711 last
+    """
+    from jobs.compare import compare_jobs
+
+    compare_jobs(jobs, Path.cwd(), click.echo, as_json=as_json)
 
 
 @cli.command()

@@ -96,6 +96,8 @@ class Optimizer:
     """Use torch's fused kernels."""
     apex: bool = False
     """Use NVIDIA apex where it is importable."""
+    offload: bool = False
+    """Keep its state and the fp32 weights in host memory, and step there; not with apex."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,8 @@ class Parallel:
     tensor: int = 1
     """Ranks that share each layer; all in one node."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage over the replicas; a script does not see it."""
+    """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
+    micro-batches too, 3 is not in this version; a script does not see it."""
     recompute: Literal["none", "full", "auto"] = "auto"
     """Recompute activations in the backward, where auto means none for now; a script does not see
     it."""

@@ -144,6 +144,9 @@ def check_train(conf: JobConf) -> Iterator[Finding]:
     if train.schedule.min_lr > train.optimizer.lr:
         message = f"must be at most train.optimizer.lr, {train.optimizer.lr}"
         yield "train.schedule.min_lr", train.schedule.min_lr, message
+    if train.optimizer.offload and train.optimizer.apex:
+        message = "cannot be with train.optimizer.apex, whose kernels run on GPUs; remove one"
+        yield "train.optimizer.offload", True, message
     warmup, decay = train.schedule.warmup_steps, train.schedule.decay_steps
     if decay is not None and decay < warmup:
         message = f"must be at least train.schedule.warmup_steps, {warmup}"

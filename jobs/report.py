@@ -4,15 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import tempfile
+import webbrowser
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs.errors import InputError, VjobError
 from jobs.runs import find_run, view_run
+from jobs.still import write_png
 from varuna_core.records import record as records
+from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
 
+if TYPE_CHECKING:
+    from reports.analysis import Analysis
+    from reports.load import Job
+
 Say = Callable[[str], object]
+
+MORE_EVENTS = 200_000
+"""Of steps that nothing singles out, for the page's selector: some two megabytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to write of a report; the page where nothing is named."""
+
+    text: bool = False
+    csv: Path | None = None
+    parquet: Path | None = None
+    trace: Path | None = None
+    page: Path | None = None
+    png: Path | None = None
+    cdn: bool = False
+    is_opened: bool = False
+
+    @property
+    def has_page(self) -> bool:
+        others = (self.csv, self.parquet, self.trace, self.png)
+        asked = self.page is not None or self.cdn or self.is_opened
+        return asked or not (self.text or any(others))
 
 
 def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
@@ -36,48 +70,78 @@ def is_partial(run: RunFolder | None) -> bool:
     return False
 
 
-def write_report(
-    job: str,
-    here: Path,
-    say: Say,
-    *,
-    text: bool,
-    csv: Path | None,
-    parquet: Path | None,
-    trace: Path | None,
-) -> None:
-    """What was asked for; the text where nothing was."""
+def write_report(job: str, here: Path, say: Say, wanted: Wanted) -> None:
+    """All that is wanted of one job."""
     folder, run = find_folder(job, here)
-    _check_libraries()
-    from reports import analysis, export, findings, load, perfetto
+    check_libraries(["plotly", "jinja2"] if wanted.has_page or wanted.png else [])
+    from reports import analysis, findings, load
     from reports import text as texts
     from reports.sources import SourceError
 
+    needs_more = wanted.has_page or wanted.png is not None
     try:
-        found = load.load_job(folder)
+        found = load.load_job(folder, more_events=MORE_EVENTS if needs_more else 0)
     except SourceError as error:
         raise InputError(str(error)) from None
     analysed = analysis.analyse(found)
+    sentences = findings.find_all(found, analysed)
+    partial = is_partial(run)
     try:
-        for target, write in ((csv, export.write_csv), (parquet, export.write_parquet)):
-            if target is not None:
-                written = write(found, analysed, target)
-                say(f"wrote {len(written)} tables to {target}")
-        if trace is not None:
-            count = perfetto.write_perfetto(found, analysed, trace)
-            steps = sorted({f"{step.step}" for step in analysed.steps}, key=int)
-            said = f" of steps {', '.join(steps)}: open it in ui.perfetto.dev" if steps else ""
-            say(f"wrote {trace}, {count} slices{said}")
+        _write_tables(found, analysed, say, wanted)
+        if needs_more:
+            from reports.page import render_page
+
+            made_at = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+            page = render_page(
+                found, analysed, sentences, is_partial=partial, made_at=made_at, cdn=wanted.cdn
+            )
+            _write_page(page, wanted, here, folder, say)
     except OSError as error:
         raise VjobError(f"{error.filename or folder}: {error.strerror}") from None
-    if text or (csv, parquet, trace) == (None, None, None):
-        sentences = findings.find_all(found, analysed)
-        partial = is_partial(run)
+    if wanted.text:
         say(texts.render_text(found, analysed, sentences, is_partial=partial).rstrip("\n"))
 
 
-def _check_libraries() -> None:
-    for name in ("numpy", "pandas", "pyarrow"):
+def _write_tables(job: Job, analysis: Analysis, say: Say, wanted: Wanted) -> None:
+    from reports import export, perfetto
+
+    for target, write in ((wanted.csv, export.write_csv), (wanted.parquet, export.write_parquet)):
+        if target is not None:
+            written = write(job, analysis, target)
+            say(f"wrote {len(written)} tables to {target}")
+    if wanted.trace is not None:
+        count = perfetto.write_perfetto(job, analysis, wanted.trace)
+        steps = sorted({int(step) for step in job.events["step"]})
+        which = ", ".join(map(str, steps)) if len(steps) < 9 else f"{steps[0]} to {steps[-1]}"
+        said = f" of steps {which}: open it in ui.perfetto.dev" if steps else ""
+        say(f"wrote {wanted.trace}, {count} slices{said}")
+
+
+def _write_page(page: str, wanted: Wanted, here: Path, folder: Path, say: Say) -> None:
+    with contextlib.ExitStack() as stack:
+        if wanted.has_page:
+            target = here / (wanted.page or _choose_page(folder))
+            write_atomic(target, page)
+            say(f"wrote {target}, {len(page) / 1e6:.1f} MB")
+        else:
+            target = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "report.html"
+            write_atomic(target, page)
+        if wanted.png is not None:
+            write_png(target, here / wanted.png)
+            say(f"wrote {wanted.png}")
+        if wanted.is_opened and not webbrowser.open(target.as_uri()):
+            say("no browser is here to open it: copy the file, it needs nothing else")
+
+
+def _choose_page(folder: Path) -> Path:
+    """In the job's folder; beside a lone log."""
+    if folder.is_dir():
+        return RunFolder(folder).report
+    return folder.with_name(f"{folder.name}.report.html")
+
+
+def check_libraries(more: list[str]) -> None:
+    for name in ("numpy", "pandas", "pyarrow", *more):
         if importlib.util.find_spec(name) is None:
             raise VjobError(
                 f"reports need {name}, which is not installed: pip install 'vjob[report]'"

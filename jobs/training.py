@@ -44,6 +44,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         betas=train.optimizer.betas,
         fused=train.optimizer.fused,
         apex=train.optimizer.apex,
+        offload=train.optimizer.offload,
         lr_schedule=train.schedule.kind,
         warmup_steps=train.schedule.warmup_steps,
         decay_steps=train.schedule.decay_steps or train.steps,
@@ -63,6 +64,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         schedule=parallel.schedule,
         partition=None if parallel.partition == "auto" else parallel.partition,
         pipeline=parallel.pipeline,
+        zero=parallel.zero,
         timeline=conf.profile.timeline,
     )
 

@@ -14,7 +14,15 @@ DOUBTFUL_NS = 1_000_000
 
 def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     """Missing traces and details, doubtful clocks, files that were not read whole."""
-    if not job.traces.ranks:
+    if not job.traces.ranks and len(job.events):
+        yield Finding(
+            weight=0.0,
+            sentence="No rank wrote a trace: events are the calls of Megatron's timers, which wait "
+            "for the GPU at every call and so slow a step down.",
+            evidence="start and end lists of the log; times are those of the nodes' own clocks",
+            key="profile.timeline",
+        )
+    elif not job.traces.ranks:
         yield Finding(
             weight=0.0,
             sentence="No rank wrote a trace: bubbles, stages and stragglers are not known.",

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from reports.gpu_log import read_gpus
+from reports.log_events import build_log_events
 from reports.megatron_log import LogReader, LogTables
 from reports.prediction import Prediction, read_prediction
 from reports.sources import Sources, find_sources
@@ -19,6 +20,9 @@ from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import AttemptFolder
 
+MOST_STEPS = 200
+"""That anybody would look at one by one."""
+
 
 @dataclass(kw_only=True)
 class Job:
@@ -27,7 +31,7 @@ class Job:
     sources: Sources
     traces: Traces
     events: pd.DataFrame
-    """Events of the chosen steps (reports/trace_reader.py has the columns)."""
+    """Of the chosen steps, and of further ones where asked for: columns as of read_events."""
     chosen: dict[str, tuple[str, int]]
     """(attempt, step) of `first`, `median`, `slowest`, `last`."""
     logs: dict[str, pd.DataFrame]
@@ -52,8 +56,13 @@ class Job:
         return traced or str(self.facts.get("partition") or self.job_info.get("PARTITION", ""))
 
 
-def load_job(path: Path, say: Callable[[str], object] = lambda text: None) -> Job:
-    """Read all; SourceError where there is nothing. `say` hears of the progress."""
+def load_job(
+    path: Path, say: Callable[[str], object] = lambda text: None, *, more_events: int = 0
+) -> Job:
+    """Read all; SourceError where there is nothing. `say` hears of the progress.
+
+    `more_events` asks for further steps' events, about so many, to look at beside the chosen ones.
+    """
     sources = find_sources(path)
     skipped: dict[str, str] = {}
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
@@ -65,7 +74,8 @@ def load_job(path: Path, say: Callable[[str], object] = lambda text: None) -> Jo
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = count
         if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
-    chosen = choose_steps(traces)
+    chosen = choose_steps(traces.detailed_steps, _measure_steps(traces.steps))
+    held = {*chosen.values(), *choose_more(traces, more_events)}
     tables = LogTables()
     for attempt in sources.attempts:
         for node, log in attempt.logs:
@@ -79,14 +89,20 @@ def load_job(path: Path, say: Callable[[str], object] = lambda text: None) -> Jo
             gpus += rows
             if bad:
                 skipped[f"{attempt.label}/{samples.name}".lstrip("/")] = f"{bad} lines skipped"
+    logs = tables.build_tables()
+    events = read_events(traces, held)
+    if events.empty:
+        found = build_log_events(logs["timer_calls"], tables.job_info)
+        if found is not None:
+            events, chosen = found, _choose_logged(found)
     plan = read_json(sources.run.plan) if sources.run is not None else None
     facts = plan if isinstance(plan, dict) else {}
     return Job(
         sources=sources,
         traces=traces,
-        events=read_events(traces, set(chosen.values())),
+        events=events,
         chosen=chosen,
-        logs=tables.build_tables(),
+        logs=logs,
         job_info=tables.job_info,
         gpus=pd.DataFrame(gpus),
         history=read_history(sources.run) if sources.run is not None else [],
@@ -98,16 +114,37 @@ def load_job(path: Path, say: Callable[[str], object] = lambda text: None) -> Jo
     )
 
 
-def choose_steps(traces: Traces) -> dict[str, tuple[str, int]]:
+def _measure_steps(steps: pd.DataFrame) -> pd.Series:
+    """What each step took, by (attempt, step)."""
+    return steps.groupby(["attempt", "step"])["took_s"].max()
+
+
+def choose_steps(detailed: list[tuple[str, int]], took: pd.Series) -> dict[str, tuple[str, int]]:
     """The steps to look at closely, of those that have details."""
-    detailed = traces.detailed_steps
     if not detailed:
         return {}
-    took = traces.steps.groupby(["attempt", "step"])["took_s"].max()
     # The first step warms up: it is no measure of the others.
     later = sorted(detailed[1:] or detailed, key=lambda pair: (float(took[pair]), pair))
     chosen = {"first": detailed[0], "median": later[(len(later) - 1) // 2]}
     return {**chosen, "slowest": later[-1], "last": detailed[-1]}
+
+
+def _choose_logged(events: pd.DataFrame) -> dict[str, tuple[str, int]]:
+    grouped = events.groupby(["attempt", "step"])
+    took = grouped["end_s"].max() - grouped["begin_s"].min()
+    return choose_steps([(str(attempt), int(step)) for attempt, step in took.index], took)
+
+
+def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
+    """The last step of each attempt, and others evenly apart, about so many events in all."""
+    detailed = traces.detailed_steps
+    count = sum(trace.num_events for trace in traces.ranks)
+    most = min(most_events * len(detailed) // count, MOST_STEPS) if count else 0
+    if not most:
+        return set()
+    last = list({attempt: (attempt, step) for attempt, step in detailed}.values())[-most:]
+    apart = -(-len(detailed) // max(1, most - len(last)))
+    return {*last, *detailed[::apart]} if most > len(last) else set(last)
 
 
 def _read_exits(sources: Sources) -> pd.DataFrame:

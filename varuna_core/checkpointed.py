@@ -14,17 +14,12 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from varuna_core.agreement import Agreement, decode, encode
 from varuna_core.engine import Engine
-from varuna_core.grads import Gradients
 from varuna_core.links import Links
-from varuna_core.precision import Masters
-from varuna_core.preemption import CALLS, SignalCalls
-from varuna_core.rank_part import RankPart
+from varuna_core.own_part import OwnPart
+from varuna_core.preemption import CALLS, SignalCalls, ignore_calls
 from varuna_core.saving import PendingSave, Progress, Saving
-from varuna_core.split import Split
 from varuna_core.updates import Updates
 
 log = logging.getLogger(__name__)
@@ -33,16 +28,12 @@ LEFT_CODE = 0
 """Exit code of ranks that saved because of a signal and left: the job did as it was told."""
 
 
-class Checkpointed(nn.Module):
+class Checkpointed(OwnPart):
     """What Varuna saves, loads, and does on a signal."""
 
-    split: Split
-    part: RankPart
     links: Links
     engine: Engine
     updates: Updates
-    gradients: Gradients
-    _masters: Masters
 
     def _prepare_saving(self) -> None:
         self.iteration = 0
@@ -149,11 +140,13 @@ class Checkpointed(nn.Module):
             try:
                 handler(number, None)
             except SystemExit:
+                ignore_calls()
                 self.saving.words.part()
                 raise
         elif self._leave_to is not None:
             store, options = self._leave_to
             log.warning("%s: saving iteration %d into %s", name, self.iteration, store)
+            ignore_calls()
             note = {"signal": name, "world_size": self.saving.words.world_size}
             self.saving.save_whole(
                 self._find_progress(), store, self.iteration, note=note, **options

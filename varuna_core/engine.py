@@ -115,10 +115,9 @@ class Engine:
         self.holds_last = any(seat.is_last for seat in self.seats.values())
         self.device = stages[0].device
         self.weight_grads = WeightGrads()
-        self.loss_scale = 1.0
-        """What the loss is multiplied by before its backward."""
-
+        self.loss_scale = 1.0  # what the loss is multiplied by before its backward
         self.before_gradients: BeforeGradients | None = None
+        self.after_gradients: Callable[[], None] = lambda: None  # after each B and each W
         self._held: dict[tuple[int, int], Held] = {}
         self._handed: dict[tuple[bool, int, int], Crossing] = {}
         self._step = self._total = 0
@@ -146,6 +145,7 @@ class Engine:
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
         actions = tuple(actions)
         finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
+        self.weight_grads.adding, begun = self.before_gradients is None, set[int]()
         order: Iterable[Action] = actions
         if self.ahead:
             order = run_ahead(actions, self.ahead, self._has_come, self._wait_for_either)
@@ -154,9 +154,12 @@ class Engine:
             number, seat = action.microbatch, self.seats[action.stage]
             if self.before_gradients is not None and action.kind in "BIW":
                 held = self._held[action.stage, number]
-                self.before_gradients(
-                    finishing.get(action, []), held.work if action.kind == "W" else None
-                )
+                last_for = finishing.get(action, [])
+                self.before_gradients(last_for, held.work if action.kind == "W" else None)
+                # Seen by autograd's hooks are the first ones, which teach what to wait for, and
+                # the last, which are waited for.
+                self.weight_grads.adding = action.stage in begun and not last_for
+                begun.add(action.stage)
             run[action.kind](seat, number, microbatches[number])
             if self.trace is not None:
                 self.trace(str(action), begin, self._ready, time.perf_counter())
@@ -288,6 +291,7 @@ class Engine:
 
     def _backward(self, seat: Seat, number: int, micro: MicroBatch) -> None:
         self._run_backward(seat, number, self._held.pop((seat.stage.index, number)), micro)
+        self.after_gradients()
 
     def _backward_inputs(self, seat: Seat, number: int, micro: MicroBatch) -> None:
         held = self._held[seat.stage.index, number]
@@ -302,6 +306,7 @@ class Engine:
     def _backward_weights(self, seat: Seat, number: int, micro: MicroBatch) -> None:
         for work in self._held.pop((seat.stage.index, number)).work:
             work()
+        self.after_gradients()
 
     def _run_backward(self, seat: Seat, number: int, held: Held, micro: MicroBatch) -> None:
         if seat.is_last:

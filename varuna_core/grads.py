@@ -8,6 +8,8 @@ of all stages, clipping by it. Nothing is read by the host.
 A bucket's sum starts when each of its parameters has its last gradient of the step; buckets start
 in one order, so that replicas whose data uses other parameters start the same ones.
 
+With ZeRO a bucket holds parameters of one owner, which alone is told the sum and keeps it.
+
 A parameter that no replica used keeps `grad = None`, as in the plain model: each bucket carries a
 flag a parameter, looked at only by a rank that has no gradient of its own.
 """
@@ -22,10 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from varuna_core.backend import GLOO
 from varuna_core.links import Links
 from varuna_core.precision import Masters
 from varuna_core.split_names import Tie
 from varuna_core.weight_grads import Work
+from varuna_core.zero import Owners, pack
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -42,8 +46,9 @@ def list_shared(ties: Sequence[Tie]) -> dict[tuple[int, ...], list[str]]:
 class Bucket:
     """Parameters of one type whose gradients are summed in one message."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: Sequence[nn.Parameter], owner: int | None = None) -> None:
+        """`owner` is the rank that keeps the sum; None: all do."""
+        self.parameters, self.owner = parameters, owner
         self.waiting: set[int] = set()
         """Those that may get another gradient."""
 
@@ -63,11 +68,18 @@ class Bucket:
         self._flat = torch.cat([part.reshape(-1) for part in parts] + [flags])
         for parameter in self.parameters:
             parameter.grad = None  # its memory; a gradient that comes yet is seen
-        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+        if self.owner is None or (self._flat.is_cuda and dist.get_backend(group) == GLOO):
+            # gloo reduces CUDA tensors to all or not at all.
+            self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+        else:
+            self._work = dist.reduce(self._flat, self.owner, group=group, async_op=True)
 
     def finish(self) -> None:
         assert self._flat is not None and self._work is not None
         self._work.wait()
+        if self.owner not in (None, dist.get_rank()):
+            self.forget()
+            return
         sizes = [p.numel() for p in self.parameters]
         *pieces, flags = torch.split(self._flat, [*sizes, len(sizes)])
         for place, (parameter, piece) in enumerate(zip(self.parameters, pieces, strict=True)):
@@ -93,17 +105,24 @@ class Gradients:
         shared: Mapping[tuple[int, ...], Sequence[str]],
         links: Links,
         device: torch.device,
+        owners: Owners | None = None,
     ) -> None:
-        self.masters, self.links, self.device = masters, links, device
+        self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
         self.factor = 1.0
         """Of each gradient as it comes: undoes the loss scale."""
 
-        self.parameters = [master for _, master in masters.list_pairs() if master.requires_grad]
-        self.frozen = [master for _, master in masters.list_pairs() if not master.requires_grad]
-        trained = set(map(id, self.parameters))
+        self.at_once = owners is not None and owners.at_once
+        """Sum after each backward, so that nobody keeps what another owns."""
+
+        places = masters.list_places()
+        self.parameters = [place for p, place in places if p.requires_grad]
+        """Where the gradients add up; those of `masters.pairs` are kept."""
+
+        self.frozen = [place for p, place in places if not p.requires_grad]
+        kept = {id(place) for place, _ in masters.pairs}
         self.shared = {
-            stages: [masters.by_name[n] for n in names if id(masters.by_name[n]) in trained]
+            stages: [masters.places[n] for n in names if id(masters.places[n]) in kept]
             for stages, names in shared.items()
             if links.stage in stages
         }
@@ -113,11 +132,15 @@ class Gradients:
             for copy in copies
             if links.stage != stages[0]
         }
-        self.counted = [p for p in self.parameters if id(p) not in elsewhere]
+        self.counted = [p for p, _ in masters.pairs if id(p) not in elsewhere]
         """Those whose norm this rank answers for: one stage for each shared weight."""
 
-        self._names = {id(p): name for name, p in reversed(masters.by_name.items())}
+        self._names = {id(p): name for name, p in reversed(masters.places.items())}
         self._carried: list[tuple[nn.Parameter, Tensor]] = []
+        self._summed: dict[int, Tensor] = {}
+        """With `at_once`: of this step so far, over the replicas, by the place."""
+
+        self._backwards_left = 0
         self._seen: set[int] = set()
         """Those that autograd gave a gradient."""
 
@@ -126,15 +149,21 @@ class Gradients:
 
         # The backward comes to the last ones first.
         backwards = self.parameters[::-1] if links.replicas is not None else []
-        self._buckets = list(make_buckets(backwards))
+        self._buckets = list(make_buckets(backwards, self._list_owners(masters.places)))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._reset()
         self._watch()
 
+    def _list_owners(self, places: Mapping[str, nn.Parameter]) -> dict[int, int]:
+        """The rank that owns a parameter, by the place of its gradient."""
+        if self.owners is None:
+            return {}
+        return {id(place): self.owners.rank_of(name) for name, place in places.items()}
+
     def _watch(self) -> None:
         """Hear of gradients, where something is to be done about them as they come."""
-        for parameter, master in self.masters.list_pairs():
-            if parameter.requires_grad and (parameter is not master or self._buckets):
+        for parameter, place in self.masters.list_places():
+            if parameter.requires_grad and (parameter is not place or self._buckets):
                 parameter.register_post_accumulate_grad_hook(self.note)  # type: ignore[no-untyped-call]
 
     def _reset(self) -> None:
@@ -145,23 +174,13 @@ class Gradients:
         self._fired: set[int] = set()
         self._learning = False
 
-    def share_values(self, buffers: Sequence[Tensor]) -> None:
-        """Start equal: replicas as the first one, copies of a weight as in the first stage."""
-        stage_map = self.links.stage_map
-        tensors = [*(master for _, master in self.masters.list_pairs()), *buffers]
-        with torch.no_grad():
-            if self.links.replicas is not None:
-                for tensor in tensors:
-                    _broadcast(tensor, stage_map.ranks[self.links.stage][0], self.links.replicas)
-            for stages, copies in self.shared.items():
-                source = stage_map.ranks[stages[0]][self.links.replica]
-                for parameter in copies:
-                    _broadcast(parameter, source, self.links.sharing[stages])
-
     # In a step.
 
-    def begin(self, factor: float = 1.0) -> None:
-        """Set aside what earlier steps left, which is summed already."""
+    def begin(self, factor: float = 1.0, num_backwards: int = 0) -> None:
+        """Set aside what earlier steps left, which is summed already.
+
+        So many calls of `backward_done` will follow on this rank.
+        """
         thawed = next((p for p in self.frozen if p.requires_grad), None)
         if thawed is not None:
             raise RuntimeError(
@@ -169,9 +188,14 @@ class Gradients:
                 "counts on it; let it be trained before, and freeze it after"
             )
         self.factor = factor
-        self._carried = [(p, p.grad) for p in self.parameters if p.grad is not None]
-        for parameter, _ in self._carried:
-            parameter.grad = None
+        self._carried = [
+            (p, master.grad) for p, master in self.masters.pairs if master.grad is not None
+        ]
+        for _, master in self.masters.pairs:
+            master.grad = None
+        if self.at_once:
+            assert self.owners is not None
+            self._backwards_left = self.owners.find_most(num_backwards)
         for bucket in self._buckets:
             bucket.waiting = set(map(id, bucket.parameters))
 
@@ -186,9 +210,11 @@ class Gradients:
         self._learning = put_off is None
         if not self.overlap:
             return
-        made = Counter(id(self.masters.of(p)) for work in put_off or () for p in work.parameters)
+        made = Counter(
+            id(self.masters.place_of(p)) for work in put_off or () for p in work.parameters
+        )
         for parameter in finishing:
-            key = id(self.masters.of(parameter))
+            key = id(self.masters.place_of(parameter))
             if put_off is not None:
                 self._expect(key, made[key])
             elif key in self._seen and key not in self._repeating:
@@ -224,29 +250,54 @@ class Gradients:
         self._buckets[self._started].start(self.links.replicas)
         self._started += 1
 
-    def reduce(self) -> None:
-        """Sum over the replicas, then over the stages that hold copies."""
+    def backward_done(self) -> None:
+        """One micro-batch has given its gradients to a stage."""
+        if not self.at_once:
+            return
+        self._backwards_left -= 1
+        self._sum_replicas()
+        for place, _ in self.masters.pairs:
+            if place.grad is not None:
+                held = self._summed.setdefault(id(place), place.grad)
+                if held is not place.grad:
+                    held.add_(place.grad)
+                place.grad = None
+
+    def _sum_replicas(self) -> None:
         while self._started < len(self._buckets):
             self._start_next()
         for bucket in self._buckets:
             bucket.finish()
         self._reset()
+
+    def reduce(self) -> None:
+        """Sum over the replicas, then over the stages that hold copies."""
+        while self._backwards_left > 0:  # other replicas have more micro-batches
+            self.backward_done()
+        if not self.at_once:
+            self._sum_replicas()
+        for place, master in self.masters.pairs:
+            place.grad = self._summed.pop(id(place), place.grad)
+            if not master.requires_grad:  # its owner has frozen it for now
+                place.grad = None
         for stages, copies in self.shared.items():
-            buckets = list(make_buckets(copies))
+            buckets = list(make_buckets(copies, {}))
             for bucket in buckets:
                 bucket.start(self.links.sharing[stages])
             for bucket in buckets:
                 bucket.finish()
-        for parameter, grad in self._carried:
-            if parameter.grad is not None:
-                grad.add_(parameter.grad)
-            parameter.grad = grad
+        for place, held in self._carried:
+            grad = held.to(place.device)
+            if place.grad is not None:
+                grad.add_(place.grad)
+            place.grad = grad
         self._carried = []
 
     def forget(self) -> None:
         """After a failure: what is under way would keep its group open."""
         for bucket in self._buckets:
             bucket.forget()
+        self._summed.clear()
 
     def square_norm(self) -> Tensor:
         """Of this stage's gradients, in double precision."""
@@ -255,25 +306,30 @@ class Gradients:
         if grads:
             norms = torch._foreach_norm(grads)
             total += torch.stack([norm.double() for norm in norms]).square().sum()
+        if self.owners is not None:
+            dist.all_reduce(total, group=self.links.replicas)
         return total
 
     def hold_any(self) -> bool:
         """Whether a gradient other than zero waits for an update, or for more to be added."""
-        return any(p.grad is not None and bool(p.grad.any()) for p in self.parameters)
+        grads = [master.grad for _, master in self.masters.pairs]
+        return any(grad is not None and bool(grad.any()) for grad in grads)
 
     def drop(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def zero(self, set_to_none: bool) -> None:
+        """As an optimizer's `zero_grad`."""
+        for _, master in self.masters.pairs:
+            if set_to_none:
+                master.grad = None
+            elif master.grad is not None:
+                master.grad.zero_()
+
     def scale(self, factor: Tensor) -> None:
         for grads in _by_type([p.grad for p in self.parameters if p.grad is not None]):
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
-
-
-def _broadcast(tensor: Tensor, source: int, group: Any) -> None:
-    made = tensor.detach().to("cpu").contiguous()
-    dist.broadcast(made, source, group=group)
-    tensor.detach().copy_(made)
 
 
 def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -283,19 +339,9 @@ def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def make_buckets(parameters: Sequence[nn.Parameter]) -> Iterator[Bucket]:
-    """Parameters of one type, about BUCKET_BYTES of them."""
-    by_type: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        by_type.setdefault(parameter.dtype, []).append(parameter)
-    for same in by_type.values():
-        held: list[nn.Parameter] = []
-        size = 0
-        for parameter in same:
-            held.append(parameter)
-            size += parameter.numel() * parameter.itemsize
-            if size >= BUCKET_BYTES:
-                yield Bucket(held)
-                held, size = [], 0
-        if held:
-            yield Bucket(held)
+def make_buckets(parameters: Sequence[nn.Parameter], owners: Mapping[int, int]) -> Iterator[Bucket]:
+    """Parameters of one type and one owner, about BUCKET_BYTES of them among all owners; in the
+    order in which they are full."""
+    limit = BUCKET_BYTES / max(1, len(set(owners.values())))
+    for owner, held in pack(parameters, owners, limit):
+        yield Bucket(held, owner)

@@ -1,21 +1,18 @@
 """Optimizers by name: torch's own, LAMB, and NVIDIA's apex where it is asked for and there.
 
 Varuna takes any optimizer; this module is for programs that choose one by a word of their conf.
-
-PyPI's package `apex` is something else (a toolkit for web sites): importing it to see is no test.
-NVIDIA's has the compiled module `amp_C` beside it.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from varuna_core.apex_parts import build_apex_optimizer, why_no_apex
 
 log = logging.getLogger(__name__)
 
@@ -111,13 +108,6 @@ TORCH: dict[str, Callable[..., Any]] = {
     "lamb": Lamb,
     "sgd": torch.optim.SGD,
 }
-APEX: dict[str, tuple[str, dict[str, Any]]] = {
-    "adam": ("FusedAdam", {"adam_w_mode": False}),
-    "adamw": ("FusedAdam", {"adam_w_mode": True}),
-    # Its own norm is that of one stage: let Varuna.step clip by the norm of all.
-    "lamb": ("FusedLAMB", {"max_grad_norm": float("inf")}),
-    "sgd": ("FusedSGD", {}),
-}
 
 
 def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options: Any) -> Any:
@@ -131,7 +121,7 @@ def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options
     if missing:
         log.warning("%s; torch's own %s is used", missing, name)
     if apex and not missing:
-        return _build_apex(name, parameters, options)
+        return build_apex_optimizer(name, parameters, options)
     held = [_list_group(entry) for entry in parameters]
     chosen = {"fused", "foreach"} & options.keys()
     if name != "lamb" and not chosen and all(map(_has_fused_kernel, _flatten(held))):
@@ -159,26 +149,3 @@ def _flatten(entry: Any) -> Iterator[Tensor]:
 
 def _has_fused_kernel(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")
-
-
-def _build_apex(name: str, parameters: Any, options: dict[str, Any]) -> Any:
-    if name == "lamb" and options.get("max_grad_norm") is not None:
-        raise ValueError(
-            "apex's FusedLAMB would clip by the norm of one stage: leave max_grad_norm out and "
-            "give model.step(inputs, clip_grad_max_norm=...)"
-        )
-    word, fixed = APEX[name]
-    made = getattr(importlib.import_module("apex.optimizers"), word)
-    return made(parameters, **{**options, **fixed})
-
-
-def why_no_apex() -> str:
-    """Empty if NVIDIA's apex is installed. Imports nothing."""
-    if find_spec("amp_C") is not None and find_spec("apex") is not None:
-        return ""
-    if find_spec("apex") is None:
-        return "NVIDIA's apex is not installed (PyPI's package of that name is something else)"
-    return (
-        "the installed `apex` is not NVIDIA's, or has not its compiled parts (there is no module "
-        "amp_C): PyPI's package of that name is something else"
-    )

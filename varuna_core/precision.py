@@ -10,7 +10,7 @@ them: averages over many batches are lost in 8 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,52 +70,123 @@ def choose_precision(fp16: bool, precision: str | None) -> Precision:
 
 
 class Masters:
-    """What an optimizer updates: fp32 copies of a stage's parameters, or these themselves."""
+    """What an optimizer updates, and where the gradients of a stage's parameters add up.
+
+        parameter   what the model computes with
+        place       where its gradient adds up: itself in fp32, else something in fp32
+        master      what the optimizer updates: the place, or a copy on the host (offloaded);
+                    none where another replica owns the parameter (zero.py)
+
+    What is frozen is all three of them, on every replica.
+    """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        values: Mapping[str, Tensor],
+        *,
+        owned: Collection[str] | None = None,
+        offload: bool = False,
     ) -> None:
-        """`values` are fp32; what has none (all in fp32, else what is frozen) is its own."""
-        made: dict[int, nn.Parameter] = {}
+        """`values` are fp32, of the parameters in half precision; of `owned` names, if given,
+        are the masters that this rank holds."""
+        self.owned, self.offload = owned, offload
         self.by_name: dict[str, nn.Parameter] = {}
-        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        """The masters that are here."""
+
+        self.places: dict[str, nn.Parameter] = {}
+        self._parameters = [*{id(p): p for p in parameters.values()}.values()]
+        self._place_of: dict[int, nn.Parameter] = {}
+        self._master_of: dict[int, nn.Parameter] = {}
         for name, parameter in parameters.items():
-            if id(parameter) not in made:
-                master = parameter
-                if name in values:
-                    master = nn.Parameter(values[name])
-                    self._pairs.append((parameter, master))
-                made[id(parameter)] = master
-            self.by_name[name] = made[id(parameter)]
-        self._of, self._parameters = made, [*{id(p): p for p in parameters.values()}.values()]
+            key = id(parameter)
+            if key not in self._place_of:
+                self._make(name, parameter, values.get(name))
+            self.places[name] = self._place_of[key]
+            if key in self._master_of:
+                self.by_name[name] = self._master_of[key]
+        made = [(p, self._master_of.get(id(p))) for p in self._parameters]
+        self._copies = [(p, master) for p, master in made if master is not None and master is not p]
+        trained = [(p, master) for p, master in made if master is not None and p.requires_grad]
+        self.pairs = [(self.place_of(parameter), master) for parameter, master in trained]
+        """Place and master of each parameter that is trained and owned here."""
 
-    def of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """The master of one of the stage's parameters."""
-        return self._of[id(parameter)]
+    def _make(self, name: str, parameter: nn.Parameter, full: Tensor | None) -> None:
+        place = parameter
+        owned = self.answers_for(name) or not parameter.requires_grad
+        master: nn.Parameter | None = None
+        if parameter.requires_grad and full is not None:
+            at_hand = owned and not self.offload
+            place = nn.Parameter(full) if at_hand else make_place(full)
+        if owned and parameter.requires_grad and self.offload:
+            master = nn.Parameter(copy_to_host(parameter if full is None else full))
+        elif owned:
+            master = place
+        self._place_of[id(parameter)] = place
+        if master is not None:
+            self._master_of[id(parameter)] = master
 
-    def list_pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Each parameter of the stage once, and its master."""
-        return [(parameter, self.of(parameter)) for parameter in self._parameters]
+    def answers_for(self, name: str) -> bool:
+        """Whether this rank is the one of its replicas that owns this parameter."""
+        return self.owned is None or name in self.owned
+
+    def place_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Where the gradient of one of the stage's parameters adds up."""
+        return self._place_of[id(parameter)]
+
+    def list_places(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Each parameter of the stage once, and the place of its gradient."""
+        return [(parameter, self.place_of(parameter)) for parameter in self._parameters]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Make the weights of the masters, whoever changed these."""
-        if not self._pairs:
+        """Make the weights of the masters that are here, whoever changed these."""
+        if not self._copies:
             return
-        for parameter, master in self._pairs:
+        for parameter, master in self._copies:
             if parameter.requires_grad != master.requires_grad:
                 parameter.requires_grad_(master.requires_grad)
-        torch._foreach_copy_([p for p, _ in self._pairs], [m for _, m in self._pairs])
+        torch._foreach_copy_([p for p, _ in self._copies], [m for _, m in self._copies])
 
     @torch.no_grad()
     def take_gradient(self, parameter: nn.Parameter, factor: float) -> nn.Parameter:
-        """Add the gradient that the parameter just got, times `factor`, to its master's."""
-        master = self.of(parameter)
+        """Add the gradient that the parameter just got, times `factor`, to that in its place."""
+        place = self.place_of(parameter)
         gradient = parameter.grad
-        if master is not parameter and gradient is not None:
-            if master.grad is None:
-                master.grad = gradient.to(master.dtype, copy=True).mul_(factor)
+        if place is not parameter and gradient is not None:
+            if place.grad is None:
+                place.grad = gradient.to(place.dtype, copy=True).mul_(factor)
             else:
-                master.grad.add_(gradient, alpha=factor)
+                place.grad.add_(gradient, alpha=factor)
             parameter.grad = None
-        return master
+        return place
+
+    @torch.no_grad()
+    def land_gradients(self) -> None:
+        """Bring the gradients to the masters that lie on the host, where the host may read them."""
+        devices = set()
+        for place, master in self.pairs:
+            if place is master:
+                continue
+            gradient, place.grad = place.grad, None
+            if gradient is not None:
+                devices.add(gradient.device)
+                master.grad = copy_to_host(gradient)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+
+
+def make_place(like: Tensor) -> nn.Parameter:
+    """Holds a gradient as `like` would, and has a value of one element's memory."""
+    return nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape))
+
+
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory, from a GPU in such as it reads and writes by itself (pinned).
+
+    It is there when the stream is done.
+    """
+    pinned = tensor.device.type == "cuda"
+    made = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=pinned)
+    return made.copy_(tensor.detach(), non_blocking=pinned)

@@ -30,6 +30,19 @@ NCCL_DUMPS = ("NCCL_PROXY_DUMP_SIGNAL", "NCCL_RMA_PROXY_DUMP_SIGNAL")
 Handler = Callable[[int, Any], Any]
 
 
+def ignore_calls(environ: Mapping[str, str] = os.environ) -> None:
+    """For a process on its way out, with all saved: the signal may reach the node of one rank
+    seconds after that of another, and what all have answered is not to end this one."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _list_ours(environ):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _list_ours(environ: Mapping[str, str]) -> list[signal.Signals]:
+    not_ours = {environ.get(name) for name in NCCL_DUMPS}
+    return [number for number in CALLS if str(int(number)) not in not_ours]
+
+
 class SignalCalls:
     """This process' handlers, put in place where somebody wants to hear."""
 
@@ -42,13 +55,12 @@ class SignalCalls:
 
         self._kept: dict[int, Any] = {}
         self._pid = os.getpid()
-        self._not_ours = {environ.get(name) for name in NCCL_DUMPS}
+        self._ours = _list_ours(environ)
 
     def listen(self) -> None:
         """Hear all of CALLS from now on."""
-        for number in CALLS:
-            if str(int(number)) not in self._not_ours:
-                self._put(number)
+        for number in self._ours:
+            self._put(number)
 
     def look_around(self) -> None:
         """Put ours in place of handlers that the user has set since, and back where a library

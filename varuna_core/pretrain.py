@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(path: Path) -> None:
+    from varuna_core.preemption import ignore_calls
     from varuna_core.programs.errors import ProgramError
     from varuna_core.programs.place import find_place, join, leave
     from varuna_core.programs.training import Trainer, open_trace
@@ -62,6 +63,7 @@ def _train(path: Path) -> None:
     join(place)
     trainer = Trainer(training, place, trace)
     trainer.run()
+    ignore_calls()  # all is saved
     trainer.close()
     leave()
 

@@ -172,14 +172,15 @@ class Saving:
 
     def _take_part(self, progress: Progress, number: int, shard: bool) -> RankPart:
         replicas = self.links.stage_map.num_replicas
-        shared = shard and replicas > 1
+        owned = self.masters.owned is not None
+        shared = (shard or owned) and replicas > 1
         segments: dict[int, list[Entry]] = {}
         optimizer: dict[str, Any] = {}
         if shared or self.links.replica == 0:
             segments, optimizer = take_tensors(
                 self.split, self.part, self.masters, self.updates.optimizer
             )
-        if shared:
+        if shared and not owned:  # else each has its own already
             segments = deal(segments, replicas, self.links.replica)
         if self.links.replica == 0:  # those of the other replicas may differ (batch norm)
             for segment, entries in take_buffers(self.split, self.part, self._shapes).items():

@@ -45,6 +45,8 @@ def take_tensors(
         for name in stage.parameters():
             if split.groups[name][0] != name or split.owners(name)[0] != stage.index:
                 continue
+            if not masters.answers_for(name):
+                continue
             master = masters.by_name[name]
             entries, tree = take_optimizer(name, master, optimizer, options)
             held = segments.setdefault(min(split.segments[name]), [])

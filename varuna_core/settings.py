@@ -10,8 +10,13 @@ from varuna_core.split import Split
 SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
 
 
-def estimate_costs(split: Split) -> Costs:
-    """Of each stage from the dry run's count; a backward takes two forwards."""
+def choose_costs(split: Split, given: Costs | None) -> Costs:
+    """Of each stage: as given, or from the dry run's count; then a backward takes two forwards and
+    a message nothing."""
+    if given is not None:
+        if given.num_stages != len(split.stages):
+            raise ValueError(f"costs of {given.num_stages} stages, there are {len(split.stages)}")
+        return given
     unit = max(sum(split.costs), 1e-30)
     each = tuple(sum(split.costs[s] for s in held) / unit for held in split.stages)
     return Costs(forward=each, input_grad=each, weight_grad=each)
@@ -51,3 +56,10 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
             "recompute='auto' asks a GPU for its memory; here say memory_limit=, the bytes that "
             "the micro-batches of a rank may hold at once"
         )
+
+
+def refuse_zero(zero: int, offload: str | None) -> None:
+    if zero not in (0, 1, 2):
+        raise ValueError(f"zero {zero!r}: this version knows 0, 1 and 2 (docs/zero.md says why)")
+    if offload not in (None, "optimizer"):
+        raise ValueError(f"offload {offload!r}: there is 'optimizer', or None")

@@ -14,7 +14,7 @@ Loss, gradients and updates equal those of the plain model on the global batch, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from varuna_core.checkpointed import Checkpointed
 from varuna_core.engine import Engine, Trace
+from varuna_core.equal_start import share_values
 from varuna_core.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.grads import Gradients, list_shared
 from varuna_core.graph_memory import GraphMeter, agree_on_memory, find_limit
@@ -36,11 +37,19 @@ from varuna_core.precision import Masters, choose_precision
 from varuna_core.random_streams import kept_random_state
 from varuna_core.rank_part import RankPart
 from varuna_core.schedule.actions import Action
+from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
-from varuna_core.settings import check_memory_limit, estimate_costs, find_device, refuse_unknown
+from varuna_core.settings import (
+    check_memory_limit,
+    choose_costs,
+    find_device,
+    refuse_unknown,
+    refuse_zero,
+)
 from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
 from varuna_core.updates import Updates, check_optimizer
+from varuna_core.zero import WeightExchange, make_owners
 
 
 class Varuna(Checkpointed):
@@ -70,15 +79,20 @@ class Varuna(Checkpointed):
         memory_limit: float | None = None,
         opportunistic: bool = True,
         hang_timeout_s: float | None = None,
+        costs: Costs | None = None,
+        zero: int = 0,
+        offload: str | None = None,
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
         `state_dict` holds weights to start from. `from_cache` takes the dry run of an earlier
-        start, if the same model made it.
+        start, if the same model made it. `costs` are what a profile found; all ranks must be given
+        the same. `zero` and `offload="optimizer"` are zero.py's.
         """
         super().__init__()
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
+        refuse_zero(zero, offload)
         self.batch_size, self.chunk_size = batch_size, chunk_size
         self.precision = choose_precision(fp16, precision)
         stages_per_rank = count_stages(schedule, stages_per_rank)
@@ -102,7 +116,7 @@ class Varuna(Checkpointed):
         self.samples = dealt[self.replica]
         """Which samples of the global batch this rank is to be given."""
 
-        costs, usual = estimate_costs(self.split), max(1, -(-len(dealt[0]) // chunk_size))
+        costs, usual = choose_costs(self.split, costs), max(1, -(-len(dealt[0]) // chunk_size))
         self.stage_map, name = place_stages(ranks, schedule, stages_per_rank, usual, costs)
         self.memory_limit = memory_limit
         self.plans = Plans(
@@ -125,17 +139,30 @@ class Varuna(Checkpointed):
         )
         self.links = connect(self.stage_map, rank, tuple(shared), self.device, hang_timeout_s)
         self.engine = Engine(self.part.stages, self.links, seed=seed, trace=trace)
-        self._masters = Masters(self.part.parameters(), self.part.take_full())
-        self.gradients = Gradients(self._masters, shared, self.links, self.device)
-        self.gradients.share_values([*self.part.buffers().values()])
-        if self.links.replicas is not None:
+        full = self.part.take_full()
+        share_values(
+            {**self.part.parameters(), **full}, self.part.buffers().values(), shared, self.links
+        )
+        owners = make_owners(zero, self.links, self.part.parameters(), shared, model)
+        self._masters = Masters(
+            self.part.parameters(),
+            full,
+            owned=None if owners is None else owners.list_own(),
+            offload=offload is not None,
+        )
+        del full  # the values of what others own
+        self.gradients = Gradients(self._masters, shared, self.links, self.device, owners)
+        self.exchange = WeightExchange(owners, self.part.parameters()) if owners else None
+        if self.gradients.at_once:
+            self.engine.after_gradients = self.gradients.backward_done
+        elif self.links.replicas is not None:
             self.engine.before_gradients = self.gradients.before
         self.engine.weight_grads.on_made = self.gradients.note
         self.engine.meter = GraphMeter(chunk_size) if recompute == "auto" else None
-        if name in ("zero_bubble", "zbv", "auto"):
-            for stage in self.part.stages:
-                self.engine.weight_grads.install(stage.module)
-        # An optimizer refuses to hold nothing, and a stage may have no layers.
+        puts_off = name in ("zero_bubble", "zbv", "auto")
+        for stage in self.part.stages:
+            self.engine.weight_grads.install(stage.module, puts_off)
+        # An optimizer refuses to hold nothing, and a rank may own nothing.
         self._nothing = nn.Parameter(torch.empty(0, device=self.device))
         self.updates = Updates(needs_scale=self.precision.name == "fp16")
         self.last_grad_norm: Tensor | None = None
@@ -145,64 +172,11 @@ class Varuna(Checkpointed):
         self._prepare_saving()
         weakref.finalize(self, self.links.close)  # at exit too
 
-    # As a module.
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's own; a rank without any has one of no elements."""
-        dot = prefix + "." if prefix else ""
-        named = list(self._masters.by_name.items())
-        if remove_duplicate:
-            named = [*{id(p): (name, p) for name, p in reversed(named)}.values()][::-1]
-        for name, parameter in named or [("nothing", self._nothing)]:
-            yield dot + name, parameter
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
-        dot = prefix + "." if prefix else ""
-        for name, buffer in self.part.buffers().items():
-            yield dot + name, buffer
-
-    def state_dict(  # type: ignore[override]  # a part of the model has no prefix, no destination
-        self, *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        """This rank's parameters and persistent buffers, in the plain model's names."""
-        if args or kwargs:
-            raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
-        persistent = self.split.model.state_dict().keys()
-        named = {**self._masters.by_name, **self.part.buffers()}
-        return {name: tensor.detach() for name, tensor in named.items() if name in persistent}
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("give Varuna(state_dict=...) the plain model's state dict")
-
-    def train(self, mode: bool = True) -> Varuna:
-        self.training = mode
-        self.part.train(mode)
-        return self
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for parameter in self.gradients.parameters:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.zero_()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("Varuna runs whole batches: call step(inputs) or evaluate(inputs)")
-
     # Training.
 
     @property
     def optimizer(self) -> Any:
         return self.updates.optimizer
-
-    def masters(self) -> dict[str, nn.Parameter]:
-        """What the optimizer updates, in fp32, under each of its names in the plain model; the
-        weights follow at the start of the next step."""
-        return dict(self._masters.by_name)
 
     def set_optimizer(
         self,
@@ -237,12 +211,14 @@ class Varuna(Checkpointed):
             self._settle_memory()
             actions = self._plan(len(microbatches))
             self.engine.loss_scale = self.updates.scale
-            self.gradients.begin(1 / self.updates.scale)
+            num_backwards = sum(action.kind in "BW" for action in actions)
+            self.gradients.begin(1 / self.updates.scale, num_backwards)
             summed = self.engine.run(actions, microbatches, self.iteration, count)
             self.gradients.reduce()
             square = self.gradients.square_norm()
             loss, square = self.agreement.finish(summed, square, count)
             self.last_grad_norm = self.updates.judge(square, self.gradients, clip_grad_max_norm)
+            self._masters.land_gradients()
             return loss
 
         loss = self._guarded(inputs, run)
@@ -300,12 +276,16 @@ class Varuna(Checkpointed):
             cast = self.precision.cast(inputs)
             microbatches = self._splitter.split(cast, self.chunk_size, first, self.device)
             self._masters.refresh()
+            if self.exchange is not None:
+                self.exchange.run()
             with kept_random_state(self.device):
                 return run(microbatches, size)
         except BaseException as error:
             mine = f"{self.links.name}: {describe_error(error)}"
             first_error = self.links.board.write(mine)
             self.gradients.forget()
+            if self.exchange is not None:
+                self.exchange.forget()
             self.agreement.forget()
             self.links.abort()
             if not is_connection_error(error):

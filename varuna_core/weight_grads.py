@@ -1,8 +1,12 @@
-"""Weight gradients put off: what an `I` action leaves for its `W`.
+"""Weight gradients of linear layers: put off, and added where they are made.
 
 The backward of a linear layer is two products, one for the gradient of its input and one for that
-of its weight. In an `I` only the first is made, the second waits in a queue. Layers other than
-`nn.Linear` make both in the `I`: correct, only with less to fill the bubbles.
+of its weight. In an `I` only the first is made, the second waits in a queue for the `W`. Layers
+other than `nn.Linear` make both in the `I`: correct, only with less to fill the bubbles.
+
+A second product that finds a gradient there adds to it as it multiplies: an eighth less time than
+a product and a sum. In a `B` it does so only while `adding`, for autograd's hooks do not run then.
+A layer whose parameters the user has hooked is left to autograd altogether.
 
 A module that can put off its own has a method `put_off_to(grads: WeightGrads)`, called once; its
 backward then looks at `grads.putting_off` and, if so, gives `grads.add` the rest and the parameters
@@ -19,6 +23,9 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+LARGE = 2**16
+"""Elements of a weight from which on adding in the product saves more than it costs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +50,9 @@ class WeightGrads:
 
     def __init__(self) -> None:
         self.putting_off = False
+        self.adding = False
+        """Products may be added to gradients unseen: nobody waits for them in this action."""
+
         self.on_made: Callable[[nn.Parameter], None] = lambda parameter: None
         """Told of each parameter whose gradient a product made: autograd's hooks do not run."""
 
@@ -58,13 +68,24 @@ class WeightGrads:
         taken, self._waiting = self._waiting, []
         return taken
 
-    def install(self, model: nn.Module) -> None:
-        """Let the modules that can put off, of them all linear layers with torch's own forward."""
+    def is_hooked(self, parameter: Tensor | None) -> bool:
+        """Somebody but us is to hear of its gradients."""
+        if parameter is None:
+            return False
+        after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        others = any(hook != self.on_made for hook in after.values())
+        return others or bool(parameter._backward_hooks)
+
+    def install(self, model: nn.Module, puts_off: bool = True) -> None:
+        """Take over the modules that can put off, of them all linear layers with torch's own
+        forward; where nothing will be put off, those for which it is worth while."""
         for module in model.modules():
             put_off_to = getattr(module, "put_off_to", None)
             if callable(put_off_to):
                 put_off_to(self)
             elif _is_linear(module) and "forward" not in module.__dict__:
+                if not puts_off and module.weight.numel() < LARGE:
+                    continue
                 module.forward = _PuttingOff(module, self)  # type: ignore[method-assign]
 
 
@@ -81,9 +102,11 @@ class _PuttingOff:
 
     def __call__(self, input: Tensor) -> Tensor:
         weight, bias = self.module.weight, self.module.bias
-        simple = torch.is_grad_enabled() and weight.is_leaf and weight.requires_grad
+        simple = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        simple = simple and weight.is_leaf and weight.requires_grad
         simple = simple and (bias is None or (bias.is_leaf and bias.requires_grad))
-        if not simple or torch.is_autocast_enabled(input.device.type):
+        simple = simple and not torch.is_autocast_enabled(input.device.type)
+        if not simple or self.grads.is_hooked(weight) or self.grads.is_hooked(bias):
             return F.linear(input, weight, bias)
         out: Tensor = _Linear.apply(input, weight, bias, self.grads)  # type: ignore[no-untyped-call]
         return out
@@ -108,6 +131,9 @@ class _Linear(torch.autograd.Function):
             held = (weight,) if bias is None else (weight, bias)
             ctx.grads.add(partial(_accumulate, grad, input, weight, bias), held)
             return grad_input, None, None, None
+        if ctx.grads.adding and _has_gradients(ctx.weight, ctx.bias):
+            _accumulate(grad, input, ctx.weight, ctx.bias)
+            return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, ctx.bias), None
 
 
@@ -117,8 +143,12 @@ def _multiply(grad: Tensor, input: Tensor, bias: Tensor | None) -> tuple[Tensor,
     return grad_weight, None if bias is None else flat.sum(0)
 
 
+def _has_gradients(weight: Tensor, bias: Tensor | None) -> bool:
+    return weight.grad is not None and (bias is None or bias.grad is not None)
+
+
 def _accumulate(grad: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Adds inside the product where it can: an eighth less time than a product and a sum."""
+    """Adds inside the product where it can."""
     so_far = weight.grad
     if so_far is not None and so_far.dtype == grad.dtype == input.dtype:
         flat = grad.reshape(-1, grad.shape[-1])

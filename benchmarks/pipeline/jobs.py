@@ -23,6 +23,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from varuna_core import Varuna
+from varuna_core.schedule.costs import Costs
 
 Stamp = tuple[float, float]
 Traced = tuple[str, float, float, float]
@@ -140,6 +141,7 @@ def build_ours(
     chunk_size: int,
     num_ranks: int,
     partition: str | None,
+    costs: Costs | None = None,
 ) -> Job:
     """`Varuna` as a user has it; the model is copied."""
     job = Job(name=ours.name, run=lambda: None, parameters=[])
@@ -158,6 +160,7 @@ def build_ours(
         stages_per_rank=ours.stages_per_rank,
         recompute=ours.recompute,
         trace=job.trace,
+        costs=costs,
     )
     job.parameters = list(varuna.parameters())
     run_engine = varuna.engine.run

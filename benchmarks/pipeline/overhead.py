@@ -64,7 +64,7 @@ def time_engine(job: jobs.Job) -> dict[str, list[float]]:
 
 def time_bare(job: jobs.Job) -> dict[str, list[float]]:
     """The same work as the model's author would write it."""
-    stage, model = job.varuna.stage, make_model()
+    stage, model = job.varuna.part.stages[0], make_model()
     batch = model.make_batch(1)
     width = model.head.norm.normalized_shape[0]
     shape = (1, model.length, width)

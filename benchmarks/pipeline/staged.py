@@ -78,10 +78,10 @@ def build_torchs(
     return job
 
 
-def build_ours(ours: jobs.Ours, seconds: list[float], batch: torch.Tensor) -> jobs.Job:
-    model = waits.WaitingModel(seconds)
+def build_ours(ours: jobs.Ours, costs: Costs, batch: torch.Tensor) -> jobs.Job:
+    model = waits.WaitingModel(list(costs.forward))
     partition = "-".join(["1"] * NUM_STAGES)
-    return jobs.build_ours(ours, model, {"x": batch}, 1, NUM_STAGES, partition)
+    return jobs.build_ours(ours, model, {"x": batch}, 1, NUM_STAGES, partition, costs)
 
 
 def from_step_begin(run: Callable[[], Any]) -> Any:
@@ -94,6 +94,7 @@ def measure_condition(
 ) -> dict[str, Any]:
     """In a rank: one table."""
     seconds, num_microbatches = condition["seconds"], condition["microbatches"]
+    costs = make_costs(seconds, condition["link_s"])
     waits.jitter.share = condition["jitter"]
     batch = torch.rand(num_microbatches, condition["message"])
     builders: list[tuple[str, Callable[[], jobs.Job]]] = []
@@ -102,14 +103,13 @@ def measure_condition(
         builders.append((name, build))
     for fields in condition["ours"]:
         ours = jobs.Ours(**fields)
-        builders.append((ours.name, partial(build_ours, ours, seconds, batch)))
+        builders.append((ours.name, partial(build_ours, ours, costs, batch)))
     built, missing = build_jobs(builders)
     for job in built:
         job.run = partial(from_step_begin, job.run)
     fewer = rounds if condition["title"] == EVEN_TITLE else -(-rounds * 3 // 5)
     run_rounds(built, fewer, rank, same_model=False)
     measured = measure(built, world)
-    costs = make_costs(seconds, condition["link_s"])
     for result in measured.values():
         traces = result.pop("traces", None)
         if traces is not None:
@@ -142,8 +142,9 @@ def run(options: dict[str, Any]) -> Part:
     part.notes.append(
         f"Each of forward, input gradient and weight gradient is a wait of {waits.UNIT_S * 1e3:g} "
         "ms, and so is a recompute; torch's recomputes in the backward "
-        "(torch.utils.checkpoint). Ratios over torch's 1F1B, the engine's part of ours; beside "
-        "them the step over its own simulation."
+        "(torch.utils.checkpoint). Ours are told the costs, as a profile would tell them. Ratios "
+        "over torch's 1F1B, the engine's part of ours; beside them the step over its own "
+        "simulation."
     )
     all_of_them = [copy.copy(vars(ours)) for ours in (*PLAIN, *RECOMPUTING)]
     even = [

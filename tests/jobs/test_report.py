@@ -35,12 +35,24 @@ def run(*words: str) -> Result:
 
 
 def test_the_text_of_a_bare_folder(job: Path) -> None:
-    done = run("log2/4711")
+    done = run("log2/4711", "--text")
     assert done.exit_code == 0, done.output
-    assert done.output == run(str(job), "--text").output
+    assert not (job / "report.html").exists()
     assert "Ranks idle 25 % of a step's pipeline" in done.output
     assert "iteration 2 : 0.0120 s" in done.output
     assert "\x1b" not in done.output
+
+
+def test_the_page_lands_in_the_folder_or_where_it_is_asked_for(job: Path) -> None:
+    done = run("log2/4711")
+    assert done.exit_code == 0, done.output
+    page = (job / "report.html").read_text()
+    assert str(job / "report.html") in done.output and "FINDINGS" not in done.output
+    assert "Ranks idle 25 % of a step&#39;s pipeline" in page
+    done = run("log2/4711/n0.out", "--cdn", "-o", "here.html")
+    assert done.exit_code == 0, done.output
+    linked = Path("here.html").read_text()
+    assert len(linked) < len(page) / 5 and 'integrity="sha256-' in linked
 
 
 def test_tables_as_csv_and_parquet_are_the_same(job: Path) -> None:
@@ -102,3 +114,13 @@ def test_a_folder_that_cannot_be_written_is_said(job: Path) -> None:
     Path("tables").write_text("a file")
     done = run(str(job), "--trace", "none/trace.json.gz")
     assert done.exit_code == 1 and "none/trace.json.gz: No such file" in done.output
+
+
+def test_jobs_are_compared(job: Path) -> None:
+    done = CliRunner().invoke(cli, ["compare", str(job), "log2/4711"])
+    assert done.exit_code == 0, done.output
+    assert "4711 (1)" in done.output and "(1.00x)" in done.output
+    found = json.loads(CliRunner().invoke(cli, ["compare", str(job), str(job), "--json"]).output)
+    assert found["figures"]["steps"] == [4.0, 4.0]
+    alone = CliRunner().invoke(cli, ["compare", str(job)])
+    assert alone.exit_code == 2 and "two jobs or more" in alone.output

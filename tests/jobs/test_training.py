@@ -127,7 +127,11 @@ def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
             "data.prefix = 1 /conf/a 2 /conf/b: a BERT takes one",
         ),
         ("train: {compile: true}", "train.compile = True: cannot be with parallel.schedule: auto"),
-        ("parallel: {zero: 1}", "parallel.zero = 1: the built-in programs of this version have"),
+        ("parallel: {zero: 3}", "parallel.zero = 3: the built-in programs of this version do not"),
+        (
+            "train: {optimizer: {offload: true, apex: true}}",
+            "train.optimizer.offload = True: cannot be with train.optimizer.apex",
+        ),
         ("parallel: {tensor: 2}", "parallel.tensor = 2: the built-in programs of this version"),
         (
             "train: {schedule: {warmup_steps: 9, decay_steps: 8}}",

@@ -41,6 +41,8 @@ class Case(train_rank.Case):
     frozen: list[int] = field(default_factory=list)
     """Steps in which the positions are not trained."""
 
+    zero: int = 0
+    offload: str | None = None
     schedule_rate: str = ""
     """A learning rate scheduler, made "before" or "after" set_optimizer."""
 
@@ -138,6 +140,8 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         schedule=case.schedule,
         stages_per_rank=case.stages_per_rank,
         recompute=case.recompute,  # type: ignore[arg-type]  # text from a file
+        zero=case.zero,
+        offload=case.offload,
     )
     optimizer = build_optimizer(case.optimizer, dict(varuna.named_parameters()))
     scheduler: Any = None
@@ -182,10 +186,31 @@ def train(case: Case, rank: int) -> dict[str, Any]:
             varuna.zero_grad(set_to_none=step % 4 == 0)
     result["state"] = varuna.state_dict()
     result["types"] = {str(p.dtype) for p in varuna.part.parameters().values()}
+    result["held"] = count_held(varuna, optimizer)
     varuna.eval()
     result["evaluated"] = varuna.evaluate(batch)
+    result["weights"] = {n: p.detach().clone() for n, p in varuna.part.parameters().items()}
     varuna.close()
     return result
+
+
+def count_held(varuna: Varuna, optimizer: Any) -> dict[str, int]:
+    """Elements of the stage's weights, and of what this rank holds of them."""
+    grads = [p.grad for p in varuna.gradients.parameters if p.grad is not None]
+    state = [
+        tensor
+        for held in getattr(optimizer, "state", {}).values()
+        for tensor in held.values()
+        if isinstance(tensor, Tensor) and tensor.dim()
+    ]
+    weights = varuna.part.parameters().values()
+    return {
+        "weights": sum({id(p): p.numel() for p in weights}.values()),
+        "masters": sum(p.numel() for p in varuna.parameters()),
+        "largest": max(p.numel() for p in weights),
+        "gradients": sum(grad.numel() for grad in grads),
+        "state": sum(tensor.numel() for tensor in state),
+    }
 
 
 def main() -> None:

@@ -65,6 +65,8 @@ class Case:
     stage_map: str
     schedule: str = "1f1b"
     stages_per_rank: int = 1
+    zero: int = 0
+    offload: str | None = None
     store: str
     load: bool = False
     order: str = "last"
@@ -99,6 +101,8 @@ def open_varuna(case: Case, seed: int) -> Varuna:
         stages_per_rank=case.stages_per_rank,
         precision=kind.precision,
         seed=seed,
+        zero=case.zero,
+        offload=case.offload,
     )
 
 

@@ -149,6 +149,35 @@ def test_put_off_weight_gradients_equal_the_usual_ones() -> None:
         torch.testing.assert_close(parameter.grad, 2 * gradient)  # type: ignore[operator]
 
 
+def test_products_add_to_the_gradients_that_are_there() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3, bias=False)), torch.randn(2, 3, 4)
+    model(x).sum().backward()
+    usual = [2 * parameter.grad for parameter in model.parameters()]
+    grads = WeightGrads()
+    grads.install(model)
+    grads.adding = True
+    held = [parameter.grad.data_ptr() for parameter in model.parameters()]
+    heard: list[Any] = []
+    layer = model[0]
+    model(x).sum().backward()
+    for parameter, gradient, place in zip(model.parameters(), usual, held, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+        assert parameter.grad is not None and parameter.grad.data_ptr() == place
+    layer.weight.register_hook(heard.append)
+    model(x).sum().backward()
+    grads.putting_off = True
+    model(x).sum().backward()
+    assert len(heard) == 2, "a user's hook is called whatever the action"
+    assert [work.parameters for work in grads.take()] == [(model[1].weight,)]
+
+
+def test_small_layers_keep_torchs_own_forward_where_nothing_is_put_off() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(256, 256))
+    WeightGrads().install(model, puts_off=False)
+    assert ["forward" in layer.__dict__ for layer in model] == [False, True]
+
+
 class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: OwnLayer) -> torch.Tensor:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from varuna_core.optimizers import APEX, TORCH, Lamb, build_optimizer, why_no_apex
+from varuna_core.apex_parts import APEX, use_apex_norms, why_no_apex
+from varuna_core.optimizers import TORCH, Lamb, build_optimizer
 
 
 class PlainLamb:
@@ -150,6 +151,13 @@ def lay_down(folder: Path, names: list[str], monkeypatch: pytest.MonkeyPatch) ->
     made = "class {}:\n    def __init__(self, params, **options): self.options = options\n"
     words = {word for word, _ in APEX.values()}
     (folder / "apex/optimizers.py").write_text("".join(map(made.format, sorted(words))))
+    (folder / "apex/normalization").mkdir()
+    (folder / "apex/normalization/__init__.py").write_text("")
+    (folder / "apex/normalization/fused_layer_norm.py").write_text(
+        "def fused_layer_norm_affine(x, weight, bias, shape, eps):\n"
+        "    assert shape == (3,) and eps == 0.5\n"
+        "    return x * weight + bias\n"
+    )
     if "amp_C" in names:
         (folder / "amp_C.py").write_text("raise ImportError('needs a GPU')")
     monkeypatch.syspath_prepend(str(folder))
@@ -181,6 +189,22 @@ def test_nvidias_apex_is_taken_when_asked_for(
         monkeypatch.delitem(sys.modules, word, raising=False)
 
 
+def test_nvidias_layer_norm_is_taken_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.LayerNorm(3, eps=0.5), nn.LayerNorm(3, elementwise_affine=False))
+    x = torch.tensor([1.0, 2.0, 3.0])
+    usual = model(x)
+    assert use_apex_norms(model) == 0 and "torch's own layer norm is used" in caplog.text
+    torch.testing.assert_close(model(x), usual)
+    lay_down(tmp_path, ["apex", "amp_C"], monkeypatch)
+    assert use_apex_norms(model) == 2
+    assert torch.equal(model[0](x), x), "the stand-in's kernel"
+    torch.testing.assert_close(model[1](x), usual, msg="what apex's takes no part in stays torch's")
+    for word in ("apex", "apex.normalization", "apex.normalization.fused_layer_norm"):
+        monkeypatch.delitem(sys.modules, word, raising=False)
+
+
 def test_a_norm_for_apex_lamb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_down(tmp_path, ["apex", "amp_C"], monkeypatch)
     with pytest.raises(ValueError, match="give model"):
@@ -188,5 +212,5 @@ def test_a_norm_for_apex_lamb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_without_any_apex_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("varuna_core.optimizers.find_spec", lambda name: None)
+    monkeypatch.setattr("varuna_core.apex_parts.find_spec", lambda name: None)
     assert "is not installed" in why_no_apex()

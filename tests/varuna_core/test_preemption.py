@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,20 @@ def test_the_curve_is_the_undisturbed_one_over_signals_and_layouts(
     curve |= dict(enumerate(rest, newest(tmp_path)))
     ours = torch.tensor([curve[step] for step in range(STEPS)])
     torch.testing.assert_close(ours, torch.tensor(undisturbed), rtol=2e-4, atol=0)
+
+
+@pytest.mark.parametrize("how", ["plain", "handler"])
+def test_a_signal_that_comes_while_a_rank_leaves_does_not_end_it(tmp_path: Path, how: str) -> None:
+    """Nodes hear of a call seconds apart: ranks of the one have left when the other's are told."""
+    with start_ranks(PROGRAM, 2, str(tmp_path), f"{how} 0;1; {STEPS}") as ranks:
+        read_until(ranks[0], 1)
+        while any(rank.poll() is None for rank in ranks):
+            for rank in ranks:
+                rank.send_signal(signal.SIGUSR1)
+            time.sleep(0.002)
+        done = collect(ranks)
+    assert [code for code, _ in done] == [0, 0], "\n".join(out for _, out in done)
+    assert newest(tmp_path) >= 2
 
 
 def test_a_rank_killed_in_a_save_leaves_the_one_before(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varuna_core.apex_parts import use_apex_norms
 from varuna_core.checkpoint.errors import NoCheckpoint
 from varuna_core.optimizers import build_optimizer
 from varuna_core.programs.batches import (
@@ -99,6 +100,8 @@ def build_varuna(
         recompute="full" if training.recompute == "full" else "none",
         trace=trace,
         seed=training.seed,
+        zero=training.zero,
+        offload="optimizer" if training.offload else None,
     )
 
 
@@ -146,6 +149,9 @@ class Trainer:
 
         self.lines = Lines(training, place, self.model)
         self._resume()
+        if training.apex:
+            for stage in self.model.part.stages:
+                use_apex_norms(stage.module)
         if training.compile:
             for stage in self.model.part.stages:
                 compile_blocks(stage.module)

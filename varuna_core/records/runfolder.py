@@ -8,6 +8,7 @@
   events.jsonl  events.<group>.jsonl                 one writer a file: the batch scripts' hosts
   events-vjob.jsonl                                  and `vjob` itself
   scheduler.out  scheduler.<group>.out               what the batch script itself printed
+  report.html                                        the last `vjob report`
   attempt-0/                                         one start of the ranks
     state/ master.json  go.json                      address; all nodes are ready
            stop.json  outcome.json                   who said stop; how it ended
@@ -148,6 +149,10 @@ class RunFolder:
     def program(self) -> Path:
         """The built-in programs, in one file that any python3 with torch runs."""
         return self.path / "program.pyz"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
 
     @property
     def tensorboard(self) -> Path:

@@ -44,6 +44,7 @@ class Training:
     betas: Tuple[float, float]
     fused: bool
     apex: bool
+    offload: bool
     lr_schedule: str
     warmup_steps: int
     decay_steps: int
@@ -63,6 +64,7 @@ class Training:
     schedule: str
     partition: Optional[str]
     pipeline: int
+    zero: int
     timeline: bool
 
 

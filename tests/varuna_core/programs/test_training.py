@@ -21,6 +21,7 @@ from varuna_core.programs.errors import ProgramError
 
 WORLD = 4
 LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}
+ZERO = {"3-1": 1, "4": 2}
 EVALUATED = {"evaluate_every": 3, "evaluate_steps": 2}
 
 
@@ -47,7 +48,8 @@ def build_cases(folder: Path) -> list[Case]:
     bert = replace(BERT, data=write_sentences(folder), vocabulary=vocabulary, dropout=0.1)
     cases = []
     for partition, stage_map in LAYOUTS.items():
-        laid = replace(gpt, partition=partition)
+        zero = ZERO.get(partition, 0)
+        laid = replace(gpt, partition=partition, zero=zero, offload=zero == 2)
         cases.append(Case(name=f"gpt-{partition}", stage_map=stage_map, training=laid))
     for name, partition, schedule, stage_map in (
         ("wide", "2-2", "zero_bubble", "0,2;1,3;"),
@@ -59,9 +61,11 @@ def build_cases(folder: Path) -> list[Case]:
         cases.append(Case(name=f"bert-{name}", stage_map=stage_map, training=laid))
     kept = replace(gpt, checkpoint_folder=str(folder / "ckpt"), checkpoint_every=2, dropout=0.1)
     whole = replace(kept, checkpoint_folder=None, partition="2-2")
-    first = replace(kept, partition="1-3")
+    first = replace(kept, partition="1-3", zero=1)
     second = replace(kept, partition="0-2-1-1", checkpoint_local=str(folder / "local"))
-    third = replace(kept, schedule="interleaved", partition="1-0-2-1", steps=8, decay_steps=6)
+    third = replace(
+        kept, schedule="interleaved", partition="1-0-2-1", steps=8, decay_steps=6, zero=2
+    )
     cases += [
         Case(name="whole", stage_map="0,1;2,3;", training=replace(whole, steps=8)),
         Case(name="first", stage_map="0,1;2,3;", training=first, stop_after=3),

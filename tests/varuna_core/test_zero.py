@@ -1,0 +1,202 @@
+"""ZeRO in any layout trains as one process does, and each replica holds a share of the state."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.varuna_core.models import Gpt, make_inputs
+from tests.varuna_core.precision_rank import Case, build_model
+from tests.varuna_core.ranks import collect, start_ranks
+from tests.varuna_core.test_varuna_precision import ByHand, differs
+from tests.varuna_core.train_rank import write_cases
+from varuna_core import Varuna
+from varuna_core.zero import deal_owners, pack
+
+TEN = [8, 7, 8, 8, 5, 8, 8, 8, 6, 8]
+LAYOUTS = {"1x2": (2, "0,1;"), "2x2": (4, "0,2;1,3;"), "1x3": (3, "0,1,2;")}
+PRECISIONS = ["fp32", "bf16", "fp16"]
+
+
+def grid(name: str, layout: str, **options: Any) -> list[Case]:
+    """In each precision."""
+    options = {"zero": 1, "batches": [8, 7, 8, 5], "clip": 0.3, **options}
+    return [
+        Case(
+            name=f"{layout} {name} {precision}",
+            stage_map=LAYOUTS[layout][1],
+            precision=precision,
+            **options,
+        )
+        for precision in PRECISIONS
+    ]
+
+
+def list_cases(layout: str) -> list[Case]:
+    cases = [
+        *grid("adamw", layout, optimizer="groups", schedule_rate="after", batches=TEN),
+        *grid("sgd", layout, batches=TEN),
+        *grid("lamb", layout, optimizer="lamb", clip=None, batches=TEN),
+        *grid("offload", layout, optimizer="groups", offload="optimizer"),
+        *grid("at once", layout, optimizer="groups", zero=2),
+    ]
+    if layout == "1x2":
+        cases += [
+            *grid("accumulate", layout, every=2),
+            *grid("accumulate at once", layout, every=2, zero=2, offload="optimizer"),
+            *grid("frozen", layout, frozen=[0, 2]),
+            *grid("foreign", layout, optimizer="foreign"),
+            *grid("offload alone", layout, zero=0, offload="optimizer", frozen=[0, 2]),
+            *grid("batch norm", layout, model="NormNet", batches=[8] * 3, clip=None),
+        ]
+    if layout == "2x2":
+        cases += [
+            *grid("tied", layout, model="TiedGpt", batches=TEN),
+            *grid("tied at once", layout, model="TiedGpt", zero=2, schedule="zero_bubble"),
+            *grid("tied lamb", layout, model="TiedGpt", optimizer="lamb", clip=None),
+            *grid("places", layout, model="TiedGpt", schedule="interleaved", stages_per_rank=2),
+            *grid("zbv", layout, schedule="zbv", zero=2),
+        ]
+        poison: dict[str, Any] = {"model": "PoisonGpt", "poison": {"1": ["backward", float("inf")]}}
+        for zero, offload in ((1, None), (2, None), (1, "optimizer")):
+            made = grid(f"overflow {zero} {offload}", layout, zero=zero, offload=offload, **poison)
+            cases += [case for case in made if case.precision == "fp16"]
+    return cases
+
+
+CASES = {layout: list_cases(layout) for layout in LAYOUTS}
+ALL = [(layout, case) for layout, cases in CASES.items() for case in cases]
+NAMES = [case.name for _, case in ALL]
+Folders = dict[str, Path]
+
+
+@cache
+def _train(folder: Path, layout: str) -> str:
+    """All cases of a layout in one start of its ranks; what went wrong, if anything."""
+    write_cases(folder, list(CASES[layout]))
+    size = LAYOUTS[layout][0]
+    with start_ranks("tests.varuna_core.precision_rank", size, str(folder)) as ranks:
+        done = collect(ranks, 240)
+    return "\n".join(f"rank {r} exit {code}\n{out}" for r, (code, out) in enumerate(done) if code)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return {layout: tmp_path_factory.mktemp(layout) for layout in LAYOUTS}
+
+
+def load(folders: Folders, layout: str, case: Case) -> list[dict[str, Any]]:
+    problem = _train(folders[layout], layout)
+    assert not problem, problem
+    size = LAYOUTS[layout][0]
+    return [torch.load(folders[layout] / f"{case.name}.{rank}.pt") for rank in range(size)]
+
+
+@cache
+def by_hand(name: str) -> tuple[dict[str, Any], ByHand]:
+    plain = ByHand(next(case for _, case in ALL if case.name == name))
+    return plain.run(), plain
+
+
+@pytest.mark.parametrize(("layout", "case"), ALL, ids=NAMES)
+def test_it_trains_as_one_process_does(folders: Folders, layout: str, case: Case) -> None:
+    plain, hand = by_hand(case.name)
+    exact = case.precision == "fp32"
+    buffers = dict(hand.model.named_buffers())
+    tied = dict(hand.model.named_parameters(remove_duplicate=False))
+    first = {id(p): name for name, p in hand.model.named_parameters()}
+    seen: set[str] = set()
+    for ours in load(folders, layout, case):
+        assert ours["overflows"] == plain["overflows"]
+        if case.precision == "fp16":
+            assert ours["scales"] == plain["scales"]
+        for word, rounding in (("losses", 1e-2), ("norms", 2e-2)):
+            pair = torch.stack(ours[word]), torch.stack(plain[word])
+            close = 1e-4 if exact else rounding
+            torch.testing.assert_close(*pair, rtol=close, atol=0, equal_nan=True)
+        if not plain["overflows"][0]:
+            for name, gradient in ours["gradients"].items():
+                name = first[id(tied[name])]
+                close = 1e-5 if exact else 2e-2
+                assert differs(gradient, plain["gradients"][name]) <= close, name
+        for name, tensor in ours["state"].items():
+            seen.add(name)
+            if name in buffers:  # each replica's batch norm has averages of its own
+                continue
+            name = first[id(tied[name])]
+            start, end = hand.start[name], hand.masters[name].detach()
+            if float((end - start).abs().max()) > 1e-5:  # a bias before a batch norm has only noise
+                assert differs(tensor - start, end - start) <= (1e-3 if exact else 5e-2), name
+    assert seen == hand.model.state_dict().keys()
+
+
+@pytest.mark.parametrize(("layout", "case"), ALL, ids=NAMES)
+def test_ranks_agree_to_the_bit(folders: Folders, layout: str, case: Case) -> None:
+    ranks = load(folders, layout, case)
+    tied = dict(build_model(case).named_parameters(remove_duplicate=False))
+    values: dict[int, Tensor] = {}
+    for rank in ranks:
+        for word in ("losses", "norms"):
+            pair = torch.stack(rank[word]), torch.stack(ranks[0][word])
+            torch.testing.assert_close(*pair, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(rank["evaluated"], ranks[0]["evaluated"])
+        for name, weight in rank["weights"].items():
+            assert torch.equal(weight, values.setdefault(id(tied[name]), weight)), name
+        for name in rank["state"].keys() & rank["weights"].keys():
+            weight = rank["weights"][name]
+            assert torch.equal(rank["state"][name].to(weight.dtype), weight), name
+
+
+@pytest.mark.parametrize(("layout", "case"), ALL, ids=NAMES)
+def test_each_replica_holds_its_share(folders: Folders, layout: str, case: Case) -> None:
+    ranks = load(folders, layout, case)
+    moments = {"groups": 2, "lamb": 2, "foreign": 0, "sgd": 1}[case.optimizer]
+    for stage in case.stage_map.strip(";").split(";"):
+        held = [ranks[int(rank)]["held"] for rank in stage.split(",")]
+        weights, replicas = held[0]["weights"], len(held)
+        for one in held:
+            assert one["state"] == moments * one["masters"]
+            assert one["gradients"] <= one["masters"]
+            share = weights / replicas if case.zero else weights
+            assert abs(one["masters"] - share) <= (one["largest"] if case.zero else 0)
+        if case.zero:
+            assert sum(one["masters"] for one in held) == weights
+            if layout == "1x2" and "Gpt" in case.model:
+                assert max(one["masters"] for one in held) <= 0.52 * weights
+
+
+def test_one_owner_for_the_copies_of_a_shared_weight() -> None:
+    def make(**sizes: int) -> dict[str, nn.Parameter]:
+        return {name: nn.Parameter(torch.empty(size)) for name, size in sizes.items()}
+
+    shared = {"wte": 50, "bias": 20, "far": 90}
+    first = deal_owners(make(a=30, wte=50, b=30, bias=20), shared, 3)
+    last = make(wte=50, bias=20, c=5)
+    last["head"] = last["wte"]
+    held = deal_owners(last, shared, 3)
+    assert held["wte"] == held["head"] == first["wte"] and held["bias"] == first["bias"]
+    assert sorted([first["a"], first["b"], first["wte"]]) == [0, 1, 2] or first["a"] != first["b"]
+
+
+def test_messages_hold_one_owner_and_are_sent_as_they_fill() -> None:
+    made = [nn.Parameter(torch.empty(4)) for _ in range(6)]
+    owners = {id(parameter): number % 2 for number, parameter in enumerate(made)}
+    number_of = {id(parameter): number for number, parameter in enumerate(made)}
+    packed = pack(made, owners, 32)
+    assert [(owner, [number_of[id(p)] for p in held]) for owner, held in packed] == [
+        (0, [0, 2]),
+        (1, [1, 3]),
+        (0, [4]),
+        (1, [5]),
+    ]
+
+
+def test_what_there_is_not_is_refused() -> None:
+    for options, words in (({"zero": 3}, "zero 3"), ({"offload": "disk"}, "offload 'disk'")):
+        with pytest.raises(ValueError, match=words):
+            Varuna(Gpt(), "0;", make_inputs(), 4, 2, device="cpu", **options)  # type: ignore[arg-type]
