@@ -1,4 +1,5 @@
-"""How fast text becomes tokens, and index maps are made, against Megatron's ways in the same run.
+"""How fast text becomes tokens, and index maps are made, against Megatron's ways in the same run;
+and for how long a training waits for its data (data_waiting.py).
 
     python -m benchmarks.data [--megabytes 40] [--processes 2] [--rounds 5] [--write]
 
@@ -31,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.data_waiting import measure_waiting
 from varuna_core.data.corpus import make_documents
 from varuna_core.data.gpt import GptSamples
 from varuna_core.data.index_maps import build_maps, build_sample_index, count_epochs, find_fault
@@ -292,6 +294,12 @@ def main() -> None:
             *measure_maps(options.rounds),
             "",
             measure_reading(folder, options.rounds),
+            "",
+            "What a training from token files, one process, waits for data in its steps:",
+            "",
+            "| model | bound | waits | a step takes |",
+            "|---|---|---|---|",
+            *measure_waiting(folder),
         ]
     text = "\n".join(lines)
     print(text)

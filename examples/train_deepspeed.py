@@ -7,7 +7,7 @@ import argparse
 
 import deepspeed
 import torch
-from deepspeed import comm
+from deepspeed import checkpointing, comm
 from torch import Tensor, nn
 
 VOCAB, WIDTH, LENGTH = 64, 32, 16
@@ -30,8 +30,12 @@ class Gpt(nn.Module):
         hidden = self.tokens(tokens[:, :-1])
         hidden = hidden + self.places(torch.arange(LENGTH, device=tokens.device))
         ahead = torch.full((LENGTH, LENGTH), -torch.inf, device=tokens.device).triu(1)
+        ahead = ahead.to(hidden.dtype)
         for block in self.blocks:
-            hidden = block(hidden, src_mask=ahead.to(hidden.dtype), is_causal=True)
+            if checkpointing.is_configured():  # by parallel.recompute: full
+                hidden = checkpointing.checkpoint(block, hidden, ahead)
+            else:
+                hidden = block(hidden, ahead)
         logits = self.head(hidden).float()
         return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -54,21 +58,23 @@ def train(args: argparse.Namespace) -> tuple[deepspeed.DeepSpeedEngine, list[flo
     size = engine.train_micro_batch_size_per_gpu()
     starts = (comm.get_rank() * size + torch.arange(size))[:, None] * 7
     batch = ((starts + torch.arange(LENGTH + 1)) % VOCAB).to(engine.device)
+    if "activation_checkpointing" in engine.config:
+        checkpointing.configure(None, engine.config)
     losses = []
-    for _ in range(args.steps * engine.gradient_accumulation_steps()):
-        loss = engine(batch)
-        engine.backward(loss)
-        engine.step()  # of the optimizer only after the last micro-batch of a step
+    for step in range(1, args.steps + 1):
+        for _ in range(engine.gradient_accumulation_steps()):
+            loss = engine(batch)
+            engine.backward(loss)
+            engine.step()  # the optimizer's only after the last of them
         losses.append(loss.item())
-    return engine, losses[:: engine.gradient_accumulation_steps()]
+        if comm.get_rank() == 0:
+            print(f"step {step} loss {losses[-1]:.4f}", flush=True)
+    return engine, losses
 
 
 def main() -> None:
-    """Rank 0 says how it goes."""
-    _, losses = train(parse_arguments())
-    if comm.get_rank() == 0:
-        for step, loss in enumerate(losses, start=1):
-            print(f"step {step} loss {loss:.4f}", flush=True)
+    """Train, and part in order."""
+    train(parse_arguments())
     comm.destroy_process_group()
 
 

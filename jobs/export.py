@@ -52,6 +52,7 @@ def export(
         restarts=restarts,
     )
     files = build_scripts(found, look_for(found), machines)
+    written = [folder / name for name in files]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -60,10 +61,11 @@ def export(
             os.chmod(folder / name, 0o700 if name.endswith(".sh") else 0o600)
         if found.program.kind in BUILT_IN:
             write_program(RunFolder(folder).program)
+            written.append(RunFolder(folder).program)
     except OSError as error:
         raise VjobError(f"{folder} cannot be written: {error.strerror}") from None
-    for name in files:
-        click.echo(folder / name)
+    for path in written:
+        click.echo(path)
 
 
 def _parse_range(text: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ program:
   args: [--steps, "5"]
   python: {{python}}
 train: {{{{micro_batch_size: 2, global_batch_size: 4, optimizer: {{{{lr: 0.01}}}}}}}}
-parallel: {{{{zero: {{stage}}}}}}
+parallel: {{{{zero: {{stage}}, recompute: full}}}}
 cluster:
   scheduler: {{scheduler}}
   walltime_min: 5

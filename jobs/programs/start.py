@@ -87,8 +87,7 @@ def explain_missing_module(python: str, *, in_container: bool) -> tuple[str, str
     where = "the image's python3" if in_container else python
     return (
         r"exited \d+: ModuleNotFoundError: ",
-        f"install it for {where}, or set program.python to an interpreter that has it; a module "
-        "of your own: its folder in env.PYTHONPATH",
+        f"install it for {where}, or set program.python; a module of your own: env.PYTHONPATH",
     )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from jobs.errors import InputError
 from jobs.programs.byhand import Machines, build_scripts
 from jobs.programs.checkout import Checkout
 from jobs.programs.start import Found
+from tests.byhand import find_port, start_all
 from tests.command import Vjob
 from tests.jobs.confs import make_conf
 from tests.jobs.programs import recipes
@@ -31,6 +33,17 @@ RECIPES = {
     "deepspeed-one": (recipes.DEEPSPEED_ONE, ("localhost",)),
     "deepspeed-two": (recipes.DEEPSPEED_TWO, recipes.HOSTS),
 }
+
+
+BUILT_IN = """
+name: byhand
+program: pretrain_gpt
+model: {{layers: 2, hidden: 16, heads: 2, sequence: 16, vocab: 64}}
+data: {{synthetic: true}}
+train: {{steps: 2, evaluate: {{every: 0}}}}
+parallel: {{pipeline: 2}}
+cluster: {{port: {port}, nodes: [{{group: a, count: 2, ranks: 1}}]}}
+"""
 
 
 def build(text: str, hosts: tuple[str, ...], **more: object) -> dict[str, str]:
@@ -138,3 +151,17 @@ def test_the_command_writes_scripts_that_run(tmp_path: Path) -> None:
         "--elastic nonsense"
         in vjob("export", "conf.yaml", "x", "--elastic", "nonsense", code=2).stderr
     )
+
+
+def test_a_built_in_program_trains_by_hand_on_two_machines(tmp_path: Path) -> None:
+    """Both are this one; torchrun, called on each, makes the world."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    vjob = Vjob(tmp_path, {"OMP_NUM_THREADS": "1", "PATH": path})
+    vjob.write(BUILT_IN.format(port=find_port()))
+    hosts = ("--host", "127.0.0.1", "--host", "localhost")
+    written = vjob("export", "conf.yaml", "byhand", *hosts).stdout.splitlines()
+    names = ("training.json", "node-0.sh", "node-1.sh", "program.pyz")
+    assert written == [f"byhand/{name}" for name in names]
+    said = "".join(start_all([tmp_path / path for path in written if "node-" in path], vjob.env))
+    assert " iteration        2/       2 |" in said and "WORLD_SIZE: 2\n" in said, said

@@ -5,10 +5,7 @@ The real runs want an interpreter with DeepSpeed: VJOB_DEEPSPEED_PYTHON, or this
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from jobs.errors import InputError
 from jobs.plan import Surroundings, build_plan
 from jobs.programs import deepspeed
 from jobs.programs.start import Found
+from tests.byhand import find_port, start_all
 from tests.command import Vjob
 from tests.deepspeed import CONF, check_runs, find_python
 from tests.jobs.confs import make_conf
@@ -184,24 +182,7 @@ def test_deepspeeds_own_launcher_starts_what_was_exported_without_ssh(tmp_path: 
     written = vjob("export", "conf.yaml", "byhand", *hosts).stdout.split()
     scripts = [tmp_path / path for path in written if "node-" in path]
     env = {**vjob.env, "PATH": f"{launcher.parent}:{vjob.env['PATH']}"}
-    started = [
-        subprocess.Popen([path], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for path in scripts
-    ]
-    try:
-        said = [process.communicate(timeout=200)[0].decode() for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    said = start_all(scripts, env)
     rows = [json.loads(line) for text in said for line in text.splitlines() if line.startswith("{")]
     assert sorted(row["rank"] for row in rows) == [0, 1], "\n".join(said)
     assert all((row["world"], row["batch"], row["stage"]) == (2, 4, 1) for row in rows)
-
-
-def find_port() -> int:
-    """Free now, and outside the range that outgoing connections take theirs from."""
-    for port in range(28100, 28400):
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port from 28100 to 28400")

@@ -48,6 +48,16 @@ def test_a_program_that_marks_its_steps_is_profiled_there_alone() -> None:
     assert check_conf(conf, {}, require_paths=False) == []
 
 
+def test_a_built_in_program_may_be_profiled_too() -> None:
+    conf = make_conf(
+        "name: x\nprogram: pretrain_gpt\nmodel: gpt2-small\ndata: {synthetic: true}\n"
+        "profile: {nsys: true, ranks: [0]}\n"
+    )
+    assert check_conf(conf, {}, require_paths=False) == []
+    words = make_plan(conf, run="r").command_of(0)
+    assert words[:2] == ("nsys", "profile") and words[-1] == "/log/r/training.json"
+
+
 def test_a_profiled_rank_runs_and_leaves_its_file_with_the_run(tmp_path: Path) -> None:
     """A stand-in for nsys, which is NVIDIA's: it writes where it is told, and runs the rank."""
     tools = tmp_path / "tools"
