@@ -12,11 +12,11 @@ GPT = Training(
     program="pretrain_gpt", model="tiny", layers=4, hidden=16, heads=2, sequence=8, vocab=64,
     dropout=0.0, data=None, split="8,2,0", vocabulary=None, steps=6, global_batch_size=8,
     micro_batch_size=2, precision="fp32", loss_scale="dynamic", optimizer="adamw", lr=1e-2,
-    weight_decay=0.1, betas=(0.9, 0.95), fused=True, apex=False, offload=False, lr_schedule="cosine",
-    warmup_steps=2, decay_steps=6, min_lr=1e-3, clip_grad_norm=0.5, seed=11, log_every=2,
-    evaluate_every=0, evaluate_steps=1, tensorboard=False, compile=False, checkpoint_folder=None,
-    checkpoint_every=0, checkpoint_keep=3, checkpoint_local=None, recompute="none",
-    schedule="1f1b", partition=None, pipeline=1, zero=0, timeline=False,
+    weight_decay=0.1, betas=(0.9, 0.95), fused=True, apex=False, offload=False,
+    lr_schedule="cosine", warmup_steps=2, decay_steps=6, min_lr=1e-3, clip_grad_norm=0.5, seed=11,
+    log_every=2, evaluate_every=0, evaluate_steps=1, tensorboard=False, compile=False,
+    checkpoint_folder=None, checkpoint_every=0, checkpoint_keep=3, checkpoint_local=None,
+    recompute="none", schedule="1f1b", partition=None, pipeline=1, zero=0, timeline=False,
 )  # fmt: skip
 BERT = replace(GPT, program="pretrain_bert", sequence=16)
 
