@@ -190,7 +190,7 @@ class Parallel:
     """Ranks that share each layer; all in one node."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
-    micro-batches too, 3 is not in this version; a script does not see it."""
+    micro-batches too, 3 all weights; a script does not see it."""
     recompute: Literal["none", "full", "auto"] = "auto"
     """Recompute activations in the backward, where auto means none for now; a script does not see
     it."""

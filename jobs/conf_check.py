@@ -137,6 +137,11 @@ def check_program(conf: JobConf) -> Iterator[Finding]:
             "gradients off; use 1f1b, gpipe, varuna or interleaved"
         )
         yield "train.compile", True, message
+    if conf.parallel.zero == 3 and conf.train.compile:
+        yield "parallel.zero", 3, "cannot be with train.compile; use 1 or 2"
+    if conf.parallel.zero == 3 and conf.train.optimizer.name == "lamb":
+        message = "holds slices, and train.optimizer.name lamb looks at whole tensors; use 1 or 2"
+        yield "parallel.zero", 3, message
 
 
 def check_train(conf: JobConf) -> Iterator[Finding]:

@@ -29,6 +29,3 @@ def _check_built_in(conf: JobConf) -> Iterator[Finding]:
     if parallel.tensor != 1:
         message = "the built-in programs of this version do not share layers; use 1"
         yield "parallel.tensor", parallel.tensor, message
-    if parallel.zero == 3:
-        message = "the built-in programs of this version do not share out the weights; use 1 or 2"
-        yield "parallel.zero", parallel.zero, message

@@ -117,7 +117,7 @@ class Gradients:
 
         places = masters.list_places()
         self.parameters = [place for p, place in places if p.requires_grad]
-        """Where the gradients add up; those of `masters.pairs` are kept."""
+        """Where gradients add up; those of `masters.pairs` are kept."""
 
         self.frozen = [place for p, place in places if not p.requires_grad]
         kept = {id(place) for place, _ in masters.pairs}
@@ -276,6 +276,8 @@ class Gradients:
             self.backward_done()
         if not self.at_once:
             self._sum_replicas()
+        for rows in self.masters.slices.values():
+            rows.collect_gradient(self.factor)
         for place, master in self.masters.pairs:
             place.grad = self._summed.pop(id(place), place.grad)
             if not master.requires_grad:  # its owner has frozen it for now
@@ -316,8 +318,8 @@ class Gradients:
         return any(grad is not None and bool(grad.any()) for grad in grads)
 
     def drop(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
+        for place, _ in self.masters.pairs:
+            place.grad = None
 
     def zero(self, set_to_none: bool) -> None:
         """As an optimizer's `zero_grad`."""
@@ -328,7 +330,7 @@ class Gradients:
                 master.grad.zero_()
 
     def scale(self, factor: Tensor) -> None:
-        for grads in _by_type([p.grad for p in self.parameters if p.grad is not None]):
+        for grads in _by_type([p.grad for p, _ in self.masters.pairs if p.grad is not None]):
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
 
 

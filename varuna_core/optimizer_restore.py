@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from varuna_core.checkpoint.box import Box
 from varuna_core.checkpoint.entries import Entry
 from varuna_core.checkpoint.errors import CheckpointError
 from varuna_core.checkpoint.optimizer_state import take_state
@@ -35,13 +36,21 @@ def list_options(optimizer: Any) -> dict[int, Any]:
 
 
 def take_optimizer(
-    name: str, parameter: Tensor, optimizer: Any, options: Mapping[int, Any]
+    name: str,
+    parameter: Tensor,
+    optimizer: Any,
+    options: Mapping[int, Any],
+    box: Box | None = None,
+    shape: Sequence[int] | None = None,
 ) -> tuple[list[Entry], Any]:
-    """Entries of the state's tensors, and the rest; None if the optimizer has not this one."""
+    """Entries of the state's tensors, and the rest; None if the optimizer has not this one.
+
+    With `box` and `shape` the parameter is a piece of one.
+    """
     if id(parameter) not in options:
         return [], None
     state = getattr(optimizer, "state", {}).get(parameter)
-    entries, tree = take_state(name, parameter, dict(state) if state else None)
+    entries, tree = take_state(name, parameter, dict(state) if state else None, box, shape)
     kind = type(optimizer).__name__
     return entries, {"optimizer": kind, "options": options[id(parameter)], "state": tree}
 

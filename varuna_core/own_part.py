@@ -53,6 +53,11 @@ class OwnPart(nn.Module):
         """This rank's masters and persistent buffers, in the plain model's names."""
         if args or kwargs:
             raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
+        if self._masters.slices:
+            raise NotImplementedError(
+                "with zero=3 the weights lie in slices: save with checkpoint() and take one file "
+                "from it with python -m varuna_core.checkpoint export"
+            )
         persistent = self.split.model.state_dict().keys()
         named = {**self._masters.by_name, **self.part.buffers()}
         return {name: tensor.detach() for name, tensor in named.items() if name in persistent}

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from varuna_core.split_values import map_leaves
+
+if TYPE_CHECKING:
+    from varuna_core.zero_weights import Slice
 
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -87,29 +91,35 @@ class Masters:
         *,
         owned: Collection[str] | None = None,
         offload: bool = False,
+        slices: Mapping[str, Slice] = MappingProxyType({}),
     ) -> None:
         """`values` are fp32, of the parameters in half precision; of `owned` names, if given,
-        are the masters that this rank holds."""
-        self.owned, self.offload = owned, offload
+        are the masters that this rank holds, and of the `slices`."""
+        held = {**parameters, **{name: rows.own for name, rows in slices.items()}}
+        self.owned, self.offload, self.slices = owned, offload, slices
         self.by_name: dict[str, nn.Parameter] = {}
         """The masters that are here."""
 
         self.places: dict[str, nn.Parameter] = {}
+        """Those of the stage's parameters, whoever owns them; not of slices."""
+
         self._parameters = [*{id(p): p for p in parameters.values()}.values()]
         self._place_of: dict[int, nn.Parameter] = {}
         self._master_of: dict[int, nn.Parameter] = {}
-        for name, parameter in parameters.items():
+        for name, parameter in held.items():
             key = id(parameter)
             if key not in self._place_of:
                 self._make(name, parameter, values.get(name))
-            self.places[name] = self._place_of[key]
+            if name in parameters:
+                self.places[name] = self._place_of[key]
             if key in self._master_of:
                 self.by_name[name] = self._master_of[key]
-        made = [(p, self._master_of.get(id(p))) for p in self._parameters]
+        once = {id(parameter): parameter for parameter in held.values()}.values()
+        made = [(p, self._master_of.get(id(p))) for p in once]
         self._copies = [(p, master) for p, master in made if master is not None and master is not p]
         trained = [(p, master) for p, master in made if master is not None and p.requires_grad]
         self.pairs = [(self.place_of(parameter), master) for parameter, master in trained]
-        """Place and master of each parameter that is trained and owned here."""
+        """Place and master of each parameter that is trained and owned here, slices too."""
 
     def _make(self, name: str, parameter: nn.Parameter, full: Tensor | None) -> None:
         place = parameter
@@ -128,7 +138,7 @@ class Masters:
 
     def answers_for(self, name: str) -> bool:
         """Whether this rank is the one of its replicas that owns this parameter."""
-        return self.owned is None or name in self.owned
+        return self.owned is None or name in self.owned or name in self.slices
 
     def place_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Where the gradient of one of the stage's parameters adds up."""

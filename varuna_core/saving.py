@@ -241,7 +241,10 @@ class Saving:
             self._expect_same(state.shapes, folder)
             tensors: Mapping[str, Tensor] = {**self.masters.by_name, **self.part.buffers()}
             once = {id(t): (n, t) for n, t in tensors.items() if n in self._shapes}
-            reader.fill(Wanted(name=name, out=tensor) for name, tensor in once.values())
+            boxes = {name: rows.box for name, rows in self.masters.slices.items()}
+            reader.fill(
+                Wanted(name=name, out=tensor, box=boxes.get(name)) for name, tensor in once.values()
+            )
             loaded = Loaded(
                 folder=folder, loss_scale=state.loss_scale, lr_schedule=state.lr_schedule
             )
@@ -289,12 +292,14 @@ class Saving:
         if optimizer is None:
             return
         names = {id(master): name for name, master in self.masters.by_name.items()}
+        boxes = {name: rows.box for name, rows in self.masters.slices.items()}
         loaded.options = {}
         found = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 key = id(parameter)
-                tree = reader.read_optimizer(names[key]) if key in names else None
+                name = names.get(key)
+                tree = reader.read_optimizer(name, boxes.get(name)) if name else None
                 if tree is not None:
                     found[key] = tree
                     loaded.options[key] = {**tree, "state": None}

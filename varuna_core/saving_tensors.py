@@ -53,6 +53,15 @@ def take_tensors(
             held += [make_entry(WEIGHT, name, master), *entries]
             if tree is not None:
                 trees[name] = tree
+    for name, rows in masters.slices.items():
+        master = masters.by_name[name]
+        entries, tree = take_optimizer(name, master, optimizer, options, rows.box, rows.shape)
+        if rows.box.volume:
+            made = [make_entry(WEIGHT, name, master, rows.box, rows.shape), *entries]
+            of_rows = [entry for entry in made if rows.is_first or entry.shape == rows.shape]
+            segments.setdefault(rows.segment, []).extend(of_rows)
+        if tree is not None:
+            trees[name] = tree
     return segments, trees
 
 

@@ -58,8 +58,13 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
         )
 
 
-def refuse_zero(zero: int, offload: str | None) -> None:
-    if zero not in (0, 1, 2):
-        raise ValueError(f"zero {zero!r}: this version knows 0, 1 and 2 (docs/zero.md says why)")
+def refuse_zero(zero: int, offload: str | None, recompute: str) -> None:
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero {zero!r}: there are 0, 1, 2 and 3")
+    if zero == 3 and recompute == "auto":
+        raise ValueError(
+            "recompute='auto' takes the weights that zero=3 gathers for activations: "
+            "say 'none' or 'full'"
+        )
     if offload not in (None, "optimizer"):
         raise ValueError(f"offload {offload!r}: there is 'optimizer', or None")

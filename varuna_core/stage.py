@@ -8,7 +8,7 @@ stubs, plain code  cut  live, with gradients  cut  never runs
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +80,11 @@ class Stage:
     def parameters(self) -> dict[str, nn.Parameter]:
         """By the plain model's names; a parameter tied within the stage under each of its names."""
         return dict(self._parameters)
+
+    def give_up(self, names: Iterable[str]) -> None:
+        """These parameters of its module are somebody else's matter from here on."""
+        for name in names:
+            del self._parameters[name]
 
     def buffers(self) -> dict[str, Tensor]:
         """The buffers that this stage answers for, as they are now."""

@@ -50,6 +50,7 @@ from varuna_core.split import split_model
 from varuna_core.stage_map import parse_stage_map
 from varuna_core.updates import Updates, check_optimizer
 from varuna_core.zero import WeightExchange, make_owners
+from varuna_core.zero_weights import refuse_optimizer, refuse_uneven, shard_modules
 
 
 class Varuna(Checkpointed):
@@ -92,7 +93,7 @@ class Varuna(Checkpointed):
         """
         super().__init__()
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
-        refuse_zero(zero, offload)
+        refuse_zero(zero, offload, recompute)
         self.batch_size, self.chunk_size = batch_size, chunk_size
         self.precision = choose_precision(fp16, precision)
         stages_per_rank = count_stages(schedule, stages_per_rank)
@@ -124,7 +125,7 @@ class Varuna(Checkpointed):
             self.stage_map,
             costs,
             recompute,
-            opportunistic=opportunistic,
+            opportunistic=opportunistic and zero != 3,  # the replicas' messages keep their order
             is_limit_given=memory_limit is not None,
         )
         on_meta = any(parameter.is_meta for parameter in model.parameters())
@@ -143,12 +144,17 @@ class Varuna(Checkpointed):
         share_values(
             {**self.part.parameters(), **full}, self.part.buffers().values(), shared, self.links
         )
+        slices = {}
+        if zero == 3 and self.links.replicas is not None:
+            refuse_uneven(dealt, chunk_size)
+            slices = shard_modules(self.split, self.part, full, self.links, self.precision.half)
         owners = make_owners(zero, self.links, self.part.parameters(), shared, model)
         self._masters = Masters(
             self.part.parameters(),
             full,
             owned=None if owners is None else owners.list_own(),
             offload=offload is not None,
+            slices=slices,
         )
         del full  # the values of what others own
         self.gradients = Gradients(self._masters, shared, self.links, self.device, owners)
@@ -160,7 +166,7 @@ class Varuna(Checkpointed):
         self.engine.weight_grads.on_made = self.gradients.note
         self.engine.meter = GraphMeter(chunk_size) if recompute == "auto" else None
         puts_off = name in ("zero_bubble", "zbv", "auto")
-        for stage in self.part.stages:
+        for stage in () if slices else self.part.stages:
             self.engine.weight_grads.install(stage.module, puts_off)
         # An optimizer refuses to hold nothing, and a rank may own nothing.
         self._nothing = nn.Parameter(torch.empty(0, device=self.device))
@@ -190,6 +196,8 @@ class Varuna(Checkpointed):
         The loss scales are those of fp16, where a `step()` after an overflow does nothing.
         """
         check_optimizer(optimizer, {id(parameter) for parameter in self.parameters()})
+        if self._masters.slices:
+            refuse_optimizer(optimizer)
         scale = build_loss_scale(loss_scale, init_loss_scale, min_loss_scale)
         self.updates.attach(optimizer, scale)
         self.saving.optimizer_set()
@@ -277,7 +285,7 @@ class Varuna(Checkpointed):
             microbatches = self._splitter.split(cast, self.chunk_size, first, self.device)
             self._masters.refresh()
             if self.exchange is not None:
-                self.exchange.run()
+                self.exchange.run(len(microbatches))
             with kept_random_state(self.device):
                 return run(microbatches, size)
         except BaseException as error:

@@ -34,6 +34,8 @@ class Owners:
     replica_of: Mapping[str, int]
     at_once: bool
     """ZeRO 2: gradients are summed after each backward, not after a step's last."""
+    alike: bool
+    """ZeRO 3: the replicas of a place must run the same list of actions."""
 
     def rank_of(self, name: str) -> int:
         return self.links.stage_map.ranks[self.links.stage][self.replica_of[name]]
@@ -46,6 +48,14 @@ class Owners:
         most = torch.tensor(number)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.links.replicas)
         return int(most.item())
+
+    def expect_alike(self, num_microbatches: int) -> None:
+        """An error on all replicas if one has another number of micro-batches."""
+        if self.alike and self.find_most(num_microbatches) != -self.find_most(-num_microbatches):
+            raise ValueError(
+                f"this batch makes {num_microbatches} micro-batches here and another number on "
+                "another replica: with zero=3 all must have as many"
+            )
 
 
 def make_owners(
@@ -60,7 +70,7 @@ def make_owners(
         return None
     sizes = {name: model.get_parameter(name).numel() for held in shared.values() for name in held}
     dealt = deal_owners(parameters, sizes, links.stage_map.num_replicas)
-    return Owners(links=links, replica_of=dealt, at_once=zero == 2)
+    return Owners(links=links, replica_of=dealt, at_once=zero >= 2, alike=zero == 3)
 
 
 def deal_owners(
@@ -121,7 +131,7 @@ class WeightExchange:
     """The weights of a place, from their owners to all of its replicas."""
 
     def __init__(self, owners: Owners, weights: Mapping[str, nn.Parameter]) -> None:
-        self.group = owners.links.replicas
+        self.owners, self.group = owners, owners.links.replicas
         trained = {id(w): (n, w) for n, w in weights.items() if w.requires_grad}
         ranks = {key: owners.rank_of(name) for key, (name, _) in trained.items()}
         packed = pack([w for _, w in trained.values()], ranks, MESSAGE_BYTES)
@@ -129,7 +139,9 @@ class WeightExchange:
         self._under_way: deque[tuple[Any, Tensor, Sequence[nn.Parameter]]] = deque()
 
     @torch.no_grad()
-    def run(self) -> None:
+    def run(self, num_microbatches: int) -> None:
+        """Where a step or an evaluation of so many begins."""
+        self.owners.expect_alike(num_microbatches)
         for owner, weights in self.messages:
             if len(self._under_way) == NUM_UNDER_WAY:
                 self._finish()

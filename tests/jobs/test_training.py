@@ -127,7 +127,14 @@ def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
             "data.prefix = 1 /conf/a 2 /conf/b: a BERT takes one",
         ),
         ("train: {compile: true}", "train.compile = True: cannot be with parallel.schedule: auto"),
-        ("parallel: {zero: 3}", "parallel.zero = 3: the built-in programs of this version do not"),
+        (
+            "train: {compile: true}\nparallel: {zero: 3, schedule: 1f1b}",
+            "parallel.zero = 3: cannot be with train.compile",
+        ),
+        (
+            "train: {optimizer: {name: lamb}}\nparallel: {zero: 3}",
+            "parallel.zero = 3: holds slices",
+        ),
         (
             "train: {optimizer: {offload: true, apex: true}}",
             "train.optimizer.offload = True: cannot be with train.optimizer.apex",

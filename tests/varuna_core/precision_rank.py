@@ -175,6 +175,8 @@ def train(case: Case, rank: int) -> dict[str, Any]:
                 for name, master in varuna.masters().items()
                 if master.grad is not None
             }
+            slices = varuna._masters.slices
+            result["first rows"] = {name: rows.box.offset[0] for name, rows in slices.items()}
         if (step + 1) % case.every:
             continue
         optimizer.step()
@@ -184,30 +186,50 @@ def train(case: Case, rank: int) -> dict[str, Any]:
             optimizer.zero_grad()
         else:
             varuna.zero_grad(set_to_none=step % 4 == 0)
-    result["state"] = varuna.state_dict()
+    result["state"] = take_state(varuna)
     result["types"] = {str(p.dtype) for p in varuna.part.parameters().values()}
     result["held"] = count_held(varuna, optimizer)
     varuna.eval()
     result["evaluated"] = varuna.evaluate(batch)
-    result["weights"] = {n: p.detach().clone() for n, p in varuna.part.parameters().items()}
+    whole = gather_slices(varuna)
+    result["weights"] = {n: p.detach().clone() for n, p in varuna.part.parameters().items()} | whole
     varuna.close()
     return result
 
 
+def gather_slices(varuna: Varuna) -> dict[str, Any]:
+    """The whole weights of ZeRO 3; every replica asks."""
+    slices: Any = varuna._masters.slices
+    varuna._masters.refresh()  # as where the next step begins
+    return {name: rows.sharded.full_tensor().detach() for name, rows in slices.items()}
+
+
+def take_state(varuna: Varuna) -> dict[str, Any]:
+    whole = gather_slices(varuna)
+    if not whole:
+        return varuna.state_dict()
+    held = {name: p.detach() for name, p in varuna.masters().items() if name not in whole}
+    return {**held, **whole, **dict(varuna.named_buffers())}
+
+
 def count_held(varuna: Varuna, optimizer: Any) -> dict[str, int]:
     """Elements of the stage's weights, and of what this rank holds of them."""
-    grads = [p.grad for p in varuna.gradients.parameters if p.grad is not None]
+    slices = varuna._masters.slices.values()
+    places = [*varuna.gradients.parameters, *(rows.own for rows in slices)]
+    places += [p for p in varuna.parameters() if all(p is not place for place in places)]
+    grads = [p.grad for p in places if p.grad is not None]
     state = [
         tensor
         for held in getattr(optimizer, "state", {}).values()
         for tensor in held.values()
         if isinstance(tensor, Tensor) and tensor.dim()
     ]
-    weights = varuna.part.parameters().values()
+    weights = [*varuna.part.parameters().values(), *(rows.sharded for rows in slices)]
     return {
         "weights": sum({id(p): p.numel() for p in weights}.values()),
         "masters": sum(p.numel() for p in varuna.parameters()),
         "largest": max(p.numel() for p in weights),
+        "sliced": sum(rows.sharded.numel() for rows in slices),
         "gradients": sum(grad.numel() for grad in grads),
         "state": sum(tensor.numel() for tensor in state),
     }

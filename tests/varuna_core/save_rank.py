@@ -144,7 +144,8 @@ def train(case: Case, folder: Path) -> dict[str, Any]:
         result["rates"].append([group["lr"] for group in optimizer.param_groups])
         if step == SAVED:
             result["drawn"] = (random.random(), torch.rand(()).item())
-    result["state"] = {name: tensor.clone() for name, tensor in varuna.state_dict().items()}
+    held = precision_rank.take_state(varuna)
+    result["state"] = {name: tensor.clone() for name, tensor in held.items()}
     result["replica"] = varuna.replica
     result["user"] = (varuna.user_state, varuna.data_position)
     varuna.close()

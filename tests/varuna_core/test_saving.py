@@ -32,6 +32,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "2x2": (4, {"stage_map": "0,2;1,3;", "schedule": "zbv"}),
     "4x1": (4, {"stage_map": "0;1;3;2;"}),
     "2x2 zero": (4, {"stage_map": "0,1;2,3;", "zero": 1}),
+    "2x2 sliced zero": (4, {"stage_map": "3,2;1,0;", "zero": 3, "offload": "optimizer"}),
     "1x2 zero": (2, {"stage_map": "1,0;", "zero": 2, "offload": "optimizer"}),
 }
 NAMES = list(LAYOUTS)
@@ -49,7 +50,7 @@ def saves(world_size: int) -> list[Case]:
 def pairs(kind: str) -> list[tuple[str, str]]:
     """Layouts that save and that load: all, or each its own and the next one's."""
     every = [(a, b) for a in NAMES for b in NAMES]
-    near = [(a, b) for a, b in every if a == b or NAMES.index(b) == (NAMES.index(a) + 1) % 6]
+    near = [(a, b) for a, b in every if a == b or NAMES.index(b) == (NAMES.index(a) + 1) % 7]
     return every if kind == "groups" else near
 
 

@@ -20,11 +20,12 @@ from varuna_core.zero import deal_owners, pack
 
 TEN = [8, 7, 8, 8, 5, 8, 8, 8, 6, 8]
 LAYOUTS = {"1x2": (2, "0,1;"), "2x2": (4, "0,2;1,3;"), "1x3": (3, "0,1,2;")}
+PLACES = {"stages_per_rank": 2}
 PRECISIONS = ["fp32", "bf16", "fp16"]
 
 
-def grid(name: str, layout: str, **options: Any) -> list[Case]:
-    """In each precision."""
+def grid(name: str, layout: str, *precisions: str, **options: Any) -> list[Case]:
+    """In each of these precisions, or in all."""
     options = {"zero": 1, "batches": [8, 7, 8, 5], "clip": 0.3, **options}
     return [
         Case(
@@ -33,7 +34,7 @@ def grid(name: str, layout: str, **options: Any) -> list[Case]:
             precision=precision,
             **options,
         )
-        for precision in PRECISIONS
+        for precision in precisions or PRECISIONS
     ]
 
 
@@ -42,30 +43,39 @@ def list_cases(layout: str) -> list[Case]:
         *grid("adamw", layout, optimizer="groups", schedule_rate="after", batches=TEN),
         *grid("sgd", layout, batches=TEN),
         *grid("lamb", layout, optimizer="lamb", clip=None, batches=TEN),
-        *grid("offload", layout, optimizer="groups", offload="optimizer"),
-        *grid("at once", layout, optimizer="groups", zero=2),
+        *grid("offload", layout, "fp32", "fp16", optimizer="groups", offload="optimizer"),
+        *grid("at once", layout, "fp32", "bf16", optimizer="groups", zero=2),
     ]
     if layout == "1x2":
         cases += [
-            *grid("accumulate", layout, every=2),
-            *grid("accumulate at once", layout, every=2, zero=2, offload="optimizer"),
-            *grid("frozen", layout, frozen=[0, 2]),
-            *grid("foreign", layout, optimizer="foreign"),
-            *grid("offload alone", layout, zero=0, offload="optimizer", frozen=[0, 2]),
-            *grid("batch norm", layout, model="NormNet", batches=[8] * 3, clip=None),
+            *grid("accumulate", layout, "bf16", every=2),
+            *grid("at once offload", layout, "fp16", every=2, zero=2, offload="optimizer"),
+            *grid("frozen", layout, "fp32", "bf16", frozen=[0, 2]),
+            *grid("foreign", layout, "bf16", optimizer="foreign"),
+            *grid("offload alone", layout, "fp32", zero=0, offload="optimizer", frozen=[0, 2]),
+            *grid("norm", layout, "bf16", model="NormNet", batches=[8] * 3, clip=None),
+            *grid("sliced norm", layout, "fp16", model="NormNet", batches=[8] * 3, zero=3),
+            *grid("sliced shared", layout, "fp32", model="SharedBlockGpt", batches=[8] * 4, zero=3),
         ]
     if layout == "2x2":
+        even: dict[str, Any] = {"zero": 3, "batches": [8, 7, 8, 8]}
+        poison = {"model": "PoisonGpt", "poison": {"1": ["backward", float("inf")]}}
         cases += [
             *grid("tied", layout, model="TiedGpt", batches=TEN),
-            *grid("tied at once", layout, model="TiedGpt", zero=2, schedule="zero_bubble"),
-            *grid("tied lamb", layout, model="TiedGpt", optimizer="lamb", clip=None),
-            *grid("places", layout, model="TiedGpt", schedule="interleaved", stages_per_rank=2),
-            *grid("zbv", layout, schedule="zbv", zero=2),
+            *grid("tied lamb", layout, "fp32", model="TiedGpt", optimizer="lamb", clip=None),
+            *grid("at once tied", layout, "bf16", model="TiedGpt", zero=2, schedule="zero_bubble"),
+            *grid("places", layout, "fp16", model="TiedGpt", schedule="interleaved", **PLACES),
+            *grid("zbv", layout, "fp32", schedule="zbv", zero=2),
+            *grid("overflow", layout, "fp16", **poison),
+            *grid("overflow sliced", layout, "fp16", **even, **poison),
+            *grid("sliced", layout, optimizer="groups", zero=3, batches=[8] * 10),
+            *grid("sliced varuna", layout, "fp32", "bf16", schedule="varuna", **even),
+            *grid("sliced put off", layout, "bf16", schedule="zero_bubble", **even),
+            *grid("sliced tied", layout, "fp32", model="TiedGpt", recompute="full", **even),
+            *grid("sliced offload", layout, "fp32", "fp16", offload="optimizer", every=2, **even),
+            *grid("sliced frozen", layout, "bf16", frozen=[0, 2], **even),
+            *grid("sliced places", layout, "bf16", schedule="interleaved", **PLACES, **even),
         ]
-        poison: dict[str, Any] = {"model": "PoisonGpt", "poison": {"1": ["backward", float("inf")]}}
-        for zero, offload in ((1, None), (2, None), (1, "optimizer")):
-            made = grid(f"overflow {zero} {offload}", layout, zero=zero, offload=offload, **poison)
-            cases += [case for case in made if case.precision == "fp16"]
     return cases
 
 
@@ -123,7 +133,11 @@ def test_it_trains_as_one_process_does(folders: Folders, layout: str, case: Case
             for name, gradient in ours["gradients"].items():
                 name = first[id(tied[name])]
                 close = 1e-5 if exact else 2e-2
-                assert differs(gradient, plain["gradients"][name]) <= close, name
+                first_row = ours["first rows"].get(name, 0)
+                wanted = plain["gradients"][name]
+                if name in ours["first rows"]:
+                    wanted = wanted[first_row : first_row + len(gradient)]
+                assert differs(gradient, wanted) <= close, name
         for name, tensor in ours["state"].items():
             seen.add(name)
             if name in buffers:  # each replica's batch norm has averages of its own
@@ -160,14 +174,18 @@ def test_each_replica_holds_its_share(folders: Folders, layout: str, case: Case)
         held = [ranks[int(rank)]["held"] for rank in stage.split(",")]
         weights, replicas = held[0]["weights"], len(held)
         for one in held:
-            assert one["state"] == moments * one["masters"]
+            held_state = moments * one["masters"]
+            # What no batch used has no state.
+            assert one["state"] == held_state or case.model == "SharedBlockGpt"
             assert one["gradients"] <= one["masters"]
             share = weights / replicas if case.zero else weights
             assert abs(one["masters"] - share) <= (one["largest"] if case.zero else 0)
         if case.zero:
             assert sum(one["masters"] for one in held) == weights
-            if layout == "1x2" and "Gpt" in case.model:
+            if layout == "1x2" and case.model == "Gpt":
                 assert max(one["masters"] for one in held) <= 0.52 * weights
+            if case.zero == 3 and case.model != "NormNet":
+                assert held[0]["sliced"] >= 0.5 * weights
 
 
 def test_one_owner_for_the_copies_of_a_shared_weight() -> None:
@@ -197,6 +215,6 @@ def test_messages_hold_one_owner_and_are_sent_as_they_fill() -> None:
 
 
 def test_what_there_is_not_is_refused() -> None:
-    for options, words in (({"zero": 3}, "zero 3"), ({"offload": "disk"}, "offload 'disk'")):
+    for options, words in (({"zero": 4}, "zero 4"), ({"offload": "disk"}, "offload 'disk'")):
         with pytest.raises(ValueError, match=words):
             Varuna(Gpt(), "0;", make_inputs(), 4, 2, device="cpu", **options)  # type: ignore[arg-type]

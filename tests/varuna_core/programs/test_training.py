@@ -21,7 +21,7 @@ from varuna_core.programs.errors import ProgramError
 
 WORLD = 4
 LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}
-ZERO = {"3-1": 1, "4": 2}
+ZERO = {"3-1": 3, "4": 2}
 EVALUATED = {"evaluate_every": 3, "evaluate_steps": 2}
 
 
