@@ -12,7 +12,7 @@ import os
 import signal
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -26,6 +26,9 @@ from varuna_core.rank_part import RankPart
 from varuna_core.saving import PendingSave, Progress, Saving
 from varuna_core.split import Split
 from varuna_core.updates import Updates
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class Checkpointed(nn.Module):
     engine: Engine
     updates: Updates
     gradients: Gradients
+    sharding: Sharding | None
     _masters: Masters
 
     def _prepare_saving(self) -> None:
@@ -60,7 +64,13 @@ class Checkpointed(nn.Module):
             self.links, self.engine.holds_last, lambda: encode(calls.heard, CALLS)
         )
         self.saving = Saving(
-            self.split, self.part, self._masters, self.links, self.engine, self.updates
+            self.split,
+            self.part,
+            self._masters,
+            self.links,
+            self.engine,
+            self.updates,
+            self.sharding,
         )
         weakref.finalize(self, calls.close)
 

@@ -15,8 +15,8 @@ flag a parameter, looked at only by a rank that has no gradient of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,9 @@ from varuna_core.links import Links
 from varuna_core.precision import Masters
 from varuna_core.split_names import Tie
 from varuna_core.weight_grads import Work
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -116,6 +119,10 @@ class Gradients:
         self.counted = [p for p in self.parameters if id(p) not in elsewhere]
         """Those whose norm this rank answers for: one stage for each shared weight."""
 
+        self.whole: list[nn.Parameter] = []
+        """Those that the ranks of a tensor group hold whole, each with a part of the gradient."""
+
+        self._compare: Callable[[Mapping[str, Tensor]], bool] | None = None
         self._names = {id(p): name for name, p in reversed(masters.by_name.items())}
         self._carried: list[tuple[nn.Parameter, Tensor]] = []
         self._seen: set[int] = set()
@@ -130,6 +137,16 @@ class Gradients:
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._reset()
         self._watch()
+
+    def share_layers(self, sharding: Sharding) -> None:
+        """The parameters are one rank's shares of layers."""
+        named = self.masters.by_name.items()
+        sharding.on_gradient = self.note
+        counted = {id(master) for name, master in named if sharding.is_counted(name)}
+        self.counted = [p for p in self.counted if id(p) in counted]
+        whole = {id(master) for name, master in named if name in sharding.list_whole()}
+        self.whole = [p for p in self.parameters if id(p) in whole]
+        self._compare = sharding.compare
 
     def _watch(self) -> None:
         """Hear of gradients, where something is to be done about them as they come."""
@@ -225,18 +242,19 @@ class Gradients:
         self._started += 1
 
     def reduce(self) -> None:
-        """Sum over the replicas, then over the stages that hold copies."""
+        """Sum over the replicas, over ranks that share layers, over stages that hold copies."""
         while self._started < len(self._buckets):
             self._start_next()
         for bucket in self._buckets:
             bucket.finish()
         self._reset()
+        _sum_up(self.whole, self.links.tensor)
+        if self._compare is not None:
+            grads = {self._names[id(p)]: p.grad for p in self.parameters if p.grad is not None}
+            if self._compare(grads):
+                self._compare = None
         for stages, copies in self.shared.items():
-            buckets = list(make_buckets(copies))
-            for bucket in buckets:
-                bucket.start(self.links.sharing[stages])
-            for bucket in buckets:
-                bucket.finish()
+            _sum_up(copies, self.links.sharing[stages])
         for parameter, grad in self._carried:
             if parameter.grad is not None:
                 grad.add_(parameter.grad)
@@ -268,6 +286,14 @@ class Gradients:
     def scale(self, factor: Tensor) -> None:
         for grads in _by_type([p.grad for p in self.parameters if p.grad is not None]):
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+
+
+def _sum_up(parameters: Sequence[nn.Parameter], group: Any) -> None:
+    buckets = list(make_buckets(parameters))
+    for bucket in buckets:
+        bucket.start(group)
+    for bucket in buckets:
+        bucket.finish()
 
 
 def _broadcast(tensor: Tensor, source: int, group: Any) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from torch import Tensor
@@ -23,7 +23,7 @@ from varuna_core.checkpoint.entries import Entry, RankPart, deal
 from varuna_core.checkpoint.errors import CheckpointError
 from varuna_core.checkpoint.manifest import TrainingState
 from varuna_core.checkpoint.random_state import put_random_state, take_random_state
-from varuna_core.checkpoint.reader import CheckpointReader, Wanted
+from varuna_core.checkpoint.reader import CheckpointReader
 from varuna_core.checkpoint.store import list_complete
 from varuna_core.checkpoint.writer import CheckpointWriter
 from varuna_core.engine import Engine
@@ -35,7 +35,11 @@ from varuna_core.rank_words import RankWords
 from varuna_core.records.files import write_json
 from varuna_core.saving_tensors import list_tensors, take_buffers, take_tensors
 from varuna_core.split import Split
+from varuna_core.tensor_shares import Shares
 from varuna_core.updates import Updates
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
 
 LEFT = "left.json"
 """In the folder of checkpoints: the training has saved because of a signal, and left."""
@@ -91,7 +95,9 @@ class Saving:
         links: Links,
         engine: Engine,
         updates: Updates,
+        sharding: Sharding | None = None,
     ) -> None:
+        self.shares = Shares() if sharding is None else sharding.shares
         self.split, self.part, self.masters, self.links = split, part, masters, links
         self.engine, self.updates = engine, updates
         self.scheduler: Any = None
@@ -172,26 +178,30 @@ class Saving:
 
     def _take_part(self, progress: Progress, number: int, shard: bool) -> RankPart:
         replicas = self.links.stage_map.num_replicas
-        shared = shard and replicas > 1
+        shared = shard and replicas > 1  # else the first replica gives all
         segments: dict[int, list[Entry]] = {}
         optimizer: dict[str, Any] = {}
         if shared or self.links.replica == 0:
             segments, optimizer = take_tensors(
                 self.split, self.part, self.masters, self.updates.optimizer
             )
+        segments = self.shares.place(segments)
         if shared:
             segments = deal(segments, replicas, self.links.replica)
-        if self.links.replica == 0:  # those of the other replicas may differ (batch norm)
+        if (
+            self.links.replica == self.shares.tensor_rank == 0
+        ):  # those of the other replicas may differ (batch norm)
             for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
                 segments.setdefault(segment, []).extend(entries)
         return RankPart(
             iteration=number,
             segments=segments,
-            shared=shared,
+            shared=shared or self.links.stage_map.tensor > 1,
             optimizer=optimizer,
             own={
                 "place": self.links.stage,
                 "replica": self.links.replica,
+                "tensor_rank": self.shares.tensor_rank,
                 "iteration": progress.iteration,
                 "seed": self.engine.seed,
                 "random": take_random_state(),
@@ -240,7 +250,7 @@ class Saving:
             self._expect_same(state.shapes, folder)
             tensors: Mapping[str, Tensor] = {**self.masters.by_name, **self.part.buffers()}
             once = {id(t): (n, t) for n, t in tensors.items() if n in self._shapes}
-            reader.fill(Wanted(name=name, out=tensor) for name, tensor in once.values())
+            reader.fill(w for name, out in once.values() for w in self.shares.want(name, out))
             loaded = Loaded(
                 folder=folder, loss_scale=state.loss_scale, lr_schedule=state.lr_schedule
             )
@@ -278,9 +288,11 @@ class Saving:
         """Of the same replica, at the same place if there was one: the ranks of a replica read
         the same data, so they draw alike. A replica that there was not goes on as it is."""
         own = reader.manifest.own
-        ranks = {(own[rank]["place"], own[rank]["replica"]): rank for rank in own}
-        replica = self.links.replica
-        rank = ranks.get((self.links.stage, replica), ranks.get((0, replica)))
+        words = ("place", "replica", "tensor_rank")
+        ranks = {tuple(held.get(word, 0) for word in words): rank for rank, held in own.items()}
+        place, replica = self.links.stage, self.links.replica
+        wanted = [(place, replica, self.shares.tensor_rank), (place, replica, 0), (0, replica, 0)]
+        rank = next((ranks[one] for one in wanted if one in ranks), None)
         return None if rank is None else reader.own(rank)
 
     def _put_optimizer(self, loaded: Loaded, reader: CheckpointReader) -> None:
@@ -293,7 +305,7 @@ class Saving:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 key = id(parameter)
-                tree = reader.read_optimizer(names[key]) if key in names else None
+                tree = self.shares.read_optimizer(reader, names[key]) if key in names else None
                 if tree is not None:
                     found[key] = tree
                     loaded.options[key] = {**tree, "state": None}
