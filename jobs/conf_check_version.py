@@ -35,9 +35,6 @@ def check_version(conf: JobConf) -> Iterator[Finding]:
 def _check_built_in(conf: JobConf) -> Iterator[Finding]:
     """A script may do these by itself."""
     parallel = conf.parallel
-    if parallel.tensor != 1:
-        message = "the built-in programs of this version do not share layers; use 1"
-        yield "parallel.tensor", parallel.tensor, message
     if parallel.zero:
         message = "the built-in programs of this version have no ZeRO; use 0"
         yield "parallel.zero", parallel.zero, message

@@ -63,6 +63,8 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         schedule=parallel.schedule,
         partition=None if parallel.partition == "auto" else parallel.partition,
         pipeline=parallel.pipeline,
+        tensor=parallel.tensor,
+        sequence_parallel=parallel.sequence_parallel,
         timeline=conf.profile.timeline,
     )
 

@@ -15,7 +15,7 @@ crosses between two stages of one rank is the engine's matter.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -62,6 +62,9 @@ class Links:
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
     """By the places that share weights."""
 
+    on_abort: Callable[[], None] = lambda: None
+    """Lets go of groups that are held elsewhere: a group closes when nobody holds it."""
+
     closed: bool = False
 
     @property
@@ -103,6 +106,7 @@ class Links:
             return
         for receiver in self.receivers:
             receiver.discard()
+        self.on_abort()
         for group in (self.pipeline, self.replicas, self.tensor, *self.sharing.values()):
             if group is not None:
                 close_group(group)

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel
 
 from varuna_core.checkpoint.box import Share
 from varuna_core.cut import SplitError
+from varuna_core.links import Links
 from varuna_core.split import Split
 from varuna_core.split_stubs import Switch
 from varuna_core.split_values import map_leaves
@@ -52,8 +53,12 @@ class Sharding:
 
     def __init__(self, split: Split, plan: Plan | None, group: Any, device: torch.device) -> None:
         """`group` are the ranks that share; each of them makes this at the same time."""
-        self.group, self.size, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
-        self.mesh = DeviceMesh.from_group(group, device.type)
+        self.group: Any = group
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        # By its name it differs from a mesh of the same ranks before it: torch's caches take equal
+        # ones for one, and would go on with the group of the first (torch 2.13).
+        name = (str(group.group_name),)
+        self.mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=name)
         self.groups = split.groups
         self.styles = match_modules(split.model, find_plan(split.model, plan))
         placed = place_parameters(split.model, self.styles, self.mesh)
@@ -145,6 +150,14 @@ class Sharding:
             made.register_post_accumulate_grad_hook(partial(self._take_gradient, local))
         held: DTensor = made
         return held
+
+    def join(self, links: Links) -> None:
+        links.tensor, links.on_abort = self.group, self._let_go
+
+    def _let_go(self) -> None:
+        """The mesh, of which all DTensors have a part, holds its group (torch 2.13)."""
+        self.group = None
+        getattr(self.mesh, "_pg_registry", {}).clear()
 
     # In a step.
 

@@ -136,7 +136,7 @@ class Varuna(Checkpointed):
         self._masters = Masters(self.part.parameters(), self.part.take_full())
         self.gradients = Gradients(self._masters, shared, self.links, self.device)
         if self.sharding is not None:
-            self.links.tensor = self.sharding.group
+            self.sharding.join(self.links)
             self.gradients.share_layers(self.sharding)
         self.gradients.share_values([*self.part.buffers().values()])
         if self.links.replicas is not None:

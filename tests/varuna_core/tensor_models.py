@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
@@ -57,6 +58,14 @@ class Apart(Gpt):
     }
 
 
+class Words(Apart):
+    """Logits and loss come out of the model shared, as torch's own."""
+
+    def tensor_parallel_plan(self) -> Any:
+        head = ColwiseParallel(use_local_output=False)
+        return {**Apart.tensor_parallel_plan, "head": head}
+
+
 class Bare(Apart):
     """Cuts lie right before and right after shared layers."""
 
@@ -71,8 +80,8 @@ class Bare(Apart):
 class Forgetful(Apart):
     """A weight of the root is used on each rank's share, and the plan does not say so."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
         self.gain = nn.Parameter(self.wte.weight.new_ones(2))
 
     def run_block(self, number: int, x: Tensor) -> Tensor:
@@ -89,3 +98,12 @@ class Crossing(Apart):
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.wte(ids)
+
+
+class Failing(Apart):
+    """One of the ranks that share a layer fails in it, in a step."""
+
+    def run_block(self, number: int, x: Tensor) -> Tensor:
+        if number == 2 and type(x) is Tensor and x.requires_grad and dist.get_rank() == 1:
+            raise KeyError("no such block")
+        return super().run_block(number, x)

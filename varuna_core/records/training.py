@@ -65,6 +65,10 @@ class Training:
     schedule: str
     partition: Optional[str]
     pipeline: int
+    tensor: int
+    """Ranks that share each layer."""
+    sequence_parallel: bool
+    """Between shared layers each of these ranks has a part of every sequence."""
     timeline: bool
 
 
