@@ -188,6 +188,9 @@ class Parallel:
     """Replicas; auto takes what the world leaves."""
     tensor: int = 1
     """Ranks that share each layer; all in one node."""
+    sequence_parallel: bool = False
+    """With tensor, share each sequence between the shared layers too: less memory; a script does
+    not see it."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
     micro-batches too, 3 all weights; a script does not see it."""

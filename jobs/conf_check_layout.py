@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from jobs.conf import JobConf
 from jobs.conf_paths import Finding
+from jobs.conf_reader import BUILT_IN
 
 _PARTITION = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})*")
 
@@ -40,6 +41,7 @@ def check_layout(conf: JobConf) -> Iterator[Finding]:
         yield from _check_world(conf)
     yield from _check_batch(conf)
     yield from _check_model(conf)
+    yield from _check_sharing(conf)
 
 
 def _check_world(conf: JobConf) -> Iterator[Finding]:
@@ -92,6 +94,29 @@ def _check_model(conf: JobConf) -> Iterator[Finding]:
     if model.heads % tensor:
         message = f"must divide the model's {model.heads} heads"
         yield "parallel.tensor", tensor, message
+
+
+def _check_sharing(conf: JobConf) -> Iterator[Finding]:
+    """What the built-in programs do not do with shared layers."""
+    parallel, model, train = conf.parallel, conf.model, conf.train
+    if conf.program.kind not in BUILT_IN:
+        return
+    if parallel.sequence_parallel:
+        key = "parallel.sequence_parallel"
+        if conf.program.kind != "pretrain_gpt":
+            yield key, True, "is for pretrain_gpt"
+        elif parallel.tensor == 1:
+            yield key, True, "needs parallel.tensor above 1"
+        elif model is not None and model.sequence % parallel.tensor:
+            message = f"parallel.tensor {parallel.tensor} must divide model.sequence"
+            yield key, True, f"{message}, {model.sequence}"
+    if parallel.tensor == 1:
+        return
+    if train.compile:
+        yield "train.compile", True, "cannot be with parallel.tensor above 1"
+    if train.optimizer.name == "lamb":
+        message = "looks at whole weights, of which a rank has a share with parallel.tensor above 1"
+        yield "train.optimizer.name", "lamb", message
 
 
 def check_partition(conf: JobConf) -> Iterator[Finding]:

@@ -26,6 +26,6 @@ def check_version(conf: JobConf) -> Iterator[Finding]:
 def _check_built_in(conf: JobConf) -> Iterator[Finding]:
     """Other programs may do these by themselves."""
     parallel = conf.parallel
-    if parallel.tensor != 1:
-        message = "the built-in programs of this version do not share layers; use 1"
-        yield "parallel.tensor", parallel.tensor, message
+    if parallel.tensor > 1 and parallel.zero == 3:
+        message = "slices of shared layers are not in this version of vjob; use 1 or 2 with tensor"
+        yield "parallel.zero", parallel.zero, message

@@ -65,6 +65,8 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         partition=None if parallel.partition == "auto" else parallel.partition,
         pipeline=parallel.pipeline,
         zero=parallel.zero,
+        tensor=parallel.tensor,
+        sequence_parallel=parallel.sequence_parallel,
         timeline=conf.profile.timeline,
     )
 

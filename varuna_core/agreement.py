@@ -78,6 +78,8 @@ class Agreement:
         if self.links.pipeline is None:
             self.told = self.hear() if self.links.replicas is None else self._all_heard
             return loss.to(torch.get_default_dtype()), square
+        if self.links.stage_map.tensor_rank:  # the first one's are told
+            loss, self._all_heard = torch.zeros_like(loss), 0
         words = torch.tensor([self.hear(), self._all_heard], dtype=loss.dtype, device=loss.device)
         agreed = torch.cat([torch.stack([loss, square]), words])
         dist.all_reduce(agreed, group=self.links.pipeline)

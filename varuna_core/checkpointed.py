@@ -12,7 +12,7 @@ import os
 import signal
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from varuna_core.agreement import Agreement, decode, encode
 from varuna_core.engine import Engine
@@ -21,6 +21,9 @@ from varuna_core.own_part import OwnPart
 from varuna_core.preemption import CALLS, SignalCalls, ignore_calls
 from varuna_core.saving import PendingSave, Progress, Saving
 from varuna_core.updates import Updates
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ class Checkpointed(OwnPart):
     links: Links
     engine: Engine
     updates: Updates
+    sharding: Sharding | None
 
     def _prepare_saving(self) -> None:
         self.iteration = 0
@@ -51,7 +55,13 @@ class Checkpointed(OwnPart):
             self.links, self.engine.holds_last, lambda: encode(calls.heard, CALLS)
         )
         self.saving = Saving(
-            self.split, self.part, self._masters, self.links, self.engine, self.updates
+            self.split,
+            self.part,
+            self._masters,
+            self.links,
+            self.engine,
+            self.updates,
+            self.sharding,
         )
         weakref.finalize(self, calls.close)
 

@@ -17,8 +17,8 @@ flag a parameter, looked at only by a rank that has no gradient of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,9 @@ from varuna_core.precision import Masters
 from varuna_core.split_names import Tie
 from varuna_core.weight_grads import Work
 from varuna_core.zero import Owners, pack
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -135,6 +138,10 @@ class Gradients:
         self.counted = [p for p, _ in masters.pairs if id(p) not in elsewhere]
         """Those whose norm this rank answers for: one stage for each shared weight."""
 
+        self.whole: list[nn.Parameter] = []
+        """Those that the ranks of a tensor group hold whole, each with a part of the gradient."""
+
+        self._compare: Callable[[Mapping[str, Tensor]], bool] | None = None
         self._names = {id(p): name for name, p in reversed(masters.places.items())}
         self._carried: list[tuple[nn.Parameter, Tensor]] = []
         self._summed: dict[int, Tensor] = {}
@@ -159,6 +166,16 @@ class Gradients:
         if self.owners is None:
             return {}
         return {id(place): self.owners.rank_of(name) for name, place in places.items()}
+
+    def share_layers(self, sharding: Sharding) -> None:
+        """The parameters are one rank's shares of layers."""
+        named = self.masters.places.items()
+        sharding.on_gradient = self.note
+        counted = {id(place) for name, place in named if sharding.is_counted(name)}
+        self.counted = [p for p in self.counted if id(p) in counted]
+        whole = {id(place) for name, place in named if name in sharding.list_whole()}
+        self.whole = [p for p in self.parameters if id(p) in whole]
+        self._compare = sharding.compare
 
     def _watch(self) -> None:
         """Hear of gradients, where something is to be done about them as they come."""
@@ -271,7 +288,7 @@ class Gradients:
         self._reset()
 
     def reduce(self) -> None:
-        """Sum over the replicas, then over the stages that hold copies."""
+        """Sum over the replicas, over ranks that share layers, over stages that hold copies."""
         while self._backwards_left > 0:  # other replicas have more micro-batches
             self.backward_done()
         if not self.at_once:
@@ -282,12 +299,13 @@ class Gradients:
             place.grad = self._summed.pop(id(place), place.grad)
             if not master.requires_grad:  # its owner has frozen it for now
                 place.grad = None
+        _sum_up(self.whole, self.links.tensor)
+        if self._compare is not None:
+            grads = {self._names[id(p)]: p.grad for p in self.parameters if p.grad is not None}
+            if self._compare(grads):
+                self._compare = None
         for stages, copies in self.shared.items():
-            buckets = list(make_buckets(copies, {}))
-            for bucket in buckets:
-                bucket.start(self.links.sharing[stages])
-            for bucket in buckets:
-                bucket.finish()
+            _sum_up(copies, self.links.sharing[stages])
         for place, held in self._carried:
             grad = held.to(place.device)
             if place.grad is not None:
@@ -332,6 +350,14 @@ class Gradients:
     def scale(self, factor: Tensor) -> None:
         for grads in _by_type([p.grad for p, _ in self.masters.pairs if p.grad is not None]):
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+
+
+def _sum_up(parameters: Sequence[nn.Parameter], group: Any) -> None:
+    buckets = list(make_buckets(parameters, {}))
+    for bucket in buckets:
+        bucket.start(group)
+    for bucket in buckets:
+        bucket.finish()
 
 
 def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -67,11 +67,20 @@ class GraphMeter:
 def _measure(tensors: Iterable[Any]) -> dict[int, int]:
     """The bytes of the storages, each once."""
     found: dict[int, int] = {}
-    for tensor in tensors:
+    for held in tensors:
+        tensor = _find_memory(held)
         if isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             found[storage._cdata] = storage.nbytes()
     return found
+
+
+def _find_memory(held: Any) -> Any:
+    """Of a DTensor its share; of what a collective is making what it makes (torch 2.13)."""
+    if hasattr(held, "to_local"):
+        with torch.no_grad():
+            held = held.to_local()
+    return getattr(held, "elem", held)
 
 
 def find_limit(device: torch.device, parameters: Iterable[nn.Parameter]) -> float:

@@ -2,8 +2,11 @@
 
 place a ──activations──► place b      a group of two each way, a replica, for each two places that
 place a ◄──gradients──── place b      hold a stage s and a stage s + 1
-the places of a replica (verdicts), the replicas of a place (gradients), the places of a replica
-that share a weight
+the ranks of a replica (verdicts), the replicas of a place (gradients), the places of a replica
+that hold copies of a weight
+
+With tensor parallelism all but the verdicts' group are made for each slice of the stage map; the
+ranks that share a place's layers have one more (`connect_sharing`).
 
 With several stages a rank two places may have both kinds of channel in both directions; what
 crosses between two stages of one rank is the engine's matter.
@@ -12,7 +15,7 @@ crosses between two stages of one rank is the engine's matter.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -50,9 +53,17 @@ class Links:
     gradients_out: dict[int, Sender] = field(default_factory=dict)
     arrivals: Arrivals = field(default_factory=Arrivals)
     pipeline: Any = None
+    """All ranks of the replica."""
+
     replicas: Any = None
+    tensor: Any = None
+    """Those that share the layers of this place."""
+
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
     """By the places that share weights."""
+
+    on_abort: Callable[[], None] = lambda: None
+    """Lets go of groups that are held elsewhere: a group closes when nobody holds it."""
 
     closed: bool = False
 
@@ -95,10 +106,11 @@ class Links:
             return
         for receiver in self.receivers:
             receiver.discard()
-        for group in (self.pipeline, self.replicas, *self.sharing.values()):
+        self.on_abort()
+        for group in (self.pipeline, self.replicas, self.tensor, *self.sharing.values()):
             if group is not None:
                 close_group(group)
-        self.pipeline = self.replicas = None
+        self.pipeline = self.replicas = self.tensor = None
         self.sharing.clear()
 
     def _say(self, word: int) -> bool:
@@ -119,7 +131,7 @@ def connect(
 ) -> Links:
     """Make the groups, the same on every rank and in the same order, and this rank's channels."""
     place, replica = stage_map.find(rank)
-    if stage_map.depth * stage_map.num_replicas == 1:
+    if stage_map.world_size == 1:
         return Links(stage_map=stage_map, stage=0, replica=0, board=FailureBoard(None, ""))
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/{next(_numbers)}"
@@ -144,24 +156,46 @@ def connect(
     def receive_from(group: Any, peer: int, back: Sender) -> Receiver:
         return Receiver(transport.make_wire(group, peer), peer, back, links.arrivals)
 
+    slices = [stage_map.slice(tensor_rank) for tensor_rank in range(stage_map.tensor)]
     for r in range(stage_map.num_replicas):
-        ranks = [stage_map.ranks[p][r] for p in range(stage_map.depth)]
-        for a, b in stage_map.neighbours:
-            first, second = ranks[a], ranks[b]
-            forward, backward = (make((first, second), NO_TIMEOUT) for _ in range(2))
-            if rank == first:
-                links.activations_out[b] = sender = send_to(forward, second)
-                links.gradients_in[b] = receive_from(backward, second, sender)
-            if rank == second:
-                links.gradients_out[a] = sender = send_to(backward, first)
-                links.activations_in[a] = receive_from(forward, first, sender)
-        if len(ranks) > 1:
-            links.pipeline = make(ranks) or links.pipeline
-        for places in sharing:
-            group = make([ranks[p] for p in places])
-            if group is not None:
-                links.sharing[places] = group
+        everyone: list[int] = []
+        for held in slices:
+            ranks = [held.ranks[p][r] for p in range(held.depth)]
+            everyone += ranks
+            for a, b in held.neighbours:
+                first, second = ranks[a], ranks[b]
+                forward, backward = (make((first, second), NO_TIMEOUT) for _ in range(2))
+                if rank == first:
+                    links.activations_out[b] = sender = send_to(forward, second)
+                    links.gradients_in[b] = receive_from(backward, second, sender)
+                if rank == second:
+                    links.gradients_out[a] = sender = send_to(backward, first)
+                    links.activations_in[a] = receive_from(forward, first, sender)
+            for places in sharing:
+                group = make([ranks[p] for p in places])
+                if group is not None:
+                    links.sharing[places] = group
+        if len(everyone) > 1:
+            links.pipeline = make(everyone) or links.pipeline
     if stage_map.num_replicas > 1:
-        for ranks_of_place in stage_map.ranks:
-            links.replicas = make(ranks_of_place) or links.replicas
+        for held in slices:
+            for ranks_of_place in held.ranks:
+                links.replicas = make(ranks_of_place) or links.replicas
     return links
+
+
+def connect_sharing(
+    stage_map: StageMap, rank: int, device: torch.device, hang_timeout_s: float | None = None
+) -> Any:
+    """The group of the ranks that share this rank's layers; every rank calls it."""
+    store = dist.distributed_c10d._get_default_store()
+    key = f"varuna/{next(_numbers)}"
+    transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
+    patience = None if hang_timeout_s is None else timedelta(seconds=hang_timeout_s)
+    mine = None
+    for place in range(stage_map.depth):
+        for replica in range(stage_map.num_replicas):
+            ranks = stage_map.sharing(place, replica)
+            group = dist.new_group(ranks, backend=transport.backend, timeout=patience)
+            mine = group if rank in ranks else mine
+    return mine

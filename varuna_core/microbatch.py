@@ -42,6 +42,21 @@ def deal_samples(batch_size: int, chunk_size: int, num_replicas: int) -> list[ra
     return [range(bounds[r], bounds[r + 1]) for r in range(num_replicas)]
 
 
+def find_first(
+    size: int, batch_size: int, samples: range, replica: int, num_replicas: int, *, bounded: bool
+) -> int:
+    """The place of a replica's batch in the global one: its even share, or the one dealt to it."""
+    too_large = size > len(samples)
+    if size * num_replicas == batch_size or (too_large and not bounded):
+        return replica * size
+    if too_large:
+        raise ValueError(
+            f"a batch of {size} samples: replica {replica} of {num_replicas} takes "
+            f"{len(samples)} of {batch_size} (model.samples says which)"
+        )
+    return samples.start
+
+
 class BatchSplitter:
     """Knows which dimension of which input grows with the batch."""
 

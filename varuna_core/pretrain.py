@@ -55,7 +55,7 @@ def _train(path: Path) -> None:
         training = read_training(path)
     except ValueError as error:
         raise ProgramError(str(error)) from None
-    place = find_place(training.pipeline)
+    place = find_place(training.pipeline, training.tensor)
     trace_path = os.environ.get("VJOB_TRACE")
     trace = None
     if trace_path and training.timeline:

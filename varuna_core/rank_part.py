@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from varuna_core.links import connect_sharing
 from varuna_core.split import Split
 from varuna_core.stage import Stage
+from varuna_core.stage_map import StageMap
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
 
 
 class RankPart:
@@ -22,11 +29,14 @@ class RankPart:
         indices: Sequence[int],
         state_dict: Mapping[str, Tensor] | None,
         seed: int | None,
+        sharding: Sharding | None = None,
     ) -> RankPart:
         held: dict[str, nn.Parameter] = {}
         stages = []
         for index in indices:
-            stage = split.make_stage(index, state_dict=state_dict, seed=seed, at_hand=held)
+            stage = split.make_stage(
+                index, state_dict=state_dict, seed=seed, at_hand=held, sharding=sharding
+            )
             held |= stage.parameters()
             stages.append(stage)
         return RankPart(stages)
@@ -49,3 +59,20 @@ class RankPart:
     def train(self, mode: bool = True) -> None:
         for stage in self.stages:
             stage.train(mode)
+
+
+def share_layers(
+    split: Split,
+    plan: Mapping[str, Any] | None,
+    stage_map: StageMap,
+    rank: int,
+    device: torch.device,
+    hang_timeout_s: float | None,
+) -> Sharding | None:
+    """How T ranks share the layers of a place; None where each has its own."""
+    if stage_map.tensor == 1:
+        return None
+    from varuna_core.sharding import Sharding  # torch's part of it takes half a second to load
+
+    group = connect_sharing(stage_map, rank, device, hang_timeout_s)
+    return Sharding(split, plan, group, device)

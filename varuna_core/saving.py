@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from torch import Tensor
@@ -35,7 +35,11 @@ from varuna_core.rank_words import RankWords
 from varuna_core.records.files import write_json
 from varuna_core.saving_tensors import list_tensors, take_buffers, take_tensors
 from varuna_core.split import Split
+from varuna_core.tensor_shares import Shares
 from varuna_core.updates import Updates
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
 
 LEFT = "left.json"
 """In the folder of checkpoints: the training has saved because of a signal, and left."""
@@ -91,7 +95,9 @@ class Saving:
         links: Links,
         engine: Engine,
         updates: Updates,
+        sharding: Sharding | None = None,
     ) -> None:
+        self.shares = Shares() if sharding is None else sharding.shares
         self.split, self.part, self.masters, self.links = split, part, masters, links
         self.engine, self.updates = engine, updates
         self.scheduler: Any = None
@@ -180,19 +186,23 @@ class Saving:
             segments, optimizer = take_tensors(
                 self.split, self.part, self.masters, self.updates.optimizer
             )
+        segments = self.shares.place(segments)
         if shared and not owned:  # else each has its own already
             segments = deal(segments, replicas, self.links.replica)
-        if self.links.replica == 0:  # those of the other replicas may differ (batch norm)
+        if (
+            self.links.replica == self.shares.tensor_rank == 0
+        ):  # those of the other replicas may differ (batch norm)
             for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
                 segments.setdefault(segment, []).extend(entries)
         return RankPart(
             iteration=number,
             segments=segments,
-            shared=shared,
+            shared=shared or self.links.stage_map.tensor > 1,
             optimizer=optimizer,
             own={
                 "place": self.links.stage,
                 "replica": self.links.replica,
+                "tensor_rank": self.shares.tensor_rank,
                 "iteration": progress.iteration,
                 "seed": self.engine.seed,
                 "random": take_random_state(),
@@ -243,7 +253,13 @@ class Saving:
             once = {id(t): (n, t) for n, t in tensors.items() if n in self._shapes}
             boxes = {name: rows.box for name, rows in self.masters.slices.items()}
             reader.fill(
-                Wanted(name=name, out=tensor, box=boxes.get(name)) for name, tensor in once.values()
+                wanted
+                for name, out in once.values()
+                for wanted in (
+                    [Wanted(name=name, out=out, box=boxes[name])]
+                    if name in boxes
+                    else self.shares.want(name, out)
+                )
             )
             loaded = Loaded(
                 folder=folder, loss_scale=state.loss_scale, lr_schedule=state.lr_schedule
@@ -282,9 +298,11 @@ class Saving:
         """Of the same replica, at the same place if there was one: the ranks of a replica read
         the same data, so they draw alike. A replica that there was not goes on as it is."""
         own = reader.manifest.own
-        ranks = {(own[rank]["place"], own[rank]["replica"]): rank for rank in own}
-        replica = self.links.replica
-        rank = ranks.get((self.links.stage, replica), ranks.get((0, replica)))
+        words = ("place", "replica", "tensor_rank")
+        ranks = {tuple(held.get(word, 0) for word in words): rank for rank, held in own.items()}
+        place, replica = self.links.stage, self.links.replica
+        wanted = [(place, replica, self.shares.tensor_rank), (place, replica, 0), (0, replica, 0)]
+        rank = next((ranks[one] for one in wanted if one in ranks), None)
         return None if rank is None else reader.own(rank)
 
     def _put_optimizer(self, loaded: Loaded, reader: CheckpointReader) -> None:
@@ -299,7 +317,8 @@ class Saving:
             for parameter in group["params"]:
                 key = id(parameter)
                 name = names.get(key)
-                tree = reader.read_optimizer(name, boxes.get(name)) if name else None
+                part = boxes.get(name) if name in boxes else self.shares.find(name or "")
+                tree = reader.read_optimizer(name, part) if name else None
                 if tree is not None:
                     found[key] = tree
                     loaded.options[key] = {**tree, "state": None}

@@ -58,13 +58,17 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
         )
 
 
-def refuse_zero(zero: int, offload: str | None, recompute: str) -> None:
+def refuse_zero(zero: int, offload: str | None, recompute: str, tensor: int) -> None:
     if zero not in (0, 1, 2, 3):
         raise ValueError(f"zero {zero!r}: there are 0, 1, 2 and 3")
     if zero == 3 and recompute == "auto":
         raise ValueError(
             "recompute='auto' takes the weights that zero=3 gathers for activations: "
             "say 'none' or 'full'"
+        )
+    if zero == 3 and tensor > 1:
+        raise ValueError(
+            "zero=3 slices whole weights, not shares of layers: use 1 or 2 with tensor"
         )
     if offload not in (None, "optimizer"):
         raise ValueError(f"offload {offload!r}: there is 'optimizer', or None")

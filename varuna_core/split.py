@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ from varuna_core.split_stubs import plan_stubs
 from varuna_core.split_values import map_leaves
 from varuna_core.split_weights import Init, Weights
 from varuna_core.stage import Stage
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,18 +102,22 @@ class Split:
         init: Init | None = None,
         check: bool = True,
         at_hand: Mapping[str, nn.Parameter] | None = None,
+        sharding: Sharding | None = None,
     ) -> Stage:
         """The stage with its weights, checked for leaks.
 
         Weights come from `state_dict` (the plain model's names), or are drawn by name from `seed`
         (by `init`, or as their modules do), or are copied from the model. Those `at_hand`, of the
-        rank's other stages, are taken over: a tied weight is one parameter there too.
+        rank's other stages, are taken over: a tied weight is one parameter there too. With
+        `sharding` the stage's own are this rank's shares.
         """
         weights = Weights(model=self.model, state_dict=state_dict, seed=seed, init=init)
         held = self.stages[index]
         plan, stubbed = plan_stubs(self.record, held.start, list_owners(self.model))
-        own, early, replaced, full = self._make_parameters(index, weights, stubbed, at_hand or {})
-        replaced |= self._make_buffers(index, weights, stubbed)
+        own, early, replaced, full = self._make_parameters(
+            index, weights, stubbed, at_hand or {}, sharding
+        )
+        replaced |= self._make_buffers(index, weights, stubbed, sharding)
         module = copy_model(self.model, replaced)
         quicken_lists(module)
         stage = Stage(
@@ -133,10 +140,17 @@ class Split:
                 lambda x: x.to(self.device) if isinstance(x, Tensor) else x, dict(self.inputs)
             )
             PoisonCheck(stage, moved).run()
+        if sharding is not None:
+            sharding.install(stage, own)
         return stage
 
     def _make_parameters(
-        self, index: int, weights: Weights, stubbed: set[int], at_hand: Mapping[str, nn.Parameter]
+        self,
+        index: int,
+        weights: Weights,
+        stubbed: set[int],
+        at_hand: Mapping[str, nn.Parameter],
+        sharding: Sharding | None,
     ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any], dict[str, Tensor]]:
         """The stage's own, those that code before it reads, for each original its copy, and fp32
         values of those that are trained, if `types` has others."""
@@ -159,12 +173,19 @@ class Split:
                     if is_own
                     else self._stand_in(original, real=is_early)
                 )
+                if is_own and sharding is not None:
+                    values = sharding.cut(first, values)
                 grad = original.requires_grad and is_own
                 dtype = self._type_of(original)
                 made[first] = nn.Parameter(values.to(self.device, dtype), requires_grad=grad)
                 if grad and self.types:
                     full[first] = _widen(values).to(self.device, copy=True)
             replaced[id(original)] = made[first]
+            if is_own and made[first].shape != original.shape:
+                assert sharding is not None
+                replaced[id(original)] = sharding.stand_in(
+                    name, original, self._type_of(original), self.device, is_early
+                )
             if is_own:
                 own[name] = made[first]
             if is_early:
@@ -177,12 +198,16 @@ class Split:
             {n: full[first] for n, first in firsts.items() if first in full},
         )
 
-    def _make_buffers(self, index: int, weights: Weights, stubbed: set[int]) -> dict[int, Any]:
+    def _make_buffers(
+        self, index: int, weights: Weights, stubbed: set[int], sharding: Sharding | None
+    ) -> dict[int, Any]:
         replaced: dict[int, Any] = {}
         for name, original in self.model.named_buffers():
             needed = not original.is_meta or self._is_run(index, name, stubbed)
             needed = needed or self.buffer_owner(name) == index
             values = weights.make((name,), original) if needed else self._stand_in(original)
+            if needed and sharding is not None:
+                values = sharding.cut(name, values)
             replaced[id(original)] = values.to(self.device, self._type_of(original))
         return replaced
 

@@ -62,6 +62,12 @@ class Stage:
         """fp32 values of its trained parameters, where these are to be in half precision."""
 
         self.at_start: Callable[[], None] | None = None
+        self.at_cut: Callable[[Any], Any] | None = None
+        """Makes of what leaves through the stage's last cut what may cross (shared layers)."""
+
+        self.at_return: Callable[[Any], Any] | None = None
+        """The same, of what the model returns."""
+
         self.stubs: dict[str, Stub] = {}
         self._parameters, self._buffers = parameters, tuple(buffers)
         num_cuts = len(record.cuts)
@@ -71,7 +77,7 @@ class Stage:
         self._sent: Crossing | None = None
         self._received: Crossing | Sequence[Tensor] | None = None
         self._on_segment: Callable[[int], None] | None = None
-        self._pool, self._switch = Pool(device), Switch()
+        self._pool, self.switch = Pool(device), Switch()
         self._loaded: OrderedDict[Any, Loaded] = OrderedDict()
         self._current: Any = None
 
@@ -133,7 +139,7 @@ class Stage:
         finally:
             watch(before)
             self._received = None
-            self._switch.on = False
+            self.switch.on = False
         return self._finish(out)
 
     def _finish(self, out: Any) -> Any:
@@ -145,7 +151,7 @@ class Stage:
                 f"the model returned after {self._passed} CutPoints, in the dry run it passed "
                 f"{len(self.record.cuts)}: the number must not depend on the data"
             )
-        return out
+        return out if self.at_return is None else self.at_return(out)
 
     def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
         number = self._passed
@@ -154,7 +160,7 @@ class Stage:
             return values[0] if len(values) == 1 else values
         if number >= self._end:
             if number == self._end:
-                self._sent = take_apart(values)
+                self._sent = take_apart(values if self.at_cut is None else self.at_cut(values))
             raise StageEnd  # again, where a bare `except:` of the user's caught the first one
         if number == self._start:
             values = self._receive(values)
@@ -166,7 +172,7 @@ class Stage:
         """The received tensors in the structure that came with them, or in this forward's own."""
         if self.at_start is not None:
             self.at_start()
-        self._switch.on = False
+        self.switch.on = False
         received = self._received
         assert received is not None
         tensors, sent = as_crossing(received)
@@ -207,7 +213,7 @@ class Stage:
         self._loaded[self.key_of(inputs)] = Loaded(plan=plan)
         for name in plan:
             module = self.module.get_submodule(name)
-            self.stubs[name] = stub = Stub(module.forward, self._switch, self._advance)
+            self.stubs[name] = stub = Stub(module.forward, self.switch, self._advance)
             module.forward = stub
 
     @contextmanager
@@ -225,7 +231,7 @@ class Stage:
     @property
     def is_live(self) -> bool:
         """The running forward is past the stage's first cut."""
-        return self._received is not None and not self._switch.on
+        return self._received is not None and not self.switch.on
 
     def key_of(self, inputs: Mapping[str, Any]) -> Any:
         """Batches of one key share their stubs' outputs."""
@@ -249,7 +255,7 @@ class Stage:
         self._passed += cuts
 
     def _prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._switch.on = True
+        self.switch.on = True
         if not self.stubs:
             return
         key = self.key_of(inputs)

@@ -9,6 +9,9 @@ Place k holds stage k, or several stages:
 
     interleaved, two a rank    stages 0 3 | 1 4 | 2 5    round and round
     zbv                        stages 0 5 | 1 4 | 2 3    down and up again
+
+With tensor parallelism of degree T an entry k stands for the ranks kT to kT+T-1. Those of one
+tensor rank t are a layout of their own, a slice: one StageMap is one slice.
 """
 
 from __future__ import annotations
@@ -25,10 +28,15 @@ class StageMap:
     """The ranks of every place, and the place of every stage."""
 
     ranks: tuple[tuple[int, ...], ...]
-    """Of each place its replicas' ranks."""
+    """Of each place its replicas' ranks, those of this slice."""
 
     placement: tuple[int, ...] = ()
     """The place of each stage; by default one stage a place."""
+
+    tensor: int = 1
+    """Ranks that share each place's layers."""
+
+    tensor_rank: int = 0
 
     def __post_init__(self) -> None:
         if not self.placement:
@@ -48,17 +56,33 @@ class StageMap:
         return len(self.ranks[0])
 
     @property
+    def world_size(self) -> int:
+        return self.depth * self.num_replicas * self.tensor
+
+    @property
     def neighbours(self) -> tuple[tuple[int, int], ...]:
         """Pairs of places between which activations go, each once, in the order of the stages."""
         pairs = itertools.pairwise(self.placement)
         return tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))
 
     def find(self, rank: int) -> tuple[int, int]:
-        """The place and the replica of a rank."""
+        """The place and the replica of a rank, of whichever slice."""
+        own = rank - rank % self.tensor + self.tensor_rank
         for place, ranks in enumerate(self.ranks):
-            if rank in ranks:
-                return place, ranks.index(rank)
+            if own in ranks:
+                return place, ranks.index(own)
         raise ValueError(f"rank {rank} has no place in stage_to_rank_map {str(self)!r}")
+
+    def slice(self, tensor_rank: int) -> StageMap:
+        """The layout of the ranks of this tensor rank."""
+        step = tensor_rank - self.tensor_rank
+        moved = tuple(tuple(rank + step for rank in ranks) for ranks in self.ranks)
+        return replace(self, ranks=moved, tensor_rank=tensor_rank)
+
+    def sharing(self, place: int, replica: int) -> list[int]:
+        """The ranks that share the layers of a place, in one replica."""
+        first = self.ranks[place][replica] - self.tensor_rank
+        return list(range(first, first + self.tensor))
 
     def stages_of(self, place: int) -> tuple[int, ...]:
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == place)
@@ -71,7 +95,10 @@ class StageMap:
         place, replica = self.find(rank)
         stages = self.stages_of(place)
         word = "stage" if len(stages) == 1 else "stages"
-        return f"rank {rank} ({word} {' and '.join(map(str, stages))}, replica {replica})"
+        held = f"{word} {' and '.join(map(str, stages))}, replica {replica}"
+        if self.tensor > 1:
+            held += f", tensor rank {rank % self.tensor}"
+        return f"rank {rank} ({held})"
 
     def with_stages(self, schedule: str, stages_per_rank: int) -> StageMap:
         """The same ranks with the stages as this schedule places them."""
@@ -81,11 +108,21 @@ class StageMap:
         return replace(self, placement=tuple(stage % self.depth for stage in stages))
 
     def __str__(self) -> str:
-        return "".join(",".join(map(str, ranks)) + ";" for ranks in self.ranks)
+        """As it was given: the entries."""
+        fields = ([str(rank // self.tensor) for rank in ranks] for ranks in self.ranks)
+        return "".join(",".join(field) + ";" for field in fields)
 
 
-def parse_stage_map(value: str | Sequence[Sequence[int]], world_size: int) -> StageMap:
-    """From the text, or from a list of ranks for each place; every rank of the world once."""
+def parse_stage_map(
+    value: str | Sequence[Sequence[int]], world_size: int, tensor: int = 1
+) -> StageMap:
+    """From the text, or from a list of ranks for each place; every rank of the world once.
+
+    With `tensor` they are entries, each for so many ranks; the slice is that of tensor rank 0.
+    """
+    if tensor < 1 or world_size % tensor:
+        raise ValueError(f"tensor {tensor}: it must divide the {world_size} ranks")
+    entries = world_size // tensor
     if isinstance(value, str):
         fields = value.strip().removesuffix(";").split(";")
         words = [[word.strip() for word in field.split(",")] for field in fields]
@@ -96,8 +133,11 @@ def parse_stage_map(value: str | Sequence[Sequence[int]], world_size: int) -> St
         ranks = tuple(tuple(field) for field in value)
     if not ranks or not ranks[0] or any(len(field) != len(ranks[0]) for field in ranks):
         raise ValueError(f"stage_to_rank_map {value!r}: every stage needs as many ranks as stage 0")
-    if sorted(rank for field in ranks for rank in field) != list(range(world_size)):
-        raise ValueError(
-            f"stage_to_rank_map {value!r} must name each of the ranks 0 to {world_size - 1} once"
-        )
-    return StageMap(ranks=ranks)
+    if sorted(rank for field in ranks for rank in field) != list(range(entries)):
+        what = f"ranks 0 to {entries - 1}"
+        if tensor > 1:
+            what = f"entries 0 to {entries - 1} (of {tensor} ranks each, of {world_size})"
+        raise ValueError(f"stage_to_rank_map {value!r} must name each of the {what} once")
+    return StageMap(
+        ranks=tuple(tuple(rank * tensor for rank in field) for field in ranks), tensor=tensor
+    )

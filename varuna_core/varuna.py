@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -30,12 +31,12 @@ from varuna_core.grads import Gradients, list_shared
 from varuna_core.graph_memory import GraphMeter, agree_on_memory, find_limit
 from varuna_core.links import connect
 from varuna_core.loss_scale import build_loss_scale
-from varuna_core.microbatch import GetBatch, MicroBatch, deal_samples, look_at_dummies
+from varuna_core.microbatch import GetBatch, MicroBatch, deal_samples, find_first, look_at_dummies
 from varuna_core.outputs import join_outputs, spread
 from varuna_core.plans import Plans, count_stages, place_stages
 from varuna_core.precision import Masters, choose_precision
 from varuna_core.random_streams import kept_random_state
-from varuna_core.rank_part import RankPart
+from varuna_core.rank_part import RankPart, share_layers
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
@@ -72,6 +73,8 @@ class Varuna(Checkpointed):
         partition: str | Sequence[int] | None = None,
         schedule: str = "auto",
         stages_per_rank: int = 1,
+        tensor: int = 1,
+        tensor_plan: Mapping[str, Any] | None = None,
         precision: str | None = None,
         recompute: Recompute = "none",
         trace: Trace | None = None,
@@ -89,18 +92,19 @@ class Varuna(Checkpointed):
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
         `state_dict` holds weights to start from. `from_cache` takes the dry run of an earlier
         start, if the same model made it. `costs` are what a profile found; all ranks must be given
-        the same. `zero` and `offload="optimizer"` are zero.py's.
+        the same. `zero` and `offload="optimizer"` are zero.py's. `tensor` ranks share each layer,
+        by `tensor_plan` or the model's own `tensor_parallel_plan`.
         """
         super().__init__()
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
-        refuse_zero(zero, offload, recompute)
+        refuse_zero(zero, offload, recompute, tensor)
         self.batch_size, self.chunk_size = batch_size, chunk_size
         self.precision = choose_precision(fp16, precision)
         stages_per_rank = count_stages(schedule, stages_per_rank)
         self.device = find_device(device, local_rank)
         check_memory_limit(recompute, memory_limit, self.device)
         world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-        ranks = parse_stage_map(stage_to_rank_map, world)
+        ranks = parse_stage_map(stage_to_rank_map, world, tensor).slice(rank % tensor)
         self.place, self.replica = ranks.find(rank)
         dummies, self._splitter = look_at_dummies(dummy_inputs, chunk_size)
         self.split = split_model(
@@ -125,8 +129,12 @@ class Varuna(Checkpointed):
             self.stage_map,
             costs,
             recompute,
-            opportunistic=opportunistic and zero != 3,  # the replicas' messages keep their order
+            # Ranks that share layers or weights must do the same in one order.
+            opportunistic=opportunistic and zero != 3 and tensor == 1,
             is_limit_given=memory_limit is not None,
+        )
+        self.sharding = share_layers(
+            self.split, tensor_plan, self.stage_map, rank, self.device, hang_timeout_s
         )
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         self.part = RankPart.make(
@@ -134,6 +142,7 @@ class Varuna(Checkpointed):
             self.stage_map.stages_of(self.place),
             state_dict=state_dict,
             seed=seed if on_meta else None,
+            sharding=self.sharding,
         )
         shared = list_shared(
             [replace(t, stages=self.stage_map.places_of(t.stages)) for t in self.split.ties]
@@ -158,6 +167,9 @@ class Varuna(Checkpointed):
         )
         del full  # the values of what others own
         self.gradients = Gradients(self._masters, shared, self.links, self.device, owners)
+        if self.sharding is not None:
+            self.sharding.join(self.links)
+            self.gradients.share_layers(self.sharding)
         self.exchange = WeightExchange(owners, self.part.parameters()) if owners else None
         if self.gradients.at_once:
             self.engine.after_gradients = self.gradients.backward_done
@@ -198,6 +210,8 @@ class Varuna(Checkpointed):
         check_optimizer(optimizer, {id(parameter) for parameter in self.parameters()})
         if self._masters.slices:
             refuse_optimizer(optimizer)
+        if self.sharding is not None:
+            self.sharding.check_optimizer(optimizer)
         scale = build_loss_scale(loss_scale, init_loss_scale, min_loss_scale)
         self.updates.attach(optimizer, scale)
         self.saving.optimizer_set()
@@ -254,8 +268,8 @@ class Varuna(Checkpointed):
             joined = join_outputs([*kept.values()], sizes, self._splitter.list_dims())
             if outputs == "last":
                 return joined
-            source = self.stage_map.ranks[self.stage_map.placement[-1]][self.replica]
-            return spread(joined, self.links.pipeline, source, self.device)
+            last = self.stage_map.slice(0).ranks[self.stage_map.placement[-1]]
+            return spread(joined, self.links.pipeline, last[self.replica], self.device)
 
         step = self.iteration
         if outputs not in (False, True, "last"):
@@ -280,13 +294,15 @@ class Varuna(Checkpointed):
             raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
         try:
             size = self._splitter.count(inputs)
-            first = self._find_first(size, bounded)
+            place = self.replica, self.stage_map.num_replicas
+            first = find_first(size, self.batch_size, self.samples, *place, bounded=bounded)
             cast = self.precision.cast(inputs)
             microbatches = self._splitter.split(cast, self.chunk_size, first, self.device)
             self._masters.refresh()
             if self.exchange is not None:
                 self.exchange.run(len(microbatches))
-            with kept_random_state(self.device):
+            shared = nullcontext() if self.sharding is None else self.sharding.running()
+            with kept_random_state(self.device), shared:
                 return run(microbatches, size)
         except BaseException as error:
             mine = f"{self.links.name}: {describe_error(error)}"
@@ -299,19 +315,6 @@ class Varuna(Checkpointed):
             if not is_connection_error(error):
                 raise
             raise RankFailed(f"{self.links.name} stops: {first_error}") from error
-
-    def _find_first(self, size: int, bounded: bool) -> int:
-        """The place of this batch in the global one: its even share, or the one dealt to it."""
-        too_large = size > len(self.samples)
-        if size * self.stage_map.num_replicas == self.batch_size or (too_large and not bounded):
-            return self.replica * size
-        if too_large:
-            raise ValueError(
-                f"a batch of {size} samples: replica {self.replica} of "
-                f"{self.stage_map.num_replicas} takes {len(self.samples)} of {self.batch_size} "
-                f"(model.samples says which)"
-            )
-        return self.samples.start
 
     def _settle_memory(self) -> None:
         """From the second step on: the first one has measured what graphs hold."""

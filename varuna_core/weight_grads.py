@@ -90,8 +90,9 @@ class WeightGrads:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Of any class that leaves the forward as torch has it."""
-    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    """Of any class that leaves the forward as torch has it, and not shared by several ranks."""
+    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    return plain and not hasattr(module.weight, "placements")
 
 
 class _PuttingOff:

@@ -68,18 +68,25 @@ def make_owners(
     """None without ZeRO, and where there is one replica; `model` is the whole one."""
     if not zero or links.replicas is None:
         return None
-    sizes = {name: model.get_parameter(name).numel() for held in shared.values() for name in held}
-    dealt = deal_owners(parameters, sizes, links.stage_map.num_replicas)
+    everywhere = {name for held in shared.values() for name in held}
+    # Of whole weights, which ranks that share layers see alike.
+    sizes = {name: model.get_parameter(name).numel() for name in everywhere | parameters.keys()}
+    dealt = deal_owners(
+        parameters, sizes, {name: sizes[name] for name in everywhere}, links.stage_map.num_replicas
+    )
     return Owners(links=links, replica_of=dealt, at_once=zero >= 2, alike=zero == 3)
 
 
 def deal_owners(
-    parameters: Mapping[str, nn.Parameter], shared: Mapping[str, int], num_replicas: int
+    parameters: Mapping[str, nn.Parameter],
+    weights: Mapping[str, int],
+    shared: Mapping[str, int],
+    num_replicas: int,
 ) -> dict[str, int]:
     """The replica that owns each of a place's parameters; the largest first, to who has least.
 
-    `shared` are the sizes of all weights that several places hold, whether this one does or not:
-    copies are summed within a replica, so one replica must own them in all places.
+    `weights` are their sizes, `shared` those of all weights that several places hold, whether this
+    one does or not: copies are summed within a replica, so one replica must own them in all places.
     """
     of_shared = _deal(shared, [0] * num_replicas)
     names: dict[int, list[str]] = {}
@@ -90,7 +97,7 @@ def deal_owners(
     sizes: dict[str, int] = {}
     for first, *more in names.values():
         parameter = parameters[first]
-        size = parameter.numel() if parameter.requires_grad else 0
+        size = weights[first] if parameter.requires_grad else 0
         known = next((of_shared[name] for name in (first, *more) if name in of_shared), None)
         if known is None:
             sizes[first] = size

@@ -139,7 +139,19 @@ def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
             "train: {optimizer: {offload: true, apex: true}}",
             "train.optimizer.offload = True: cannot be with train.optimizer.apex",
         ),
-        ("parallel: {tensor: 2}", "parallel.tensor = 2: the built-in programs of this version"),
+        ("parallel: {tensor: 3}", "parallel.tensor = 3: must divide the model's 16 heads"),
+        (
+            "parallel: {tensor: 2}\ntrain: {optimizer: {name: lamb}}",
+            "train.optimizer.name = lamb: looks at whole weights",
+        ),
+        (
+            "parallel: {tensor: 2, schedule: 1f1b}\ntrain: {compile: true}",
+            "train.compile = True: cannot be with parallel.tensor above 1",
+        ),
+        (
+            "parallel: {tensor: 2, sequence_parallel: true}",
+            "parallel.sequence_parallel = True: is for pretrain_gpt",
+        ),
         (
             "train: {schedule: {warmup_steps: 9, decay_steps: 8}}",
             "train.schedule.decay_steps = 8: must be at least train.schedule.warmup_steps, 9",
@@ -148,6 +160,17 @@ def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
         text += "" if text.startswith("data") else "\ndata: {synthetic: true}"
         problems = find_problems(text + "\n", head=head)
         assert any(problem in found for found in problems), (text, problems)
+
+
+def test_a_sequence_is_shared_evenly_by_several_ranks() -> None:
+    head = "name: run\nprogram: pretrain_gpt\ndata: {synthetic: true}\n"
+    model = "model: {layers: 2, hidden: 16, heads: 4, sequence: 17, vocab: 64}\n"
+    for tensor, problem in (
+        (1, "needs parallel.tensor above 1"),
+        (2, "must divide model.sequence, 17"),
+    ):
+        text = f"{model}parallel: {{tensor: {tensor}, sequence_parallel: true}}\n"
+        assert any(problem in found for found in find_problems(text, head=head)), problem
 
 
 CONF = """

@@ -192,11 +192,14 @@ def test_one_owner_for_the_copies_of_a_shared_weight() -> None:
     def make(**sizes: int) -> dict[str, nn.Parameter]:
         return {name: nn.Parameter(torch.empty(size)) for name, size in sizes.items()}
 
-    shared = {"wte": 50, "bias": 20, "far": 90}
-    first = deal_owners(make(a=30, wte=50, b=30, bias=20), shared, 3)
+    def deal(parameters: dict[str, nn.Parameter]) -> dict[str, int]:
+        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        return deal_owners(parameters, sizes, {"wte": 50, "bias": 20, "far": 90}, 3)
+
+    first = deal(make(a=30, wte=50, b=30, bias=20))
     last = make(wte=50, bias=20, c=5)
     last["head"] = last["wte"]
-    held = deal_owners(last, shared, 3)
+    held = deal(last)
     assert held["wte"] == held["head"] == first["wte"] and held["bias"] == first["bias"]
     assert sorted([first["a"], first["b"], first["wte"]]) == [0, 1, 2] or first["a"] != first["b"]
 

@@ -57,6 +57,24 @@ def whole(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank holds of a tensor, in a tensor of its own."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+
+    extent: tuple[int, ...]
+    """Of what the rank holds."""
+
+    pieces: tuple[tuple[Box, Box], ...]
+    """Boxes of the whole tensor, and where the rank has them."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.extent == self.shape
+
+
 def split_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     """The elements start..stop of the flattened tensor as boxes, in order; each lies in one run.
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from varuna_core.checkpoint.box import Box, whole
+from varuna_core.checkpoint.box import Box, Share, whole
 from varuna_core.checkpoint.document import crc_text
 from varuna_core.checkpoint.entries import DTYPES
 from varuna_core.checkpoint.errors import CheckpointError, DamagedCheckpoint
@@ -145,11 +145,20 @@ class CheckpointReader:
         self.fill([Wanted(name=name, out=out, kind=kind, box=box)])
         return out
 
-    def read_optimizer(self, name: str, box: Box | None = None) -> Any:
+    def read_share(self, name: str, kind: str, share: Share) -> Tensor:
+        """What a rank holds of the tensor, as the rank has it."""
+        out = torch.empty(share.extent, dtype=self.dtype(name, kind))
+        self.fill(
+            Wanted(name=name, out=out[inner.slices], kind=kind, box=outer)
+            for outer, inner in share.pieces
+        )
+        return out
+
+    def read_optimizer(self, name: str, part: Box | Share | None = None) -> Any:
         """The optimizer's state of a parameter, or None if it had none.
 
-        `box` is the part of the parameter that is wanted: state of the parameter's own shape comes
-        in that part, other state whole.
+        `part` is what is wanted of the parameter: state of the parameter's own shape comes in that
+        part, other state whole.
         """
         name = self._leads.get(name, name)
         tree = self.manifest.optimizer.get(name)
@@ -158,8 +167,12 @@ class CheckpointReader:
         full = self.shape(name)
 
         def take(key: str) -> Tensor:
-            same = self.shape(name, OPTIMIZER + key) == full
-            return self.read(name, OPTIMIZER + key, box if same else None)
+            kind = OPTIMIZER + key
+            if part is None or self.shape(name, kind) != full:
+                return self.read(name, kind)
+            if isinstance(part, Share):
+                return self.read_share(name, kind, part)
+            return self.read(name, kind, part)
 
         return from_plain(tree, take)
 

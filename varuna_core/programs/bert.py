@@ -5,6 +5,8 @@ Predicting a token shares the embedding's weight. The two losses are added, as i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from varuna_core.programs.layers import (
     PostNormBlock,
     mean_cross_entropy,
     number_positions,
+    plan_blocks,
 )
 
 EPS = 1e-12
@@ -70,6 +73,13 @@ class Bert(nn.Module):
         tokens, order = self.predict(text, types, padding_mask)
         masked = mean_cross_entropy(tokens, labels, ignored=NO_LABEL)
         return masked + mean_cross_entropy(order, is_random)
+
+    def tensor_parallel_plan(self) -> dict[str, Any]:
+        """For `Varuna(tensor_plan=...)`; the loss is taken of logits that stay shared."""
+        from torch.distributed.tensor.parallel import ColwiseParallel
+
+        head = {"token_head.decoder": ColwiseParallel(use_local_output=False)}
+        return plan_blocks(sequence_parallel=False) | head
 
     def predict(self, text: Tensor, types: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of each place's token, and of (the second part follows, it is another's)."""

@@ -6,6 +6,8 @@ embeddings       cut       cut   cut       norm, head (the embedding's weight), 
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from varuna_core.cut import CutPoint
@@ -15,6 +17,7 @@ from varuna_core.programs.layers import (
     PreNormBlock,
     mean_cross_entropy,
     number_positions,
+    plan_blocks,
 )
 
 
@@ -39,6 +42,24 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return mean_cross_entropy(self.predict(tokens[:, :-1]), tokens[:, 1:])
+
+    def tensor_parallel_plan(self, sequence_parallel: bool = False) -> dict[str, Any]:
+        """For `Varuna(tensor_plan=...)`; the loss is taken of logits that stay shared."""
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            SequenceParallel,
+        )
+
+        plan = plan_blocks(sequence_parallel)
+        before = Shard(1) if sequence_parallel else Replicate()
+        plan["head"] = ColwiseParallel(input_layouts=before, use_local_output=False)
+        if sequence_parallel:
+            norms = ("norm", "blocks.*.norm_1", "blocks.*.norm_2")
+            plan |= {name: SequenceParallel(use_local_output=True) for name in norms}
+            plan["positions"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+        return plan
 
     def predict(self, tokens: Tensor) -> Tensor:
         """Logits of the token after each one."""

@@ -47,21 +47,23 @@ class Attention(nn.Module):
         super().__init__()
         if hidden % heads:
             raise ValueError(f"hidden {hidden} must be a multiple of heads {heads}")
-        self.heads, self.dropout, self.causal = heads, dropout, causal
+        self.head_size, self.dropout, self.causal = hidden // heads, dropout, causal
         self.qkv = Dense(hidden, 3 * hidden)
         self.output = Dense(hidden, hidden, std=output_std)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        size, length, hidden = x.shape
-        shape = (size, length, 3, self.heads, hidden // self.heads)
-        query, key, value = self.qkv(x).view(shape).permute(2, 0, 3, 1, 4).unbind()
+        packed = self.qkv(x)
+        size, length, _ = packed.shape
+        # As many heads as are here: with tensor parallelism a rank has some of them.
+        shape = (size, length, 3, -1, self.head_size)
+        query, key, value = packed.view(shape).permute(2, 0, 3, 1, 4).unbind()
         seen = F.scaled_dot_product_attention(
             query, key, value,
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.causal,
         )  # fmt: skip
-        out: Tensor = self.output(seen.transpose(1, 2).reshape(size, length, hidden))
+        out: Tensor = self.output(seen.transpose(1, 2).reshape(size, length, -1))
         return out
 
 
@@ -127,9 +129,29 @@ def compile_blocks(module: nn.Module, **options: Any) -> int:
 
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:
-    """In fp32, whatever the logits are in."""
+    """In fp32, whatever the logits are in; they may be a DTensor, shared by words."""
     flat = logits.float().view(-1, logits.shape[-1])
-    return F.cross_entropy(flat, labels.reshape(-1), ignore_index=ignored)
+    loss: Any = F.cross_entropy(flat, labels.reshape(-1), ignore_index=ignored)
+    mean: Tensor = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+    return mean
+
+
+def plan_blocks(sequence_parallel: bool) -> dict[str, Any]:
+    """How T ranks share embedding and blocks: heads, the inside of each MLP, words. With
+    `sequence_parallel` each has its part of every sequence where they are not shared."""
+    from torch.distributed.tensor import Replicate, Shard  # takes half a second to load
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    from varuna_core.tensor_styles import PackedColwise
+
+    between = Shard(1) if sequence_parallel else Replicate()
+    return {
+        "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "blocks.*.attention.qkv": PackedColwise(parts=3, input_layouts=between),
+        "blocks.*.attention.output": RowwiseParallel(output_layouts=between),
+        "blocks.*.mlp.inner": ColwiseParallel(input_layouts=between),
+        "blocks.*.mlp.output": RowwiseParallel(output_layouts=between),
+    }
 
 
 def number_positions(tokens: Tensor, most: int) -> Tensor:

@@ -148,7 +148,7 @@ class Lines:
             "WORLD_SIZE": world,
             "GLOBAL_BATCH_SIZE": training.global_batch_size,
             "MICRO_BATCH_SIZE": training.micro_batch_size,
-            "TENSOR_MP_SIZE": 1,
+            "TENSOR_MP_SIZE": training.tensor,
             "DP_SIZE": stages.num_replicas,
             "PIPELINE_MP_SIZE": stages.depth,
             "PARTITION": spell_partition(self.model),

@@ -21,6 +21,9 @@ class Place:
     world: int
     local_rank: int
     stage_map: str
+    tensor: int = 1
+    """Ranks for which each entry of the map stands."""
+
     device: torch.device
 
     @property
@@ -29,21 +32,31 @@ class Place:
         return self.rank == self.world - 1
 
 
-def find_place(pipeline: int, environ: Mapping[str, str] = os.environ) -> Place:
+def find_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.environ) -> Place:
     """Without vjob's stage map (under torchrun) the stages of a replica have neighbouring ranks."""
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     stage_map = environ.get("VJOB_STAGE_MAP")
     if stage_map is None:
-        replicas, left = divmod(world, pipeline)
+        replicas, left = divmod(world, pipeline * tensor)
         if left or not replicas:
-            raise ProgramError(f"{world} ranks do not make pipelines of {pipeline}: change one")
+            shared = f" x tensor {tensor}" if tensor > 1 else ""
+            raise ProgramError(
+                f"{world} ranks do not make pipelines of {pipeline}{shared}: change one"
+            )
         stage_map = encode_stage_map(build_stages(pipeline, replicas, "pipeline"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    return Place(rank=rank, world=world, local_rank=local_rank, stage_map=stage_map, device=device)
+    return Place(
+        rank=rank,
+        world=world,
+        local_rank=local_rank,
+        stage_map=stage_map,
+        tensor=tensor,
+        device=device,
+    )
 
 
 def join(place: Place) -> None:

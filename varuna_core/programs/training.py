@@ -64,7 +64,7 @@ def count_stages_per_rank(training: Training, depth: int) -> int:
 
 
 def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
-    stages = parse_stage_map(place.stage_map, place.world)
+    stages = parse_stage_map(place.stage_map, place.world, place.tensor)
     position, replica = stages.find(place.rank)
     stages = stages.with_stages(training.schedule, count_stages_per_rank(training, stages.depth))
     facts: dict[str, Any] = {"device": "CPU"}
@@ -85,9 +85,10 @@ def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
 def build_varuna(
     training: Training, place: Place, source: Source, trace: TraceWriter | None
 ) -> Varuna:
-    depth = parse_stage_map(place.stage_map, place.world).depth
+    depth = parse_stage_map(place.stage_map, place.world, place.tensor).depth
+    model = build_model(training)
     return Varuna(
-        build_model(training),
+        model,
         place.stage_map,
         source.read(TRAIN, range(training.micro_batch_size)),
         training.global_batch_size,
@@ -96,6 +97,8 @@ def build_varuna(
         partition=training.partition,
         schedule=training.schedule,
         stages_per_rank=count_stages_per_rank(training, depth),
+        tensor=training.tensor,
+        tensor_plan=plan_layers(model, training),
         precision=training.precision,
         recompute="full" if training.recompute == "full" else "none",
         trace=trace,
@@ -103,6 +106,31 @@ def build_varuna(
         zero=training.zero,
         offload="optimizer" if training.offload else None,
     )
+
+
+def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
+    """How ranks share layers, if they do; refused where the model's sizes do not allow it."""
+    shared = training.tensor
+    if shared == 1:
+        return None
+    if training.heads % shared:
+        raise ProgramError(f"{training.heads} heads are not shared evenly by tensor {shared}")
+    if training.optimizer == "lamb":
+        raise ProgramError(
+            "lamb looks at whole weights, which tensor parallelism shares: use adamw"
+        )
+    if training.compile:
+        raise ProgramError("train.compile and tensor parallelism do not go together: leave one")
+    if isinstance(model, Gpt):
+        if training.sequence_parallel and training.sequence % shared:
+            raise ProgramError(
+                f"sequences of {training.sequence} are not shared evenly by tensor {shared}"
+            )
+        return model.tensor_parallel_plan(training.sequence_parallel)
+    if training.sequence_parallel:
+        raise ProgramError("sequence_parallel is for pretrain_gpt: BERT's parts need whole samples")
+    assert isinstance(model, Bert)
+    return model.tensor_parallel_plan()
 
 
 def build_groups(model: Varuna, weight_decay: float) -> list[dict[str, Any]]:

@@ -65,6 +65,10 @@ class Training:
     partition: Optional[str]
     pipeline: int
     zero: int
+    tensor: int
+    """Ranks that share each layer."""
+    sequence_parallel: bool
+    """Between shared layers each of these ranks has a part of every sequence."""
     timeline: bool
 
 

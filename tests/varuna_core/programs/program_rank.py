@@ -87,6 +87,7 @@ def train(case: Case, rank: int, world: int) -> Result:
         world=world,
         local_rank=rank,
         stage_map=case.stage_map,
+        tensor=case.training.tensor,
         device=torch.device("cpu"),
     )
     trainer = Watched(case.training, place, None)

@@ -18,10 +18,13 @@ from tests.varuna_core.ranks import collect, start_ranks
 from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.errors import ProgramError
+from varuna_core.programs.training import build_model, plan_layers
+from varuna_core.records.training import Training
 
 WORLD = 4
 LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}
 ZERO = {"3-1": 3, "4": 2}
+SHARED = [("gpt-sequences", "0;1;", "1-3"), ("gpt-shared", "1,0;", "4")]
 EVALUATED = {"evaluate_every": 3, "evaluate_steps": 2}
 
 
@@ -51,6 +54,10 @@ def build_cases(folder: Path) -> list[Case]:
         zero = ZERO.get(partition, 0)
         laid = replace(gpt, partition=partition, zero=zero, offload=zero == 2)
         cases.append(Case(name=f"gpt-{partition}", stage_map=stage_map, training=laid))
+    for name, stage_map, partition in SHARED:
+        sequence_parallel = name == "gpt-sequences"
+        laid = replace(gpt, tensor=2, sequence_parallel=sequence_parallel, partition=partition)
+        cases.append(Case(name=name, stage_map=stage_map, training=laid))
     for name, partition, schedule, stage_map in (
         ("wide", "2-2", "zero_bubble", "0,2;1,3;"),
         ("deep", "1-1-1-1", "1f1b", "3;1;2;0;"),
@@ -97,12 +104,12 @@ def expect_close(found: Mapping[int, float], expected: Mapping[int, float]) -> N
         assert found[step] == pytest.approx(value, rel=2e-5), step
 
 
-def test_a_gpt_has_the_loss_curve_of_one_plain_process_at_three_layouts(folder: Path) -> None:
+def test_a_gpt_has_the_loss_curve_of_one_plain_process_at_any_layout(folder: Path) -> None:
     training = replace(GPT, data=((1.0, str(folder / "text")),), **EVALUATED)
     losses, evaluated = train_plainly(training)
     assert losses[6] < losses[1] - 0.1
-    for partition in LAYOUTS:
-        for result in read_results(folder, f"gpt-{partition}", WORLD):
+    for name in (*(f"gpt-{partition}" for partition in LAYOUTS), *(name for name, *_ in SHARED)):
+        for result in read_results(folder, name, WORLD):
             expect_close(result.losses, losses)
             expect_close(result.evaluated, evaluated)
 
@@ -162,3 +169,18 @@ def test_a_finished_run_is_checkpointed_and_has_nothing_to_do(
         train(Case(name="", stage_map="0;", training=other), 0, 1)
     with pytest.raises(DataError, match="seed was 11, is 12"):
         train(Case(name="", stage_map="0;", training=replace(training, seed=12)), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (replace(GPT, tensor=3), "2 heads are not shared evenly by tensor 3"),
+        (replace(GPT, tensor=2, optimizer="lamb"), "lamb looks at whole weights"),
+        (replace(GPT, tensor=2, compile=True), "train.compile and tensor parallelism"),
+        (replace(GPT, tensor=2, sequence_parallel=True, sequence=7), "sequences of 7 are not"),
+        (replace(BERT, tensor=2, sequence_parallel=True), "sequence_parallel is for pretrain_gpt"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused(training: Training, said: str) -> None:
+    with pytest.raises(ProgramError, match=said):
+        plan_layers(build_model(training), training)

@@ -1,0 +1,147 @@
+"""A step with shared layers, against the same model with torch's styles put on by hand.
+
+    python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.tensor [--cpu] [--write]
+
+Two processes, a core each; a GPT with sequence-parallel norms and a vocabulary-parallel loss, a few
+micro-batches a step, clipping and AdamW. Both take a step in each round, in turns, so that their
+ratio holds whatever else the machine does. By wall clock, or on a busy machine (`--cpu`) by the CPU
+time of both processes, which waits do not count in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+
+from varuna_core import Varuna
+from varuna_core.programs.gpt import Gpt
+
+RESULT = Path(__file__).parent / "results" / "tensor.md"
+BOUND = 1.03
+SIZE, CLIP, RATE, WARMUP = 2, 1.0, 1e-4, 3
+
+
+def build_model(hidden: int, layers: int) -> Gpt:
+    torch.manual_seed(0)
+    return Gpt(layers=layers, hidden=hidden, heads=8, sequence=128, vocab=8192, dropout=0.0)
+
+
+def prepare_ours(model: Gpt, batch: Tensor) -> Callable[[], Tensor]:
+    size = len(batch)
+    plan = model.tensor_parallel_plan(sequence_parallel=True)
+    varuna = Varuna(
+        model, "0;", {"tokens": batch}, size, SIZE, device="cpu", tensor=2, tensor_plan=plan
+    )
+    optimizer = torch.optim.AdamW(varuna.parameters(), lr=RATE, fused=True)
+    varuna.set_optimizer(optimizer)
+
+    def step() -> Tensor:
+        loss, _ = varuna.step({"tokens": batch}, CLIP)
+        optimizer.step()
+        varuna.zero_grad()
+        return loss
+
+    return step
+
+
+def prepare_by_hand(model: Gpt, batch: Tensor, fused: bool) -> Callable[[], Tensor]:
+    mesh = DeviceMesh("cpu", torch.arange(2))
+    parallelize_module(model, mesh, model.tensor_parallel_plan(sequence_parallel=True))
+    model.head.weight = model.tokens.weight  # torch's styles untie
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=fused, foreach=not fused)
+
+    def step() -> Tensor:
+        total = torch.zeros(())
+        for part in batch.split(SIZE):
+            with loss_parallel():
+                loss = model(part) * (len(part) / len(batch))
+                loss.backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def spend(step: Callable[[], Tensor], clock: Callable[[], float]) -> float:
+    """Seconds of the slower rank, or with CPU time of both."""
+    dist.barrier()
+    begin = clock()
+    step()
+    spent = torch.tensor(clock() - begin)
+    both = clock is time.process_time
+    dist.all_reduce(spent, op=dist.ReduceOp.SUM if both else dist.ReduceOp.MAX)
+    return spent.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    clock = time.process_time if options.cpu else time.perf_counter
+    draw = torch.Generator().manual_seed(1)
+    batch = torch.randint(0, 8192, (SIZE * options.microbatches, 129), generator=draw)
+    sizes = options.hidden, options.layers
+    steps = {
+        "ours": prepare_ours(build_model(*sizes), batch),
+        "by hand": prepare_by_hand(build_model(*sizes), batch, fused=True),
+    }
+    losses = {name: [step() for _ in range(WARMUP)] for name, step in steps.items()}
+    for ours, other in zip(*losses.values(), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-4)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(options.rounds):
+        for name in list(steps)[:: 1 if turn % 2 else -1]:
+            seconds[name].append(spend(steps[name], clock))
+    ratios = [a / b for a, b in zip(seconds["ours"], seconds["by hand"], strict=True)]
+    low, *_, high = statistics.quantiles(ratios, n=10)
+    middle = {name: statistics.median(found) for name, found in seconds.items()}
+    words = "CPU seconds of both processes" if options.cpu else "seconds of the slower process"
+    text = f"""# Tensor parallelism: a step, against torch's styles put on by hand
+
+Made by `python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.tensor
+--rounds {options.rounds}{" --cpu" if options.cpu else ""} --write`. torch {torch.__version__}, \
+Python {platform.python_version()}, {platform.machine()}, one thread a process, {options.rounds}
+rounds; GPT of {options.layers} layers, hidden {options.hidden}, sequence 128, 8192 words;
+{options.microbatches} micro-batches of {SIZE}; {words}; {os.getloadavg()[0]:.1f} processes on
+{len(cores)} cores.
+
+| | median |
+|---|---|
+| Varuna, `tensor=2` | {middle["ours"]:.3f} |
+| by hand | {middle["by hand"]:.3f} |
+| ratio, bound {BOUND} | {statistics.median(ratios):.3f} (deciles {low:.3f} to {high:.3f}) |
+"""
+    if rank == 0:
+        print(text)
+        if options.write:
+            RESULT.write_text(text)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
