@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from varuna_core.backend import GLOO
 from varuna_core.checkpoint.box import Box
 from varuna_core.links import Links
 from varuna_core.rank_part import RankPart
@@ -70,11 +71,13 @@ def shard_modules(
         fully_shard,
     )
 
+    device = part.stages[0].device.type
+    if device == "cuda" and dist.get_backend(links.replicas) == GLOO:
+        raise ValueError("zero=3 needs NCCL, which wants a GPU for each rank: use zero=1 or 2")
     slices: dict[str, Slice] = {}
     ranks = links.stage_map.ranks[links.stage]
-    mesh = DeviceMesh.from_group(
-        dist.new_group(list(ranks), use_local_synchronization=True), part.stages[0].device.type
-    )
+    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    mesh = DeviceMesh.from_group(group, device)
     place = mesh.get_local_rank()
     for stage in part.stages:
         for unit in find_units(split, stage, half is not None):
