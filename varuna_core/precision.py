@@ -181,7 +181,7 @@ class Masters:
             gradient, place.grad = place.grad, None
             if gradient is not None:
                 devices.add(gradient.device)
-                master.grad = copy_to_host(gradient)
+                master.grad = copy_to_host(gradient, wait=False)
         for device in devices:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
@@ -192,11 +192,11 @@ def make_place(like: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape))
 
 
-def copy_to_host(tensor: Tensor) -> Tensor:
+def copy_to_host(tensor: Tensor, wait: bool = True) -> Tensor:
     """A copy in host memory, from a GPU in such as it reads and writes by itself (pinned).
 
-    It is there when the stream is done.
+    Without `wait` it is there when the stream is done.
     """
     pinned = tensor.device.type == "cuda"
     made = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=pinned)
-    return made.copy_(tensor.detach(), non_blocking=pinned)
+    return made.copy_(tensor.detach(), non_blocking=pinned and not wait)

@@ -138,7 +138,7 @@ class WeightExchange:
     """The weights of a place, from their owners to all of its replicas."""
 
     def __init__(self, owners: Owners, weights: Mapping[str, nn.Parameter]) -> None:
-        self.owners, self.group = owners, owners.links.replicas
+        self.owners, self.links = owners, owners.links
         trained = {id(w): (n, w) for n, w in weights.items() if w.requires_grad}
         ranks = {key: owners.rank_of(name) for key, (name, _) in trained.items()}
         packed = pack([w for _, w in trained.values()], ranks, MESSAGE_BYTES)
@@ -153,7 +153,7 @@ class WeightExchange:
             if len(self._under_way) == NUM_UNDER_WAY:
                 self._finish()
             flat = _take_flat(weights)
-            work = dist.broadcast(flat, owner, group=self.group, async_op=True)
+            work = dist.broadcast(flat, owner, group=self.links.replicas, async_op=True)
             self._under_way.append((work, flat, weights if owner != dist.get_rank() else ()))
         while self._under_way:
             self._finish()

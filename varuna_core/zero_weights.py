@@ -10,7 +10,6 @@ else uses. What is left (tied weights, weights that the model reads raw) is as w
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from varuna_core.backend import GLOO
 from varuna_core.checkpoint.box import Box
 from varuna_core.links import Links
 from varuna_core.rank_part import RankPart
@@ -71,11 +71,14 @@ def shard_modules(
         fully_shard,
     )
 
+    device = part.stages[0].device.type
+    if device == "cuda" and dist.get_backend(links.replicas) == GLOO:
+        raise ValueError("zero=3 needs NCCL, which wants a GPU for each rank: use zero=1 or 2")
     slices: dict[str, Slice] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of a mesh that is made of a group
-        mesh = DeviceMesh.from_group(links.replicas, part.stages[0].device.type)
-    place = dist.get_group_rank(links.replicas, dist.get_rank())
+    ranks = links.stage_map.ranks[links.stage]
+    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    mesh = DeviceMesh.from_group(group, device)
+    place = mesh.get_local_rank()
     for stage in part.stages:
         for unit in find_units(split, stage, half is not None):
             module = stage.module.get_submodule(unit)
@@ -93,12 +96,47 @@ def shard_modules(
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             module.set_reduce_scatter_unused_params(True)
+            # torch asks for subclasses of what it does not export, and calls them.
+            module.set_custom_all_gather(_Gather(links))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_Scatter(links))  # type: ignore[arg-type]
             for name in names:
                 sharded = stage.module.get_parameter(name)
                 segment = min(split.segments[name])
                 slices[name] = _take_slice(sharded, segment, place, mesh.size())
             stage.give_up(names)
     return slices
+
+
+class _Messages:
+    """torch's modules keep the group of their mesh for ever, so that no wait in it can be ended by
+    closing it. The messages of a step therefore go through the links' own, which is let go."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+
+    def allocate(self, size: Sequence[int], **options: Any) -> Tensor:
+        return torch.empty(*size, **options)
+
+
+class _Gather(_Messages):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        group = self.links.replicas
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+
+class _Scatter(_Messages):
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        group = self.links.replicas
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
 
 def _take_slice(sharded: Any, segment: int, place: int, size: int) -> Slice:

@@ -1,7 +1,7 @@
 """One rank of a run that fails, for tests: `fail_rank.py <folder> <how> <rank> <world size>`.
 
 Prints `step <n>` after each step and the error that ended it. Rank 1 fails in step 2, if `how`
-says so.
+says so; `killed zero 1` is with ZeRO.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class FailingGpt(Gpt):
 
 def main() -> None:
     folder, how, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    how, _, zero = how.partition(" zero ")
     torch.set_num_threads(1)
     store: dist.Store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group(
@@ -49,6 +50,7 @@ def main() -> None:
         1,
         device="cpu",
         schedule="1f1b",
+        zero=int(zero or 0),
         hang_timeout_s=HANG_TIMEOUT_S if how == "hangs" else None,
     )
     size = 8 // varuna.stage_map.num_replicas

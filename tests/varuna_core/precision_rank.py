@@ -201,6 +201,9 @@ def gather_slices(varuna: Varuna) -> dict[str, Any]:
     """The whole weights of ZeRO 3; every replica asks."""
     slices: Any = varuna._masters.slices
     varuna._masters.refresh()  # as where the next step begins
+    for name, rows in slices.items():
+        (stage,) = (s for s in varuna.part.stages if rows.segment in s.segments)
+        assert stage.module.get_parameter(name) is rows.sharded  # the whole one is let go
     return {name: rows.sharded.full_tensor().detach() for name, rows in slices.items()}
 
 

@@ -19,12 +19,23 @@ def find_error(output: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("how", "world_size"), [("raises", 4), ("killed", 3), ("killed", 4), ("leaves", 3)]
+    ("how", "world_size"),
+    [
+        ("raises", 4),
+        ("killed", 3),
+        ("killed", 4),
+        ("leaves", 3),
+        ("raises zero 2", 4),
+        ("killed zero 1", 4),
+        ("raises zero 3", 4),
+        ("killed zero 3", 4),
+    ],
 )
 def test_all_ranks_stop_with_the_first_error(tmp_path: Path, how: str, world_size: int) -> None:
     with start_ranks(PROGRAM, world_size, str(tmp_path), how) as ranks:
         done = collect(ranks)
     exits = {"raises": 1, "killed": -9, "leaves": 0}
+    how = how.partition(" ")[0]
     assert done[1][0] == exits[how], done[1][1]
     others = [result for rank, result in enumerate(done) if rank != 1]
     for code, output in others:
@@ -39,8 +50,9 @@ def test_all_ranks_stop_with_the_first_error(tmp_path: Path, how: str, world_siz
         assert "nothing comes from rank 1" in first or "Connection closed" in first
 
 
-def test_a_rank_that_fails_and_lives_on_holds_up_nobody(tmp_path: Path) -> None:
-    with start_ranks(PROGRAM, 4, str(tmp_path), "lingers") as ranks:
+@pytest.mark.parametrize("how", ["lingers", "lingers zero 1", "lingers zero 3"])
+def test_a_rank_that_fails_and_lives_on_holds_up_nobody(tmp_path: Path, how: str) -> None:
+    with start_ranks(PROGRAM, 4, str(tmp_path), how) as ranks:
         others = collect([ranks[0], ranks[2], ranks[3]])
         assert ranks[1].poll() is None
         for code, output in others:

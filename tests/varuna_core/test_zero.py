@@ -10,13 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.varuna_core.models import Gpt, make_inputs
+from tests.varuna_core.models import (
+    CutInBlockGpt,
+    Gpt,
+    SharedBlockGpt,
+    TiedGpt,
+    make_inputs,
+)
 from tests.varuna_core.precision_rank import Case, build_model
 from tests.varuna_core.ranks import collect, start_ranks
 from tests.varuna_core.test_varuna_precision import ByHand, differs
 from tests.varuna_core.train_rank import write_cases
 from varuna_core import Varuna
+from varuna_core.optimizers import Lamb
+from varuna_core.split import split_model
 from varuna_core.zero import deal_owners, pack
+from varuna_core.zero_weights import find_units, refuse_optimizer, refuse_uneven
 
 TEN = [8, 7, 8, 8, 5, 8, 8, 8, 6, 8]
 LAYOUTS = {"1x2": (2, "0,1;"), "2x2": (4, "0,2;1,3;"), "1x3": (3, "0,1,2;")}
@@ -215,6 +224,51 @@ def test_messages_hold_one_owner_and_are_sent_as_they_fill() -> None:
         (0, [4]),
         (1, [5]),
     ]
+
+
+def test_offloaded_masters_have_memory_of_their_own() -> None:
+    varuna = Varuna(Gpt(), "0;", make_inputs(), 4, 2, device="cpu", offload="optimizer")
+    weights = varuna.part.parameters()
+    before = varuna.evaluate(make_inputs())
+    for name, master in varuna.masters().items():
+        assert master.device.type == "cpu" and master.data_ptr() != weights[name].data_ptr()
+        assert torch.equal(master, weights[name])
+        master.data.zero_()
+    assert varuna.evaluate(make_inputs()) != before
+    assert not any(weight.any() for weight in weights.values())
+    varuna.step(make_inputs())
+    assert all(weight.grad is None for weight in weights.values())
+    assert varuna.masters()["head.weight"].grad is not None
+    varuna.zero_grad()
+    assert varuna.masters()["head.weight"].grad is None
+
+
+def test_what_is_sharded_runs_in_one_piece_and_is_used_by_nothing_else() -> None:
+    def find(model: nn.Module, partition: str = "1-3", **options: bool) -> list[list[str]]:
+        split = split_model(model, make_inputs(), 2, partition)
+        stages = [split.make_stage(index) for index in range(2)]
+        return [list(find_units(split, stage, options.get("is_half", False))) for stage in stages]
+
+    blocks = [f"blocks.{number}" for number in range(4)]
+    assert find(Gpt()) == [["wte", "wpe", blocks[0]], [*blocks[1:], "norm", "head"]]
+    assert find(TiedGpt()) == [["wpe", blocks[0]], [*blocks[1:], "norm"]]
+    # Block 0 is used in three segments, 1 and 3 in none.
+    assert find(SharedBlockGpt(), "2-2") == [["wte", "wpe"], [blocks[2], "norm", "head"]]
+    inside = find(CutInBlockGpt())
+    assert inside[0] == ["wte", "wpe", "blocks.0.block"]
+    frozen = Gpt()
+    frozen.blocks[2].down.bias.requires_grad_(False)
+    assert "blocks.2" not in find(frozen)[1] and "blocks.2.up" in find(frozen)[1]
+
+
+def test_slices_want_an_optimizer_that_looks_at_elements_and_even_batches() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    refuse_optimizer(torch.optim.AdamW([weight]))
+    with pytest.raises(ValueError, match="Lamb looks at whole tensors"):
+        refuse_optimizer(Lamb([weight]))
+    refuse_uneven([range(4), range(4, 7)], 2)
+    with pytest.raises(ValueError, match=r"make 2, 1$"):
+        refuse_uneven([range(4), range(4, 6)], 2)
 
 
 def test_what_there_is_not_is_refused() -> None:
