@@ -23,7 +23,7 @@ from reports.sections import Table, shorten
 from varuna_core import __version__
 
 WEB = Path(__file__).parent / "web"
-SCRIPTS = ("unpack.js", "steps.js", "raster.js", "timeline.js", "page.js")
+SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")
 MOST_ROWS = 60
 
 
