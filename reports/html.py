@@ -24,7 +24,8 @@ from varuna_core import __version__
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")
-MOST_ROWS = 60
+MOST_ROWS = 30
+"""Of a table; --csv writes all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ from reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_tr
 from reports.timeline import build_lanes, build_steps
 
 MOST_CONF = 200_000
+MOST_FAILURES = 3
+"""That have a button of their own; the selector names all."""
 
 SECTIONS = {
     "The run": (
@@ -62,7 +64,7 @@ def render_page(
     timeline = {
         "lanes": lanes,
         "steps": [{**step.facts, **_find_extras(analysis, presets, step.facts)} for step in steps],
-        "presets": list(dict.fromkeys(name for own in presets.values() for name in own)),
+        "presets": [*job.chosen, *_list_failures(presets)[-MOST_FAILURES:]],
         "shown": _choose_shown(job, [step.facts for step in steps]),
     }
     page = Page(
@@ -113,11 +115,18 @@ def _list_sections(
 def _name_steps(job: Job) -> dict[tuple[str, int], list[str]]:
     """What the selector calls a step, beside its number."""
     found: dict[tuple[str, int], list[str]] = {}
-    for name, (attempt, step) in job.chosen.items():
-        failed = job.exits[(job.exits["attempt"] == attempt) & (job.exits["code"] != 0)]
-        is_end = name == "last" and len(failed)
-        found.setdefault((attempt, step), []).append("last before the failure" if is_end else name)
+    for name, pair in job.chosen.items():
+        found.setdefault(pair, []).append(name)
+    failed = set(job.exits[job.exits["code"] != 0]["attempt"])
+    last = job.events.groupby("attempt")["step"].max()
+    for attempt in last.index.intersection(sorted(failed)):
+        which = f"the failure of attempt {attempt}" if len(failed) > 1 else "the failure"
+        found.setdefault((attempt, int(last[attempt])), []).append(f"last before {which}")
     return found
+
+
+def _list_failures(names: dict[tuple[str, int], list[str]]) -> list[str]:
+    return [name for own in names.values() for name in own if name.startswith("last before")]
 
 
 def _find_extras(

@@ -44,7 +44,9 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
         busy = build_gpu_strips(job, span, "utilization")
         if busy is not None:
             scaled = Strips(names=busy.names, values=[row / 100 for row in busy.values])
-            _add_strips(rows, span, scaled, "GPUs busy", "Cividis", 1.0)
+            is_cpu = all(name.endswith("processors") for name in busy.names)
+            title = "processors busy" if is_cpu else "GPUs busy"
+            _add_strips(rows, span, scaled, title, "Cividis", 1.0)
     if not rows.rows:
         return None
     title = f"{span.unit} since the start" if span is not None and has_times else "step"

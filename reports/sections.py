@@ -188,10 +188,10 @@ def _list_attempts(analysis: Analysis) -> Table:
 
 
 def _list_failures(job: Job) -> Table:
-    """Ranks that did not end well, and the last error that each wrote."""
+    """Ranks that failed by themselves, and the last error that each wrote."""
     rows = []
     for row in job.exits.to_dict("records"):
-        if row["code"] == 0 and not row["signal"]:
+        if row["stopped"] or (row["code"] == 0 and not row["signal"]):
             continue
         code = f"signal {row['signal']}" if row["signal"] else f"exit {row['code']}"
         who = f"rank {row['rank']}"
