@@ -31,6 +31,7 @@ demo: $(VENV)/.installed-train
 	$(BIN)/vjob submit $(DEMO)/tiny-gpt.yaml --set parallel.partition=2-2-2-2 --follow
 	$(BIN)/vjob status last
 	$(BIN)/vjob report last --text
+	$(BIN)/vjob report last
 
 # The Slurm lab and the containers need Debian packages: installed when root, else their tests skip
 # and say so.

@@ -14,10 +14,12 @@ from typing import Any
 
 import click
 
+from jobs.arguments import job_argument, json_option
 from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
 from jobs.export import export
+from jobs.report_commands import compare, report
 from varuna_core import __version__
 
 EXAMPLES = """\b
@@ -55,17 +57,6 @@ class Group(click.Group):
 @click.version_option(__version__, prog_name="vjob")
 def cli() -> None:
     """Train large models with pipeline parallelism on Slurm clusters, mixed or uniform."""
-
-
-def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Shell completion of JOB: names, runs and job ids from the index."""
-    from jobs.listing import known_jobs
-
-    return [word for word in known_jobs() if word.startswith(incomplete)]
-
-
-job_argument = click.argument("job", shell_complete=complete_job)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
 @cli.command()
@@ -215,93 +206,8 @@ def logs(
     reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)
 
 
-@cli.command()
-@job_argument
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Where the page goes; default: report.html in JOB's folder.",
-)
-@click.option("--open", "is_opened", is_flag=True, help="Show the page in a browser.")
-@click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
-@click.option("--text", is_flag=True, help="Print the report in the terminal.")
-@click.option(
-    "--csv",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Write every table as CSV.",
-)
-@click.option(
-    "--parquet",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Write every table as Parquet.",
-)
-@click.option(
-    "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write a timeline for ui.perfetto.dev, such as trace.json.gz.",
-)
-@click.option(
-    "--png",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write a picture of the page; needs Chromium or Chrome.",
-)
-def report(
-    job: str,
-    output: Path | None,
-    is_opened: bool,
-    cdn: bool,
-    text: bool,
-    csv: Path | None,
-    parquet: Path | None,
-    trace: Path | None,
-    png: Path | None,
-) -> None:
-    """Say where JOB's time went, and what to change: one page that opens anywhere.
-
-    JOB may also be a folder of per-node logs, such as log2/10932251, or one log. A page is written
-    unless only other things are asked for.
-
-    \b
-    vjob report last --open
-    vjob report last --text
-    vjob report log2/10932251 -o page.html --csv tables
-    vjob report gpt2-xl --trace trace.json.gz
-    """
-    from jobs.report import Wanted, write_report
-
-    wanted = Wanted(
-        text=text,
-        csv=csv,
-        parquet=parquet,
-        trace=trace,
-        page=output,
-        png=png,
-        cdn=cdn,
-        is_opened=is_opened,
-    )
-    write_report(job, Path.cwd(), click.echo, wanted)
-
-
-@cli.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB JOB...", shell_complete=complete_job)
-@json_option
-def compare(jobs: tuple[str, ...], as_json: bool) -> None:
-    """Hold jobs side by side: step time, idle, memory, loss, and where their confs differ.
-
-    Each JOB as for `vjob report`; the first is what the others are held against.
-
-    \b
-    vjob compare 4711 last
-    """
-    from jobs.compare import compare_jobs
-
-    compare_jobs(jobs, Path.cwd(), click.echo, as_json=as_json)
+cli.add_command(report)
+cli.add_command(compare)
 
 
 @cli.command()

@@ -1,54 +1,71 @@
-"""`vjob compare`: finds the jobs' files and hands them to `reports`."""
+"""`vjob compare`: the figures of several jobs beside each other, as a table, JSON or a page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from jobs.errors import InputError
 from jobs.report import Say, check_libraries, find_folder
+from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
 
+if TYPE_CHECKING:
+    from reports.comparison import Compared
 
-def compare_jobs(names: Sequence[str], here: Path, say: Say, *, as_json: bool) -> None:
-    """The table, or the same as JSON."""
+
+def compare_jobs(
+    names: Sequence[str], here: Path, say: Say, *, as_json: bool, page: Path | None, cdn: bool
+) -> None:
+    """The table, unless something else is asked for."""
     if len(names) < 2:
-        raise InputError("compare wants two jobs or more, such as `vjob compare 4711 last`")
-    check_libraries([])
-    from reports import analysis, compare, load
+        raise InputError("two jobs at least, such as: vjob compare 4711 last")
+    folders = [find_folder(name, here) for name in names]
+    check_libraries("plotly", "jinja2")
+    from reports import comparison
+    from reports.text import render_table
+
+    jobs = [_load(folder, run) for folder, run in folders]
+    if as_json:
+        say(json.dumps(comparison.build_json(jobs), indent=1))
+    elif page is None:
+        for table in comparison.build_comparison(jobs):
+            say(f"{table.title.upper()}\n" + "\n".join(render_table(table, len(table.rows))) + "\n")
+    if page is not None:
+        made_at = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+        write_atomic(here / page, comparison.render_comparison(jobs, made_at=made_at, cdn=cdn))
+        say(f"wrote {page}")
+
+
+def _load(folder: Path, run: RunFolder | None) -> Compared:
+    from reports.analysis import analyse
+    from reports.comparison import Compared, flatten
+    from reports.load import load_job
     from reports.sources import SourceError
 
-    found = []
-    for name in names:
-        folder, run = find_folder(name, here)
-        try:
-            job = load.load_job(folder)
-        except SourceError as error:
-            raise InputError(str(error)) from None
-        found.append(
-            compare.Compared(
-                label=job.sources.name,
-                job=job,
-                analysis=analysis.analyse(job),
-                conf=_read_conf(run),
-            )
-        )
-    compared = compare.compare(found)
-    if as_json:
-        say(json.dumps(compare.as_json(compared), indent=1))
-    else:
-        say(compare.render_comparison(compared).rstrip("\n"))
-
-
-def _read_conf(run: RunFolder | None) -> Mapping[str, Any]:
-    if run is None:
-        return {}
     try:
-        conf = yaml.safe_load(run.resolved.read_text())
-    except (OSError, UnicodeError, yaml.YAMLError):
+        job = load_job(folder)
+    except SourceError as error:
+        raise InputError(str(error)) from None
+    conf = _read_conf(run) if run is not None else {}
+    settings = flatten(conf) if conf else dict(job.job_info)
+    return Compared(
+        name=job.sources.name,
+        job=job,
+        analysis=analyse(job),
+        settings=settings,
+        has_conf=bool(conf),
+    )
+
+
+def _read_conf(run: RunFolder) -> object:
+    """The resolved conf, in which secrets are hidden; nothing where it cannot be read."""
+    try:
+        return yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return conf if isinstance(conf, dict) else {}

@@ -73,7 +73,7 @@ def is_partial(run: RunFolder | None) -> bool:
 def write_report(job: str, here: Path, say: Say, wanted: Wanted) -> None:
     """All that is wanted of one job."""
     folder, run = find_folder(job, here)
-    check_libraries(["plotly", "jinja2"] if wanted.has_page or wanted.png else [])
+    check_libraries(*(("plotly", "jinja2") if wanted.has_page or wanted.png else ()))
     from reports import analysis, findings, load
     from reports import text as texts
     from reports.sources import SourceError
@@ -140,7 +140,8 @@ def _choose_page(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.report.html")
 
 
-def check_libraries(more: list[str]) -> None:
+def check_libraries(*more: str) -> None:
+    """Those that all reports need, and more."""
     for name in ("numpy", "pandas", "pyarrow", *more):
         if importlib.util.find_spec(name) is None:
             raise VjobError(

@@ -8,10 +8,12 @@ users are escaped, since plotly would take tags out of them.
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from reports.overview import Matrix
 
@@ -23,6 +25,9 @@ ROW_GAP = 30
 """Pixels above a row, for its title."""
 
 Figure = dict[str, Any]
+
+LEAN: Figure = {"zeroline": False, "nticks": 5}
+"""An axis of a low row."""
 
 
 def plain(text: object) -> str:
@@ -46,7 +51,7 @@ def draw(data: list[Figure], **layout: Any) -> Figure:
     }
 
 
-def thin(x: Matrix, y: Matrix) -> npt.NDArray[np.int64]:
+def thin(y: Matrix) -> npt.NDArray[np.int64]:
     """Rows to draw: of each piece of a long series its least and its most, so no peak is lost."""
     known = np.flatnonzero(~np.isnan(y))
     if len(known) <= MOST_POINTS:
@@ -65,6 +70,9 @@ class Rows:
         self.rows: list[tuple[int, str, Figure]] = []
 
     def add(self, height: int, title: str, axis: Figure, traces: list[Figure]) -> None:
+        """Nothing where there are no traces."""
+        if not traces:
+            return
         self.rows.append((height, title, axis))
         name = _name_axis(len(self.rows))
         self.data += [{**trace, "xaxis": "x", "yaxis": name} for trace in traces]
@@ -121,8 +129,31 @@ def _write_title(title: str, y: float) -> Figure:
     }
 
 
-def draw_line(x: Matrix, y: Matrix, steps: Matrix, attempt: str, title: str, colour: str) -> Figure:
-    of = f" of attempt {plain(attempt)}" if attempt else ""
+def draw_lines(
+    table: pd.DataFrame,
+    name: str,
+    title: str,
+    colour: str,
+    *,
+    place: Callable[[str, Matrix], Matrix] = lambda attempt, steps: steps,
+    times: float = 1.0,
+) -> list[Figure]:
+    """A column over the steps, a line an attempt; `place` says where on the axis a step is."""
+    lines = []
+    for label, own in table.groupby("attempt", sort=False):
+        attempt, steps = str(label), own["step"].to_numpy(dtype=float)
+        x = place(attempt, steps)
+        y = pd.to_numeric(own[name], errors="coerce").to_numpy(dtype=float) * times
+        kept = thin(np.where(np.isfinite(x) & np.isfinite(y), y, np.nan))
+        if len(kept):
+            lines.append(_draw_line(x[kept], y[kept], steps[kept], attempt, title, colour))
+    return lines
+
+
+def _draw_line(
+    x: Matrix, y: Matrix, steps: Matrix, attempt: str, title: str, colour: str
+) -> Figure:
+    of = " of attempt %{customdata[0]}" if attempt else ""
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(x) < 200 else "lines",

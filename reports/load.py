@@ -148,7 +148,8 @@ def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
 
 
 def _read_exits(sources: Sources) -> pd.DataFrame:
-    names = ["attempt", "rank", "node", "code", "signal", "started", "ended", "last_error"]
+    names = ["attempt", "rank", "node", "code", "signal", "stopped"]
+    names += ["started", "ended", "last_error"]
     rows = []
     for attempt in sources.attempts:
         for path in attempt.exits:

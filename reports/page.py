@@ -1,49 +1,22 @@
-"""The report as one HTML file that opens anywhere, without a network.
-
-Findings and tables are plain HTML; what the pictures are drawn from lies beside them, packed
-(reports/packing.py), and so does plotly, which is a third of its size so.
-"""
+"""The page of one job: which figure and table stands where, and what the timeline holds."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from reports.analysis import Analysis
 from reports.finding import Finding
+from reports.html import Page, Part, render, show_table
 from reports.load import Job
-from reports.packing import pack_bytes, pack_json
 from reports.run_figure import draw_run
-from reports.sections import Table, build_sections, shorten
+from reports.sections import Table, build_sections
 from reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
 from reports.timeline import build_lanes, build_steps
-from varuna_core import __version__
 
-WEB = Path(__file__).parent / "web"
-SCRIPTS = ("unpack.js", "steps.js", "raster.js", "timeline.js", "page.js")
-MOST_ROWS = 60
 MOST_CONF = 200_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A figure or a table of a section, as the template sees it."""
-
-    title: str
-    figure: str = ""
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    note: str = ""
-    width: str = "whole"
-
+MOST_FAILURES = 3
+"""That have a button of their own; the selector names all."""
 
 SECTIONS = {
     "The run": (
@@ -87,40 +60,26 @@ def render_page(
     figures = _draw_figures(job, analysis)
     lanes = build_lanes(job, analysis)
     steps = build_steps(job, lanes)
-    sections = list(_list_sections(figures, build_sections(job, analysis), analysis))
-    conf = _read_conf(job)
-    names = [("findings", "Findings"), ("timeline", "Timeline")]
-    names += [(name, title) for name, title, _ in sections]
-    plotly = get_plotlyjs()
     presets = _name_steps(job)
-    model = {
+    timeline = {
         "lanes": lanes,
         "steps": [{**step.facts, **_find_extras(analysis, presets, step.facts)} for step in steps],
-        "presets": list(dict.fromkeys(name for own in presets.values() for name in own)),
+        "presets": [*job.chosen, *_list_failures(presets)[-MOST_FAILURES:]],
         "shown": _choose_shown(job, [step.facts for step in steps]),
-        "figures": {f"figure-{name}": figure for name, figure in figures.items()},
     }
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            name=job.sources.name,
-            made_at=made_at,
-            version=__version__,
-            is_partial=is_partial,
-            contents=[*names, ("conf", "Conf")] if conf else names,
-            findings=findings,
-            sections=sections,
-            conf=conf,
-            model=pack_json(model),
-            steps=[step.packed for step in steps],
-            plotly="" if cdn else pack_bytes(plotly.encode()),
-            plotly_url=f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js" if cdn else "",
-            plotly_hash=_hash(plotly),
-            styles=Markup((WEB / "page.css").read_text(encoding="utf-8")),
-            script=Markup("\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS)),
-        )
+    page = Page(
+        name=job.sources.name,
+        made_at=made_at,
+        is_partial=is_partial,
+        findings=findings,
+        has_timeline=True,
+        sections=list(_list_sections(figures, build_sections(job, analysis), analysis)),
+        conf=_read_conf(job),
+        figures=figures,
+        timeline=timeline,
+        steps=[step.packed for step in steps],
     )
+    return render(page, cdn=cdn)
 
 
 def _draw_figures(job: Job, analysis: Analysis) -> dict[str, Any]:
@@ -137,8 +96,8 @@ def _draw_figures(job: Job, analysis: Analysis) -> dict[str, Any]:
 
 def _list_sections(
     figures: dict[str, Any], tables: list[Table], analysis: Analysis
-) -> Iterator[tuple[str, str, list[Part]]]:
-    """(id, title, parts) of those that have any."""
+) -> Iterator[tuple[str, list[Part]]]:
+    """(title, parts) of those that have any."""
     by_title = {table.title: table for table in tables}
     for title, places in SECTIONS.items():
         parts = []
@@ -146,33 +105,28 @@ def _list_sections(
             if what == "figure" and name in figures:
                 parts.append(Part(title=caption, figure=f"figure-{name}", width=width))
             elif what == "table" and name in by_title:
-                parts.append(_show_table(by_title[name], width, analysis))
+                suggestion = analysis.suggestion if name == "stages" else None
+                note = f"suggested partition: {suggestion}" if suggestion is not None else ""
+                parts.append(show_table(by_title[name], width, note))
         if parts:
-            yield "section-" + title.split()[-1].lower(), title, parts
-
-
-def _show_table(table: Table, width: str, analysis: Analysis) -> Part:
-    rows, left_out = shorten(table.rows, MOST_ROWS)
-    if left_out:
-        blank = ("",) * (len(table.columns) - 1)
-        rows.insert(MOST_ROWS // 2, (f"... {left_out} more", *blank))
-    note = ""
-    if table.title == "stages" and analysis.suggestion is not None:
-        note = f"suggested partition: {analysis.suggestion}"
-    columns = table.columns if any(table.columns) else ()
-    return Part(
-        title=table.title.capitalize(), columns=columns, rows=tuple(rows), note=note, width=width
-    )
+            yield title, parts
 
 
 def _name_steps(job: Job) -> dict[tuple[str, int], list[str]]:
     """What the selector calls a step, beside its number."""
     found: dict[tuple[str, int], list[str]] = {}
-    for name, (attempt, step) in job.chosen.items():
-        failed = job.exits[(job.exits["attempt"] == attempt) & (job.exits["code"] != 0)]
-        is_end = name == "last" and len(failed)
-        found.setdefault((attempt, step), []).append("last before the failure" if is_end else name)
+    for name, pair in job.chosen.items():
+        found.setdefault(pair, []).append(name)
+    failed = set(job.exits[job.exits["code"] != 0]["attempt"])
+    last = job.events.groupby("attempt")["step"].max()
+    for attempt in last.index.intersection(sorted(failed)):
+        which = f"the failure of attempt {attempt}" if len(failed) > 1 else "the failure"
+        found.setdefault((attempt, int(last[attempt])), []).append(f"last before {which}")
     return found
+
+
+def _list_failures(names: dict[tuple[str, int], list[str]]) -> list[str]:
+    return [name for own in names.values() for name in own if name.startswith("last before")]
 
 
 def _find_extras(
@@ -201,30 +155,3 @@ def _read_conf(job: Job) -> str:
     except OSError:
         return ""
     return text[:MOST_CONF]
-
-
-def _hash(text: str) -> str:
-    """For the browser, which then takes nothing else from the network."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _clean(value: Any) -> Any:
-    """Texts of logs without what would not be seen."""
-    if (
-        isinstance(value, Markup)
-        or not isinstance(value, str)
-        or (value.isascii() and value.isprintable())
-    ):
-        return value
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in value)
-
-
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("templates", ""),
-        undefined=jinja2.StrictUndefined,
-        finalize=_clean,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-    )

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from reports.analysis import Analysis
 from reports.figure import (
     BLUE,
     GREEN,
     GREY,
+    LEAN,
     MOST_TICKS,
     ORANGE,
     PINK,
     RED,
     Figure,
     Rows,
-    draw_line,
+    draw_lines,
     list_cells,
     plain,
     round_all,
-    thin,
 )
 from reports.load import Job
 from reports.overview import Matrix, Span, Strips, build_gpu_strips, build_work_strips, find_span
@@ -45,7 +44,9 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
         busy = build_gpu_strips(job, span, "utilization")
         if busy is not None:
             scaled = Strips(names=busy.names, values=[row / 100 for row in busy.values])
-            _add_strips(rows, span, scaled, "GPUs busy", "Cividis", 1.0)
+            is_cpu = all(name.endswith("processors") for name in busy.names)
+            title = "processors busy" if is_cpu else "GPUs busy"
+            _add_strips(rows, span, scaled, title, "Cividis", 1.0)
     if not rows.rows:
         return None
     title = f"{span.unit} since the start" if span is not None and has_times else "step"
@@ -117,21 +118,10 @@ def _add_series(rows: Rows, analysis: Analysis, places: _StepPlaces) -> None:
         (analysis.curves.table, "loss", "loss", GREEN, 120, 1.0),
     ]
     for table, name, title, colour, height, times in pairs:
-        if not len(table):
-            continue
-        traces = []
-        for attempt, own in table.groupby("attempt", sort=False):
-            steps = own["step"].to_numpy(dtype=float)
-            y = pd.to_numeric(own[name], errors="coerce").to_numpy(dtype=float) * times
-            y[~np.isfinite(y)] = np.nan
-            x = places.find(str(attempt), steps)
-            kept = thin(x, np.where(np.isnan(x), np.nan, y))
-            traces.append(draw_line(x[kept], y[kept], steps[kept], str(attempt), title, colour))
-        if not any(trace["x"] for trace in traces):
-            continue
-        if name == "took_s":
+        traces = draw_lines(table, name, title, colour, place=places.find, times=times)
+        if traces and name == "took_s":
             traces += _mark_outliers(analysis, places)
-        rows.add(height, title, {"zeroline": False, "nticks": 5}, traces)
+        rows.add(height, title, LEAN, traces)
 
 
 def _mark_outliers(analysis: Analysis, places: _StepPlaces) -> list[Figure]:
@@ -196,8 +186,6 @@ def _add_marks(rows: Rows, job: Job, analysis: Analysis, span: Span) -> None:
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
-    if not traces:
-        return
     axis = {
         "tickvals": list(range(len(traces))),
         "ticktext": [plain(kind) for kind in kinds],

@@ -11,6 +11,7 @@ import pandas as pd
 from reports.analysis import Analysis, list_ranks
 from reports.finding import in_units
 from reports.load import Job
+from reports.series import drop_first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,7 @@ def _list_iterations(job: Job, analysis: Analysis) -> Table:
         ]
     times = analysis.times
     if len(times) and not job.traces.steps.empty:
-        later = times[times.duplicated("attempt")]
-        took = (later if len(later) else times)["took_s"]
+        took = drop_first(times)["took_s"]
         rows += [
             ("traced steps", str(len(times))),
             ("median", f"{took.median():.4f} s"),
@@ -188,10 +188,10 @@ def _list_attempts(analysis: Analysis) -> Table:
 
 
 def _list_failures(job: Job) -> Table:
-    """Ranks that did not end well, and the last error that each wrote."""
+    """Ranks that failed by themselves, and the last error that each wrote."""
     rows = []
     for row in job.exits.to_dict("records"):
-        if row["code"] == 0 and not row["signal"]:
+        if row["stopped"] or (row["code"] == 0 and not row["signal"]):
             continue
         code = f"signal {row['signal']}" if row["signal"] else f"exit {row['code']}"
         who = f"rank {row['rank']}"

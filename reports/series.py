@@ -49,6 +49,12 @@ def build_step_times(steps: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFr
     return table[columns].reset_index(drop=True)
 
 
+def drop_first(times: pd.DataFrame) -> pd.DataFrame:
+    """Without each attempt's first step, which warms up, unless nothing else is there."""
+    later = times[times.duplicated("attempt")]
+    return later if len(later) else times
+
+
 def find_outliers(times: pd.DataFrame, steps: pd.DataFrame, most: int = 10) -> list[Outlier]:
     """The slowest first; an attempt's first step, which warms up, is none."""
     later = times[times.duplicated("attempt")]

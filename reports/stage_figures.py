@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from reports.analysis import Analysis
 from reports.figure import (
     BLUE,
     GREEN,
     GREY,
+    LEAN,
     MOST_TICKS,
     ORANGE,
     PINK,
@@ -17,11 +17,10 @@ from reports.figure import (
     Figure,
     Rows,
     draw,
-    draw_line,
+    draw_lines,
     list_cells,
     plain,
     round_all,
-    thin,
 )
 from reports.load import Job
 
@@ -125,17 +124,7 @@ def draw_training(analysis: Analysis) -> Figure | None:
         ("learning_rate", "learning rate", PINK),
     )
     for name, title, colour in names:
-        traces = []
-        for attempt, own in table.groupby("attempt", sort=False):
-            steps = own["step"].to_numpy(dtype=float)
-            y = pd.to_numeric(own[name], errors="coerce").to_numpy(dtype=float, copy=True)
-            y[~np.isfinite(y)] = np.nan
-            kept = thin(steps, y)
-            line = draw_line(steps[kept], y[kept], steps[kept], str(attempt), title, colour)
-            if line["x"]:
-                traces.append(line)
-        if traces:
-            rows.add(110, title, {"zeroline": False, "nticks": 5}, traces)
+        rows.add(110, title, LEAN, draw_lines(table, name, title, colour))
     return rows.draw({"title": {"text": "step"}, "zeroline": False}) if rows.rows else None
 
 

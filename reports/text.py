@@ -21,7 +21,8 @@ def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_par
     if findings:
         lines += ["", "FINDINGS", *(f"  {line}" for line in _render_findings(findings))]
     for table in build_sections(job, analysis):
-        lines += ["", table.title.upper(), *(f"  {line}" for line in _render_table(table))]
+        most = len(table.rows) if table.title == "job" else MOST_LINES
+        lines += ["", table.title.upper(), *(f"  {line}" for line in render_table(table, most))]
         if table.title == "stages" and analysis.suggestion is not None:
             lines.append(f"  suggested partition: {analysis.suggestion}")
     return "".join(_clean(line) + "\n" for line in lines)
@@ -39,9 +40,8 @@ def _render_findings(findings: list[Finding]) -> Iterator[str]:
             yield f"   conf: {finding.key}"
 
 
-def _render_table(table: Table) -> Iterator[str]:
+def render_table(table: Table, most: int = MOST_LINES) -> Iterator[str]:
     """Pairs as `key: value`, all others as columns."""
-    most = len(table.rows) if table.title == "job" else MOST_LINES
     rows, left_out = shorten(table.rows, most)
     if len(table.columns) == 2 and not table.columns[0]:
         lines = [f"{key}: {value}" for key, value in rows]

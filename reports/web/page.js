@@ -51,7 +51,7 @@ async function startTimeline(model) {
   });
   const presets = model.steps.flatMap((facts, number) => facts.names.map((name) => ({ name, number })));
   presets.sort((one, other) => model.presets.indexOf(one.name) - model.presets.indexOf(other.name));
-  for (const preset of presets) {
+  for (const preset of presets.filter(({ name }) => model.presets.includes(name))) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = preset.name;
@@ -63,7 +63,7 @@ async function startTimeline(model) {
     if (number < 0 || number >= model.steps.length) return;
     byId("step").value = number;
     byId("which").textContent = `step ${byId("step").selectedOptions[0].text}`;
-    for (const preset of presets) preset.button.setAttribute("aria-pressed", preset.number === number);
+    for (const { button, number: own } of presets) button?.setAttribute("aria-pressed", own === number);
     byId("path").disabled = !model.steps[number].path;
     await timeline.show(number);
     drawLegend(timeline.step);

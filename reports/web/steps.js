@@ -102,25 +102,33 @@ class Step {
     const count = this.facts.events;
     const sender = new Int32Array(count).fill(-1);
     const receiver = new Int32Array(count).fill(-1);
+    const ways = this.labels.map(({ kind }) => (FORWARDS.includes(kind) ? -1 : BACKWARDS.includes(kind) ? 1 : 0));
+    const stages = this.labels.map(({ stage }) => stage);
+    // One number for a way, replica, stage and micro-batch; stages may be one less or more.
+    const numStages = Math.max(...stages) + 3;
+    const numReplicas = Math.max(...this.lanes.map(({ replica }) => replica)) + 2;
+    const name = (way, replica, stage, micro) =>
+      ((micro * numStages + stage + 1) * numReplicas + replica + 1) * 2 + (way > 0 ? 1 : 0);
     const made = new Map();
-    const rows = [];
-    for (let lane = 0; lane < this.lanes.length; lane++) {
-      const replica = this.lanes[lane].replica;
-      for (let row = this.from[TRACKS * lane]; row < this.from[TRACKS * lane + 1]; row++) {
-        const { kind, stage } = this.labels[this.label[row]];
-        const isForward = FORWARDS.includes(kind);
-        if (!isForward && !BACKWARDS.includes(kind)) continue;
-        const name = (of) => `${isForward} ${replica} ${of} ${this.microbatch[row]}`;
-        if (!made.has(name(stage))) made.set(name(stage), row);
-        rows.push([row, name(stage + (isForward ? -1 : 1))]);
+    const forEachAction = (does) => {
+      for (let lane = 0; lane < this.lanes.length; lane++) {
+        const { replica } = this.lanes[lane];
+        for (let row = this.from[TRACKS * lane]; row < this.from[TRACKS * lane + 1]; row++) {
+          const way = ways[this.label[row]];
+          if (way) does(row, way, replica, stages[this.label[row]], this.microbatch[row]);
+        }
       }
-    }
-    for (const [row, name] of rows) {
-      const from = made.get(name);
-      if (from === undefined) continue;
+    };
+    forEachAction((row, way, replica, stage, micro) => {
+      const own = name(way, replica, stage, micro);
+      if (!made.has(own)) made.set(own, row);
+    });
+    forEachAction((row, way, replica, stage, micro) => {
+      const from = made.get(name(way, replica, stage + way, micro));
+      if (from === undefined) return;
       sender[row] = from;
       if (receiver[from] < 0) receiver[from] = row;
-    }
+    });
     this.links = { sender, receiver };
     return this.links;
   }

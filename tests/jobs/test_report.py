@@ -114,13 +114,3 @@ def test_a_folder_that_cannot_be_written_is_said(job: Path) -> None:
     Path("tables").write_text("a file")
     done = run(str(job), "--trace", "none/trace.json.gz")
     assert done.exit_code == 1 and "none/trace.json.gz: No such file" in done.output
-
-
-def test_jobs_are_compared(job: Path) -> None:
-    done = CliRunner().invoke(cli, ["compare", str(job), "log2/4711"])
-    assert done.exit_code == 0, done.output
-    assert "4711 (1)" in done.output and "(1.00x)" in done.output
-    found = json.loads(CliRunner().invoke(cli, ["compare", str(job), str(job), "--json"]).output)
-    assert found["figures"]["steps"] == [4.0, 4.0]
-    alone = CliRunner().invoke(cli, ["compare", str(job)])
-    assert alone.exit_code == 2 and "two jobs or more" in alone.output

@@ -55,7 +55,7 @@ class Tab:
     def find_pixel(self, share: float, lane: int, num_lanes: int) -> tuple[float, float]:
         """Where on the screen a part of the step is, in the upper part of a lane."""
         box = self.page.locator("#lanes .marks").bounding_box()
-        left, top, right = 150, 24, 24  # timeline.js: GUTTER_PX, AXIS_PX, RIGHT_PX
+        left, top, right = 150, 24, 24  # painter.js: GUTTER_PX, AXIS_PX, RIGHT_PX
         width, height = box["width"] - left - right, box["height"] - top
         within = (share + 0.005) / 1.01  # a margin of half a percent on both sides
         x, y = box["x"] + left + within * width, box["y"] + top + (lane + 0.3) / num_lanes * height

@@ -304,11 +304,18 @@ def test_the_last_step_before_a_failure_is_named_so(tmp_path: Path) -> None:
     (folder / "exit").mkdir()
     broken = {"rank": 1, "node": "b", "code": 9, "last_error": "</td><script>alert(1)</script>"}
     (folder / "exit" / "1.json").write_text(json.dumps(broken))
+    stopped = {"rank": 0, "node": "a", "code": 143, "stopped": True, "last_error": "was told to"}
+    (folder / "exit" / "0.json").write_text(json.dumps(stopped))
+    schedule, costs = build_schedule("1f1b", 2, 4), build_even_costs(2)
+    write_simulated(tmp_path / "attempt-1", schedule, costs, steps=range(4, 9))
     page = render(tmp_path)
     model = re.search(r'id="model">([^<]*)<', page)
     assert model is not None
-    steps = json.loads(zlib.decompress(base64.b64decode(model.group(1))))["steps"]
-    assert "last before the failure" in steps[-1]["names"]
+    held = json.loads(zlib.decompress(base64.b64decode(model.group(1))))
+    names = {(step["attempt"], step["step"]): step["names"] for step in held["steps"]}
+    assert "last before the failure" in names["0", 5] and "last" in names["1", 8]
+    assert held["presets"] == ["first", "median", "slowest", "last", "last before the failure"]
+    assert "was told to" not in page
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
 
 

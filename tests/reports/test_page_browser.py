@@ -215,3 +215,13 @@ def test_a_job_with_logs_alone_that_still_runs(browser: Any, tmp_path: Path) -> 
         assert tab.troubles == []
         assert tab.page.get_by_text("has not ended").is_visible()
         assert "profile.timeline" in tab.page.locator("#timeline").inner_text()
+
+
+def test_a_click_on_a_step_shows_its_timeline(browser: Any, path: Path) -> None:
+    with Tab(browser, path) as tab:
+        tab.page.evaluate(
+            """() => document.getElementById("figure-run")
+              .emit("plotly_click", { points: [{ customdata: ["", 3] }] })"""
+        )
+        tab.page.wait_for_selector('#which:has-text("step 3")', state="attached")
+        assert tab.troubles == []

@@ -1,0 +1,63 @@
+"""`--png` and `--open`: with a browser, and where there is none."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import webbrowser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from jobs.cli import cli
+from tests.reports.traces import write_simulated
+from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.costs import build_even_costs
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    write_simulated(tmp_path / "job", build_schedule("1f1b", 2, 3), build_even_costs(2))
+    return tmp_path / "job"
+
+
+@pytest.mark.browser
+def test_a_picture_shows_all_of_the_page(job: Path) -> None:
+    if shutil.which("chromium") is None:
+        pytest.skip("needs chromium (apt-get install chromium)")
+    done = CliRunner().invoke(cli, ["report", "job", "--png", "job.png"])
+    assert done.exit_code == 0, done.output
+    data = Path("job.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", data[16:24])
+    assert width == 1280 and height > 1500
+    assert not (job / "report.html").exists()
+
+
+def test_without_a_browser_a_picture_says_what_to_install(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    done = CliRunner().invoke(cli, ["report", "job", "--png", "job.png"])
+    assert done.exit_code == 1 and "install chromium" in done.output
+    assert not Path("job.png").exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_page_is_opened_where_it_can_be(
+    job: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    opened: list[str] = []
+
+    def show(url: str) -> bool:
+        opened.append(url)
+        return is_there
+
+    monkeypatch.setattr(webbrowser, "open", show)
+    done = CliRunner().invoke(cli, ["report", "job", "--open"])
+    assert done.exit_code == 0, done.output
+    assert opened == [(job / "report.html").as_uri()]
+    assert ("copy the file" in done.output) is not is_there
