@@ -48,7 +48,7 @@ def test_a_gpt_over_four_nodes_has_the_loss_curve_of_one_plain_process(
     vjob = Vjob(tmp_path, clean_lab.env)
     pipeline = len(partition.split("-"))
     run = vjob.submit(CONF.format(pipeline=pipeline, partition=partition))
-    assert vjob.wait_over(run, 150)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert vjob.wait_over(run, 240)["verdict"] == "COMPLETED", vjob.explain(run)
     lines = re.findall(r" iteration +(\d+)/.*? lm loss: (\S+)", read_out(run))
     losses, _ = train_plainly(read_training(run.training))
     assert losses[6] < losses[1] - 0.1
