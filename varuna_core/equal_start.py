@@ -23,9 +23,9 @@ def share_values(
     ranks = links.stage_map.ranks
     if links.replicas is not None:
         for tensor in (*{id(value): value for value in values.values()}.values(), *buffers):
-            _broadcast(tensor, ranks[links.stage][0], links.replicas)
+            _broadcast(tensor, ranks[links.place][0], links.replicas)
     for places, names in shared.items():
-        for name in names if links.stage in places else ():
+        for name in names if links.place in places else ():
             _broadcast(values[name], ranks[places[0]][links.replica], links.sharing[places])
 
 

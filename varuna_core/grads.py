@@ -127,13 +127,13 @@ class Gradients:
         self.shared = {
             stages: [masters.places[n] for n in names if id(masters.places[n]) in kept]
             for stages, names in shared.items()
-            if links.stage in stages
+            if links.place in stages
         }
         elsewhere = {
             id(copy)
             for stages, copies in self.shared.items()
             for copy in copies
-            if links.stage != stages[0]
+            if links.place != stages[0]
         }
         self.counted = [p for p, _ in masters.pairs if id(p) not in elsewhere]
         """Those whose norm this rank answers for: one stage for each shared weight."""

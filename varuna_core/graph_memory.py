@@ -99,7 +99,7 @@ def agree_on_memory(meter: GraphMeter, limit: float, links: Links) -> Memory | N
     figures = torch.full((2 * stages + depth,), -torch.inf, dtype=torch.float64)
     for stage, graph in meter.graphs.items():
         figures[stage], figures[stages + stage] = graph, meter.inputs[stage]
-    figures[2 * stages + links.stage] = -limit
+    figures[2 * stages + links.place] = -limit
     for group in (links.replicas, links.pipeline):
         if group is not None:
             dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=group)

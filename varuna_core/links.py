@@ -40,8 +40,8 @@ class Links:
     """All that ties a rank to the others; None where there is nobody."""
 
     stage_map: StageMap
-    stage: int
-    """The place: this rank's field of the stage map, and its stage where it holds one alone."""
+    place: int
+    """This rank's field of the stage map: its stage, where it holds one alone."""
 
     replica: int
     board: FailureBoard
@@ -69,7 +69,7 @@ class Links:
 
     @property
     def name(self) -> str:
-        return self.stage_map.name(self.stage_map.ranks[self.stage][self.replica])
+        return self.stage_map.name(self.stage_map.ranks[self.place][self.replica])
 
     @property
     def senders(self) -> Iterator[Sender]:
@@ -132,14 +132,14 @@ def connect(
     """Make the groups, the same on every rank and in the same order, and this rank's channels."""
     place, replica = stage_map.find(rank)
     if stage_map.world_size == 1:
-        return Links(stage_map=stage_map, stage=0, replica=0, board=FailureBoard(None, ""))
+        return Links(stage_map=stage_map, place=0, replica=0, board=FailureBoard(None, ""))
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/{next(_numbers)}"
     board = FailureBoard(store, f"{key}/failure")
     transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
     links = Links(
         stage_map=stage_map,
-        stage=place,
+        place=place,
         replica=replica,
         board=board,
         arrivals=Arrivals(hang_timeout_s),

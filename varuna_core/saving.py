@@ -200,7 +200,7 @@ class Saving:
             shared=shared or self.links.stage_map.tensor > 1,
             optimizer=optimizer,
             own={
-                "place": self.links.stage,
+                "place": self.links.place,
                 "replica": self.links.replica,
                 "tensor_rank": self.shares.tensor_rank,
                 "iteration": progress.iteration,
@@ -300,7 +300,7 @@ class Saving:
         own = reader.manifest.own
         words = ("place", "replica", "tensor_rank")
         ranks = {tuple(held.get(word, 0) for word in words): rank for rank, held in own.items()}
-        place, replica = self.links.stage, self.links.replica
+        place, replica = self.links.place, self.links.replica
         wanted = [(place, replica, self.shares.tensor_rank), (place, replica, 0), (0, replica, 0)]
         rank = next((ranks[one] for one in wanted if one in ranks), None)
         return None if rank is None else reader.own(rank)

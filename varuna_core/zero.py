@@ -38,7 +38,7 @@ class Owners:
     """ZeRO 3: the replicas of a place must run the same list of actions."""
 
     def rank_of(self, name: str) -> int:
-        return self.links.stage_map.ranks[self.links.stage][self.replica_of[name]]
+        return self.links.stage_map.ranks[self.links.place][self.replica_of[name]]
 
     def list_own(self) -> set[str]:
         return {n for n, replica in self.replica_of.items() if replica == self.links.replica}
