@@ -51,6 +51,9 @@ class Links:
     arrivals: Arrivals = field(default_factory=Arrivals)
     pipeline: Any = None
     replicas: Any = None
+    mesh: Any = None
+    """As `replicas`, for torch's modules that keep it; no message goes through it."""
+
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
     """By the places that share weights."""
 
@@ -116,6 +119,7 @@ def connect(
     sharing: Sequence[tuple[int, ...]],
     device: torch.device,
     hang_timeout_s: float | None = None,
+    has_mesh: bool = False,
 ) -> Links:
     """Make the groups, the same on every rank and in the same order, and this rank's channels."""
     place, replica = stage_map.find(rank)
@@ -164,4 +168,6 @@ def connect(
     if stage_map.num_replicas > 1:
         for ranks_of_place in stage_map.ranks:
             links.replicas = make(ranks_of_place) or links.replicas
+            if has_mesh:
+                links.mesh = make(ranks_of_place) or links.mesh
     return links
