@@ -59,6 +59,9 @@ class Links:
     tensor: Any = None
     """Those that share the layers of this place."""
 
+    mesh: Any = None
+    """As `replicas`, for torch's modules that keep it; no message goes through it."""
+
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
     """By the places that share weights."""
 
@@ -128,6 +131,7 @@ def connect(
     sharing: Sequence[tuple[int, ...]],
     device: torch.device,
     hang_timeout_s: float | None = None,
+    has_mesh: bool = False,
 ) -> Links:
     """Make the groups, the same on every rank and in the same order, and this rank's channels."""
     place, replica = stage_map.find(rank)
@@ -181,6 +185,8 @@ def connect(
         for held in slices:
             for ranks_of_place in held.ranks:
                 links.replicas = make(ranks_of_place) or links.replicas
+                if has_mesh:
+                    links.mesh = make(ranks_of_place) or links.mesh
     return links
 
 

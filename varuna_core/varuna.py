@@ -147,7 +147,9 @@ class Varuna(Checkpointed):
         shared = list_shared(
             [replace(t, stages=self.stage_map.places_of(t.stages)) for t in self.split.ties]
         )
-        self.links = connect(self.stage_map, rank, tuple(shared), self.device, hang_timeout_s)
+        self.links = connect(
+            self.stage_map, rank, tuple(shared), self.device, hang_timeout_s, zero == 3
+        )
         self.engine = Engine(self.part.stages, self.links, seed=seed, trace=trace)
         full = self.part.take_full()
         share_values(

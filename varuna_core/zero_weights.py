@@ -75,9 +75,7 @@ def shard_modules(
     if device == "cuda" and dist.get_backend(links.replicas) == GLOO:
         raise ValueError("zero=3 needs NCCL, which wants a GPU for each rank: use zero=1 or 2")
     slices: dict[str, Slice] = {}
-    ranks = links.stage_map.ranks[links.place]
-    group = dist.new_group(list(ranks), use_local_synchronization=True)
-    mesh = DeviceMesh.from_group(group, device)
+    mesh = DeviceMesh.from_group(links.mesh, device)
     place = mesh.get_local_rank()
     for stage in part.stages:
         for unit in find_units(split, stage, half is not None):
