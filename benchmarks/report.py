@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report_page import measure_page
+from benchmarks.report_page import measure_page, write_page
 from varuna_core.records.trace import COLUMNS, FORMAT, TraceWriter
 from varuna_core.records.training_log import Iteration, format_iteration, format_timers
 
@@ -254,11 +254,15 @@ def measure_ranks(folder: Path, num_ranks: int) -> list[str]:
         path = folder / "trace" / f"{rank}.jsonl"
         write_trace(path, rank, num_steps=100, num_events=50)
     plain_s, _, count = measure(read_json, sorted((folder / "trace").glob("*.jsonl")))
-    report_s, report_mb, _ = measure(report, folder)
+    ways = (("text", report, [folder]), ("page", write_page, [folder, folder / "report.html"]))
+    measured = {name: measure(way, *given) for name, way, given in ways}
     return [
         f"{num_ranks} ranks x 100 steps x 50 events, {count} lines; `json.loads`: {plain_s:.1f} s. "
-        f"The report: {report_s:.1f} s, {report_s / plain_s:.2f} times that (bound 4), "
-        f"{report_mb:.0f} MB at most.",
+        + " ".join(
+            f"The report as a {name}: {seconds:.1f} s, {seconds / plain_s:.2f} times that (bound "
+            f"4), {peak_mb:.0f} MB at most."
+            for name, (seconds, peak_mb, _) in measured.items()
+        ),
         "",
     ]
 

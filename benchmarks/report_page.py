@@ -58,13 +58,14 @@ def write_noisy_trace(path: Path, rank: int, num_events: int, stages: int) -> No
 
 def write_page(folder: Path, page: Path) -> float:
     """Seconds to read and write it."""
+    from jobs.report import MORE_EVENTS
     from reports.analysis import analyse
     from reports.findings import find_all
     from reports.load import load_job
     from reports.page import render_page
 
     begin = time.perf_counter()
-    job = load_job(folder)
+    job = load_job(folder, more_events=MORE_EVENTS)
     analysis = analyse(job)
     findings = find_all(job, analysis)
     text = render_page(job, analysis, findings, is_partial=False, made_at="today", cdn=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from reports.analysis import Analysis
@@ -108,7 +111,7 @@ class _StepPlaces:
             return steps
         if attempt not in self.known:
             return np.full(len(steps), np.nan)
-        return np.interp(steps, *self.known[attempt])
+        return np.interp(steps, *self.known[attempt], left=np.nan, right=np.nan)
 
 
 def _add_series(rows: Rows, analysis: Analysis, places: _StepPlaces) -> None:
@@ -169,7 +172,9 @@ def _add_marks(rows: Rows, job: Job, analysis: Analysis, span: Span) -> None:
     for event in job.history:
         kind = str(event.get("kind", ""))[:40]
         if kind not in QUIET:
-            kinds.setdefault(kind, []).append((float(event["time"]) - span.zero_s, kind))
+            kinds.setdefault(kind, []).append(
+                (float(event["time"]) - span.zero_s, _describe(event))
+            )
     traces = []
     for at, (kind, marks) in enumerate(kinds.items()):
         inside = [mark for mark in marks if span.begin_s - 1 <= mark[0] <= span.end_s + 1]
@@ -194,6 +199,16 @@ def _add_marks(rows: Rows, job: Job, analysis: Analysis, span: Span) -> None:
         "zeroline": False,
     }
     rows.add(22 * len(traces) + 6, "what happened", axis, traces)
+
+
+def _describe(event: Mapping[str, Any]) -> str:
+    """`morph: attempt 1, nodes 3`."""
+    facts = [
+        f"{key} {value}"
+        for key, value in event.items()
+        if key not in ("time", "kind") and isinstance(value, (str, int, float))
+    ]
+    return f"{event['kind']}: {', '.join(facts)}" if facts else str(event["kind"])
 
 
 def _list_starts(analysis: Analysis, span: Span) -> list[Figure]:

@@ -37,16 +37,17 @@ class HeldStep:
 
 def build_lanes(job: Job, analysis: Analysis) -> dict[str, list[dict[str, Any]]]:
     """Of each attempt: its ranks by stage, replica and rank, those that wrote nothing last."""
-    ranks = list_ranks(job)
-    if ranks.empty and len(job.events):  # of a log: nobody wrote a header
-        ranks = job.events.groupby(["attempt", "rank"], as_index=False).agg(
-            stage=("stage", "min"), replica=("replica", "min")
-        )
-        ranks["host"] = ""
-    ranks = ranks.drop_duplicates(["attempt", "rank"], keep="last")
+    columns = ["attempt", "rank", "stage", "replica", "host"]
+    ranks = list_ranks(job).drop_duplicates(["attempt", "rank"], keep="last")[columns]
+    # Events of a log have no header that would say so much.
+    of_events = job.events.groupby(["attempt", "rank"], as_index=False)[["stage", "replica"]].min()
+    both = [frame for frame in (ranks, of_events.assign(host="")) if len(frame)]
+    if not both:
+        return {}
+    ranks = pd.concat(both, ignore_index=True).drop_duplicates(["attempt", "rank"])
     ranks = ranks.sort_values(["stage", "replica", "rank"])
     lanes = {
-        str(attempt): own[["rank", "stage", "replica", "host"]].to_dict("records")
+        str(attempt): own[columns[1:]].to_dict("records")
         for attempt, own in ranks.groupby("attempt", sort=False)
     }
     silent = [

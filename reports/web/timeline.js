@@ -34,7 +34,6 @@ class Timeline {
     this.step = step;
     this.view = { ...view, ...this._wholeStep() };
     this.selected = this.pointed = -1;
-    this.chosen.textContent = "";
     this.tip.hidden = true;
     this.showPath(this.path !== null);
   }
@@ -55,7 +54,6 @@ class Timeline {
 
   select(row) {
     this.selected = row;
-    this.chosen.textContent = row < 0 ? "" : this.step.describe(row).join(" · ");
     this._drawMarks();
   }
 
@@ -81,7 +79,9 @@ class Timeline {
       showsMessages: this.showsMessages,
       box: this.drag && !this.drag.isPan ? this._dragged() : null,
     });
-    if (isTooMuch) this.chosen.textContent = `${MOST_ARROWS} messages are drawn: zoom in for the others.`;
+    const note = isTooMuch ? `${MOST_ARROWS} messages are drawn: zoom in for the others.` : "";
+    const text = this.selected < 0 ? note : this.step.describe(this.selected).join(" · ");
+    if (this.chosen.textContent !== text) this.chosen.textContent = text; // it is read aloud
   }
 
   // A picture for printing: a canvas that is drawn as printing begins comes out blank.

@@ -209,7 +209,8 @@ def test_figures_are_such_as_plotly_knows(tmp_path: Path) -> None:
     write_rank(tmp_path / "attempt-1", 4, events)
     plan = {"prediction": {"step_s": 0.01, "stage_s": [0.01, 0.02]}, "name": "<b>x</b>"}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    happened = [{"time": ORIGIN / 1e9 + 0.02, "kind": kind} for kind in ("started", "<b>morph")]
+    now = ORIGIN / 1e9 + 0.02
+    happened = [{"time": now, "kind": kind, "nodes": 3} for kind in ("started", "<b>morph")]
     (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, happened)))
     job, analysis = read(tmp_path)
     figures = draw_all(job, analysis)
@@ -218,7 +219,12 @@ def test_figures_are_such_as_plotly_knows(tmp_path: Path) -> None:
         go.Figure(figure)  # raises for what plotly does not know
         json.dumps(figure, allow_nan=False)
     texts = json.dumps(figures[0])
-    for words in ("attempt 1 begins", "checkpoint in step 9", "&lt;b&gt;morph", "GPUs busy"):
+    for words in (
+        "attempt 1 begins",
+        "checkpoint in step 9",
+        "&lt;b&gt;morph: nodes 3",
+        "GPUs busy",
+    ):
         assert words in texts, words
 
 
@@ -269,6 +275,19 @@ def test_the_seeds_timers_give_pipelines_and_a_timeline(tmp_path: Path) -> None:
     assert "Megatron&#39;s timers" in render(tmp_path)
 
 
+def test_traces_without_details_leave_the_timeline_to_the_timers(tmp_path: Path) -> None:
+    write_seed_logs(tmp_path, iterations=2, per_log=2)
+    path = write_rank(tmp_path, 0, [("F", 1, 0, 0, 0, 0, MS, 0, "")])
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("[")))
+    job, analysis = read(tmp_path)
+    assert len(job.traces.steps) == 1
+    lanes = build_lanes(job, analysis)[""]
+    assert [lane["rank"] for lane in lanes] == [0, 1, 2, 3] and lanes[0]["host"] == "n0"
+    assert len(build_steps(job, build_lanes(job, analysis))) == 2
+    assert "</html>" in render(tmp_path)
+
+
 def test_timers_without_settings_are_one_stage(tmp_path: Path) -> None:
     write_seed_logs(tmp_path, iterations=2, per_log=2)
     (tmp_path / "n061.out").unlink()
@@ -292,10 +311,13 @@ def test_a_run_that_has_only_begun_gives_a_page(tmp_path: Path) -> None:
 
 def test_ranks_that_wrote_nothing_have_lanes(tmp_path: Path) -> None:
     write_simulated(tmp_path / "attempt-0", build_schedule("1f1b", 2, 4), build_even_costs(2))
-    (tmp_path / "plan.json").write_text(json.dumps({"groups": [{"count": 1, "ranks": 3}]}))
+    (tmp_path / "plan.json").write_text(
+        json.dumps({"groups": [{"name": "a", "count": 1, "ranks": 3}]})
+    )
     job, analysis = read(tmp_path)
     assert [lane["rank"] for lane in build_lanes(job, analysis)["0"]] == [0, 1, 2]
-    assert "Rank 2 wrote no trace." in render(tmp_path)
+    page = render(tmp_path)
+    assert "Rank 2 wrote no trace." in page and "<td>1 x 3 ranks</td>" in page
 
 
 def test_the_last_step_before_a_failure_is_named_so(tmp_path: Path) -> None:
