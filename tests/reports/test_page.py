@@ -356,3 +356,31 @@ def test_the_scripts_can_stand_in_a_page() -> None:
     for path in web.glob("*.js"):
         text = path.read_text()
         assert "</script" not in text and "innerHTML" not in text, path.name
+
+
+NUMBERS = st.sampled_from([0, 1, 2, -1, 7, MS, 2**31, 2**53, -(2**40)])
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["F", "B", "W", "send", "</script>", ""]),
+            st.sampled_from([1, 2, 2**40]),
+            *[NUMBERS] * 6,
+            st.sampled_from(["", "<script>", "é"]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_no_trace_breaks_the_page(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[Any, ...]]
+) -> None:
+    folder = tmp_path_factory.mktemp("odd")
+    write_rank(folder, 0, events)
+    page = render(folder)
+    assert page.count("</script>") == page.count("<script")
+    job, analysis = read(folder)
+    for figure in draw_all(job, analysis):
+        json.dumps(figure, allow_nan=False)
