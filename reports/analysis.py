@@ -22,6 +22,9 @@ from reports.series import Outlier, build_step_times, find_outliers, measure_bub
 from reports.stragglers import Straggler, find_stragglers
 from varuna_core.records.trace import COMPUTE
 
+MOST_STAGES = 10_000
+"""A number beyond is none of a stage."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnalysis:
@@ -139,10 +142,12 @@ def _analyse_step(job: Job, attempt: str, step: int) -> StepAnalysis:
         else:
             bubbles.append(compared)
     slowest = max(pipelines, key=lambda item: item.makespan, default=None)
-    work = events[events["kind"].isin(COMPUTE)]
+    work = events[events["kind"].isin(COMPUTE) & events["stage"].between(0, MOST_STAGES)]
     work = work.assign(work_s=work["end_s"] - work["ready_s"])
     by_rank = work.groupby(["stage", "rank"])["work_s"].sum()
     by_stage = by_rank.groupby("stage").mean()
+    if len(by_stage):  # a stage of which no rank wrote did nothing that is known
+        by_stage = by_stage.reindex(range(int(by_stage.index.max()) + 1), fill_value=0.0)
     return StepAnalysis(
         name="",
         attempt=attempt,

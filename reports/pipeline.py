@@ -62,9 +62,9 @@ def observe(events: pd.DataFrame, replica: int) -> Pipeline | str:
         return "no actions"
     owners = own.groupby("stage")["rank"].min()
     stages = [int(stage) for stage in owners.index]
-    if stages != list(range(len(stages))):
-        missing = sorted(set(range(stages[-1] + 1)) - set(stages))
-        return f"no rank wrote of stage {missing[0]}" if missing else "stages make no sense"
+    missing = next((at for at, stage in enumerate(stages) if at != stage), None)
+    if missing is not None:
+        return f"no rank wrote of stage {missing}"
     own = own[own["rank"] == own["stage"].map(owners)].sort_values(["rank", "begin_s"])
     ranks = tuple(sorted({int(rank) for rank in owners}))
     lists: list[list[Action]] = [[] for _ in ranks]
