@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reports.load import load_job
 from tests.cluster.lab import Lab
 from tests.command import Vjob, read_out
 from varuna_core.records.training import read_training
@@ -53,3 +54,15 @@ def test_a_gpt_over_four_nodes_has_the_loss_curve_of_one_plain_process(
     losses, _ = train_plainly(read_training(run.training))
     assert losses[6] < losses[1] - 0.1
     assert {int(step): float(loss) for step, loss in lines} == pytest.approx(losses, rel=2e-5)
+    assert_report_agrees_with_log(run.path, last_rank=3)
+
+
+def assert_report_agrees_with_log(run: Path, last_rank: int) -> None:
+    """To the millisecond, step by step; a pause of the machine may fall between the two clocks."""
+    job = load_job(run)
+    assert job.skipped == {}
+    traced = job.traces.steps[job.traces.steps["rank"] == last_rank].set_index("step")["took_s"]
+    logged = job.logs["iterations"].set_index("step")["time_ms"]
+    assert set(traced.index) == set(logged.index) == set(range(1, 7))
+    apart_ms = (1000 * traced - logged).abs()
+    assert apart_ms.median() < 1, apart_ms.to_dict()
