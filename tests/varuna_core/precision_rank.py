@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.varuna_core import models, train_rank
-from varuna_core import Varuna, grads
+from varuna_core import Varuna, buckets
 from varuna_core.optimizers import Lamb
 
 
@@ -242,7 +242,7 @@ def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     faulthandler.dump_traceback_later(250, exit=True)
     torch.set_num_threads(1)
-    grads.BUCKET_BYTES = 4000  # these models are small
+    buckets.BUCKET_BYTES = 4000  # these models are small
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):
