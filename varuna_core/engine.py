@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from varuna_core.channel import Receiver, Sender
-from varuna_core.cut import SplitError
 from varuna_core.graph_memory import GraphMeter
 from varuna_core.links import Links
 from varuna_core.microbatch import MicroBatch
+from varuna_core.outputs import find_loss
 from varuna_core.random_streams import build_seeder
 from varuna_core.schedule.actions import FORWARDS, Action
 from varuna_core.schedule.ahead import run_ahead
@@ -50,27 +50,6 @@ class Held:
     output: Any = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
-
-
-def find_loss(output: Any) -> Tensor:
-    """The loss in what the model returns: itself, under "loss", `.loss`, or the first of several.
-
-    It must be one number, the mean over the samples.
-    """
-    loss = output
-    if isinstance(output, Mapping) and "loss" in output:
-        loss = output["loss"]
-    elif isinstance(getattr(output, "loss", None), Tensor):
-        loss = output.loss
-    elif isinstance(output, (tuple, list)) and output:
-        loss = output[0]
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shown = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise SplitError(
-            f"the model returns {shown}, not its loss: return one number (the mean over the "
-            'samples), a dict with "loss", or a tuple that begins with it'
-        )
-    return loss.reshape(())
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,8 @@
-"""What a model returned for each micro-batch, made one, and brought to the other stages."""
+"""What a model returned for each micro-batch: the loss in it, and all joined for all stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,27 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from varuna_core.cut import SplitError
+
+
+def find_loss(output: Any) -> Tensor:
+    """The loss in what the model returns: itself, under "loss", `.loss`, or the first of several.
+
+    It must be one number, the mean over the samples.
+    """
+    loss = output
+    if isinstance(output, Mapping) and "loss" in output:
+        loss = output["loss"]
+    elif isinstance(getattr(output, "loss", None), Tensor):
+        loss = output.loss
+    elif isinstance(output, (tuple, list)) and output:
+        loss = output[0]
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shown = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise SplitError(
+            f"the model returns {shown}, not its loss: return one number (the mean over the "
+            'samples), a dict with "loss", or a tuple that begins with it'
+        )
+    return loss.reshape(())
 
 
 def join_outputs(outputs: Sequence[Any], sizes: Sequence[int], dims: Iterable[int]) -> Any:

@@ -23,7 +23,7 @@ from varuna_core.checkpoint.entries import Entry, RankPart, deal
 from varuna_core.checkpoint.errors import CheckpointError
 from varuna_core.checkpoint.manifest import TrainingState
 from varuna_core.checkpoint.random_state import put_random_state, take_random_state
-from varuna_core.checkpoint.reader import CheckpointReader, Wanted
+from varuna_core.checkpoint.reader import CheckpointReader
 from varuna_core.checkpoint.store import list_complete
 from varuna_core.checkpoint.writer import CheckpointWriter
 from varuna_core.engine import Engine
@@ -33,7 +33,7 @@ from varuna_core.precision import Masters
 from varuna_core.rank_part import RankPart as Stages
 from varuna_core.rank_words import RankWords
 from varuna_core.records.files import write_json
-from varuna_core.saving_tensors import list_tensors, take_buffers, take_tensors
+from varuna_core.saving_tensors import find_part, list_tensors, take_buffers, take_tensors, want
 from varuna_core.split import Split
 from varuna_core.tensor_shares import Shares
 from varuna_core.updates import Updates
@@ -251,16 +251,8 @@ class Saving:
             self._expect_same(state.shapes, folder)
             tensors: Mapping[str, Tensor] = {**self.masters.by_name, **self.part.buffers()}
             once = {id(t): (n, t) for n, t in tensors.items() if n in self._shapes}
-            boxes = {name: rows.box for name, rows in self.masters.slices.items()}
-            reader.fill(
-                wanted
-                for name, out in once.values()
-                for wanted in (
-                    [Wanted(name=name, out=out, box=boxes[name])]
-                    if name in boxes
-                    else self.shares.want(name, out)
-                )
-            )
+            held = self.masters, self.shares
+            reader.fill(w for name, out in once.values() for w in want(name, out, *held))
             loaded = Loaded(
                 folder=folder, loss_scale=state.loss_scale, lr_schedule=state.lr_schedule
             )
@@ -310,14 +302,13 @@ class Saving:
         if optimizer is None:
             return
         names = {id(master): name for name, master in self.masters.by_name.items()}
-        boxes = {name: rows.box for name, rows in self.masters.slices.items()}
         loaded.options = {}
         found = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 key = id(parameter)
                 name = names.get(key)
-                part = boxes.get(name) if name in boxes else self.shares.find(name or "")
+                part = find_part(name, self.masters, self.shares) if name else None
                 tree = reader.read_optimizer(name, part) if name else None
                 if tree is not None:
                     found[key] = tree

@@ -1,4 +1,4 @@
-"""What a rank gives to a checkpoint: its tensors, under the plain model's names, by segment."""
+"""What a rank gives to a checkpoint by segment, in plain names, and what it wants of one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from varuna_core.checkpoint.box import Box, Share
 from varuna_core.checkpoint.entries import Entry, make_entry
 from varuna_core.checkpoint.manifest import BUFFER, WEIGHT
+from varuna_core.checkpoint.reader import Wanted
 from varuna_core.optimizer_restore import list_options, take_optimizer
 from varuna_core.precision import Masters
 from varuna_core.rank_part import RankPart
 from varuna_core.split import Split
 from varuna_core.split_record import tensor_names
+from varuna_core.tensor_shares import Shares
 
 
 def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[str]]]:
@@ -73,3 +76,15 @@ def take_buffers(split: Split, part: RankPart, kept: Collection[str]) -> dict[in
             segment = min(split.record.changes.get(name) or split.segments[name])
             segments.setdefault(segment, []).append(make_entry(BUFFER, name, buffer))
     return segments
+
+
+def find_part(name: str, masters: Masters, shares: Shares) -> Box | Share | None:
+    """What this rank holds of a tensor; None is all of it."""
+    rows = masters.slices.get(name)
+    return shares.find(name) if rows is None else rows.box
+
+
+def want(name: str, out: Tensor, masters: Masters, shares: Shares) -> list[Wanted]:
+    """What to read of a tensor into what this rank holds of it."""
+    rows = masters.slices.get(name)
+    return shares.want(name, out) if rows is None else [Wanted(name=name, out=out, box=rows.box)]

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from torch import Tensor
 
 from varuna_core.checkpoint.box import Box, Share, whole
 from varuna_core.checkpoint.entries import Entry
 from varuna_core.checkpoint.errors import CheckpointError
-from varuna_core.checkpoint.reader import CheckpointReader, Wanted
+from varuna_core.checkpoint.reader import Wanted
 
 
 def find_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> Share:
@@ -95,6 +94,3 @@ class Shares:
             return [Wanted(name=name, out=out)]
         out = out.detach()
         return [Wanted(name=name, out=out[i.slices], box=outer) for outer, i in share.pieces]
-
-    def read_optimizer(self, reader: CheckpointReader, name: str) -> Any:
-        return reader.read_optimizer(name, self.find(name))

@@ -14,9 +14,9 @@ from tests.varuna_core.models import Gpt, make_inputs
 from varuna_core import Varuna
 from varuna_core.channel import describe
 from varuna_core.cut import SplitError
-from varuna_core.engine import find_loss
 from varuna_core.failure import describe_error
 from varuna_core.microbatch import BatchSplitter, deal_samples
+from varuna_core.outputs import find_loss
 from varuna_core.random_streams import seed_segment
 from varuna_core.split_values import take_apart
 from varuna_core.stage_map import parse_stage_map
