@@ -1,0 +1,1 @@
+"""One distributed job as a whole: what its files and its scheduler show, and a verdict on it."""

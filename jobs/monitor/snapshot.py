@@ -1,0 +1,282 @@
+"""What is known of a job at one moment: plain data, made by readers, judged and shown by others.
+
+None and empty mean "nothing tells". Times are seconds since 1970 by the clock of the file server,
+as far as it is known; `Snapshot.now` is that clock too, so that ages are differences.
+docs/status.md has the JSON form, which is these fields by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from varuna_core.records.exits import Outcome, RankExit
+
+FORMAT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRow:
+    """One job, or component of a het job, in the scheduler's eyes."""
+
+    id: str
+    group: str = ""
+    state: str
+    """A name of `jobs.slurm.JobState`; UNKNOWN keeps the scheduler's own word in `word`."""
+    word: str = ""
+    nodes: str = ""
+    reason: str = ""
+    start: str = ""
+    """Expected start of a pending job, as the scheduler writes it."""
+    restarts: int = 0
+    exit_code: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """The scheduler's word and how old it is."""
+
+    name: str
+    """slurm or local; empty for a bare folder of logs."""
+    jobs: tuple[JobRow, ...] = ()
+    age_s: float = 0.0
+    """Since it last answered; more than 0 where `jobs` is the last good answer."""
+    problem: str = ""
+    """Why it did not answer this time."""
+    lost_nodes: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of the job that the scheduler itself calls down, by its word for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One step, or the mean of some, as a log line or a trace tells it."""
+
+    step: int
+    step_s: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    skipped: int = 0
+    """Steps that were skipped since the point before."""
+    nan: int = 0
+    at: float | None = None
+    """When it was printed, where that is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the training is."""
+
+    step: int
+    num_steps: int | None = None
+    at: float | None = None
+    """When the step was done: at the latest so."""
+    points: tuple[Point, ...] = ()
+    """The last steps that were told, oldest first; a few hundred at most."""
+    source: str = ""
+    """`<node>.out` or `trace`: where the step was read."""
+    first_step: int | None = None
+    """The first step that this attempt is known to have done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What the ranks are at besides steps: `checkpoint` or `evaluation`; from a line of a log."""
+
+    name: str
+    since: float | None
+    line: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a log, where it stands, and what is known about lines like it."""
+
+    text: str
+    """Made harmless for terminals."""
+    node: str = ""
+    rank: int | None = None
+    file: str = ""
+    """Relative to the attempt."""
+    kind: str = ""
+    """A name of the table in `jobs.monitor.errors`; empty for a line like any other."""
+    num_same: int = 1
+    """How many ranks wrote it, or how often one did."""
+    at: float | None = None
+    """From the line itself, where it begins with a time; else None."""
+    order: int = 0
+    """Offset in its file: orders lines of the same file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """The last sample of one GPU, or of a node's processors (`index` is `cpu`)."""
+
+    index: str
+    name: str = ""
+    utilization: float | None = None
+    memory_used_mb: float | None = None
+    memory_total_mb: float | None = None
+    temperature: float | None = None
+    power_w: float | None = None
+    num_processes: int | None = None
+    num_foreign: int | None = None
+    """Processes that are none of ours."""
+    ecc_errors: int | None = None
+    """Uncorrected ones since the driver was loaded."""
+    throttle: str = ""
+    """Why its clock is held down: `hw_thermal`, `hw_power_brake`, ..."""
+    history: tuple[float | None, ...] = ()
+    """Utilization, oldest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank of the attempt."""
+
+    rank: int
+    node: str = ""
+    stage: int | None = None
+    replica: int | None = None
+    pid: int | None = None
+    """On its node, outside containers."""
+    process_state: str = ""
+    """The kernel's letter: R, S, D (waits for a disk or a dead mount), T (stopped), Z."""
+    cpu_percent: float | None = None
+    """Of one core, between the node's last two beats."""
+    step: int | None = None
+    """The last step that its trace has."""
+    step_s: float | None = None
+    """Median of its last steps."""
+    work_s: float | None = None
+    """Of those, the median time that it computed itself, waits left out."""
+    step_at: float | None = None
+    device: str = ""
+    exit: RankExit | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A file system that the run writes to."""
+
+    path: str
+    what: str
+    """`logs` or `checkpoints`."""
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int | None = None
+    total_inodes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node of the attempt."""
+
+    name: str
+    index: int | None = None
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    phase: str = ""
+    """container (being prepared), ready (waits for the others), running, done; empty: no report."""
+    beat_at: float | None = None
+    """Its last sign of life."""
+    log_at: float | None = None
+    """When anything was last written to its .out or .err."""
+    out: tuple[str, ...] = ()
+    err: tuple[str, ...] = ()
+    gpu: tuple[str, ...] = ()
+    """The last lines of its files, made harmless."""
+    num_lines: Mapping[str, int] = field(default_factory=dict)
+    """Lines of its out, err and gpu; only where they were asked for."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes, by out, err and gpu."""
+    gpus: tuple[Gpu, ...] = ()
+    gpus_at: float | None = None
+    cpu_percent: float | None = None
+    memory_used_mb: float | None = None
+    memory_total_mb: float | None = None
+    clock_offset_s: float | None = None
+    """The file server's clock minus this node's."""
+    checks: tuple[str, ...] = ()
+    """What preflight warned of or refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Echo:
+    """One setting as the run prints it, beside what the conf or the plan says."""
+
+    name: str
+    """WORLD_SIZE, PARTITION, ..."""
+    said: str
+    wanted: str | None
+    """None where neither conf nor plan tells."""
+    line: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the ranks that is over."""
+
+    number: int
+    reason: str
+    """Why it ended."""
+    step: int | None = None
+    """How far it came."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A job at one moment."""
+
+    now: float
+    run: str
+    """The run id, or the path of a bare folder."""
+    folder: str
+    record_state: str = ""
+    """intent, submitted, refused, ended; empty for a bare folder."""
+    record_verdict: str = ""
+    message: str = ""
+    """Why it was refused, or how it ended."""
+    layout: str = ""
+    submitted: float | None = None
+    walltime_s: float | None = None
+    scheduler: Scheduler
+    attempt: int | None = None
+    attempt_started: float | None = None
+    went_at: float | None = None
+    """When all nodes were ready and the ranks were started."""
+    earlier: tuple[Attempt, ...] = ()
+    morph: str = ""
+    """`8 x 4 to 6 x 4` while the run changes its nodes."""
+    world: int | None = None
+    num_nodes: int | None = None
+    """Nodes that the plan has; fewer in `nodes` means that some have left nothing yet."""
+    nodes: tuple[Node, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+    progress: Progress | None = None
+    phase: Phase | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """The longest that a checkpoint and an evaluation of this run took so far."""
+    echoes: tuple[Echo, ...] = ()
+    info: Mapping[str, str] = field(default_factory=dict)
+    """The settings that the run printed, in its order."""
+    errors: tuple[Line, ...] = ()
+    """Lines of a known kind, the likely first in time first; the same of many ranks once."""
+    checkpoint_step: int | None = None
+    checkpoint_at: float | None = None
+    disks: tuple[Disk, ...] = ()
+    clock_skew_s: float | None = None
+    """The file server's clock minus the one of this machine, where it is worth a word."""
+    stop: Mapping[str, Any] | None = None
+    """Who said that the attempt ends."""
+    outcome: Outcome | None = None
+    scheduler_lines: tuple[str, ...] = ()
+    """The last lines of the batch script."""
+    num_gpus: int | None = None
+    """GPUs that the plan asks for in all; 0 where ranks run on processors."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Files that could not be read, and why."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
