@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import click
+
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -14,3 +18,10 @@ def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 job_argument = click.argument("job", shell_complete=complete_job)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+def paint_rank(text: str, rank: int | None) -> str:
+    """Neighbours in different colours; click.echo drops them where none are shown."""
+    if os.environ.get("NO_COLOR"):
+        return text
+    return click.style(text, bold=True) if rank is None else click.style(text, fg=COLOURS[rank % 7])

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from jobs.arguments import job_argument, json_option
+from jobs.arguments import job_argument, json_option, paint_rank
 from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
@@ -180,6 +180,7 @@ def cancel(job: str, now: bool, wait_s: int) -> None:
 @click.option("--err", "only_err", is_flag=True, help="Only standard error.")
 @click.option("--attempt", type=int, help="Which start of the ranks; default: the last.")
 @click.option("--lines", "-n", type=int, help="Only the last N lines of each file.")
+@click.option("--raw", is_flag=True, help="File after file, and every rank's lines by themselves.")
 def logs(
     job: str,
     follow: bool,
@@ -189,8 +190,12 @@ def logs(
     only_err: bool,
     attempt: int | None,
     lines: int | None,
+    raw: bool,
 ) -> None:
-    """Print the lines of JOB's nodes, or of some ranks; those of standard error as `n060 err |`.
+    """Print the lines of JOB's nodes, or of some ranks, in the order of time.
+
+    A line of standard error begins with `n060 err |`, one that many ranks print alike with
+    `x64 all ranks |`.
 
     \b
     vjob logs last --rank 3 --grep loss
@@ -200,7 +205,9 @@ def logs(
     from jobs.runs import find_run
 
     run = find_run(job, Path.cwd())
-    wanted = reading.Wanted.make(nodes=nodes, ranks=ranks, pattern=pattern, only_err=only_err)
+    wanted = reading.Wanted.make(
+        nodes=nodes, ranks=ranks, pattern=pattern, only_err=only_err, raw=raw, paint=paint_rank
+    )
     if follow:
         sys.exit(reading.follow_run(run, click.echo, wanted))
     reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)

@@ -1,7 +1,8 @@
-"""`vjob logs`: the lines of nodes and ranks, once or as they come."""
+"""`vjob logs`: the lines of nodes and ranks in the order of time, once or as they come."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -10,19 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import InputError
+from jobs.monitor.merged import Collapser, Log, LogLine, Paint, collapse, keep_plain, merge_lines
 from jobs.runs import RunView, view_run
 from jobs.slurm import JobState
 from jobs.verdict import read_node_names
 from varuna_core.records import record as records
+from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.tail import Follower, clean
+from varuna_core.records.tail import READ_BYTES, Follower, clean
 
 POLL_S = 0.5
 FILES_PER_S = 500
 """How many files a follower looks at in a second, at most."""
 MANY = 16
 """How many names a message lists."""
+LARGEST_PIECES = 256 * 1024 * 1024
+SMALLEST_PIECE = 32 * 1024
+"""Bytes that are read of all files at a time, and of one at least."""
 LOOK_S = 3.0
 """Between two questions to the scheduler while following."""
 
@@ -37,6 +43,9 @@ class Wanted:
     ranks: tuple[int, ...]
     pattern: re.Pattern[str] | None
     kinds: tuple[str, ...]
+    raw: bool
+    """File after file, and every line of every rank."""
+    paint: Paint
 
     @classmethod
     def make(
@@ -46,26 +55,46 @@ class Wanted:
         ranks: tuple[int, ...] = (),
         pattern: str | None = None,
         only_err: bool = False,
+        raw: bool = False,
+        paint: Paint = keep_plain,
     ) -> Wanted:
         try:
             compiled = re.compile(pattern) if pattern else None
         except re.error as error:
             raise InputError(f"--grep {pattern!r} is no regular expression: {error}") from None
         kinds = ("err",) if only_err else ("out", "err")
-        return cls(nodes=nodes, ranks=ranks, pattern=compiled, kinds=kinds)
+        return cls(nodes=nodes, ranks=ranks, pattern=compiled, kinds=kinds, raw=raw, paint=paint)
+
+    def takes(self, text: str) -> bool:
+        return self.pattern is None or self.pattern.search(text) is not None
 
 
-def find_files(attempt: AttemptFolder, wanted: Wanted) -> Iterator[tuple[str, Path]]:
-    """(label, file) of every log that is asked for; standard error says so: `n060 err`."""
+def find_logs(attempt: AttemptFolder, wanted: Wanted, num_lines: int | None = None) -> list[Log]:
+    """Every log that is asked for and there."""
+    reports = read_reports(attempt).values() if not wanted.ranks and not wanted.raw else ()
+    offsets = {report.host: report.clock_offset_s or 0.0 for report in reports}
+    found: list[tuple[str, int | None, Path]] = []
     for kind in wanted.kinds:
-        mark = " err" if kind == "err" else ""
-        for rank in wanted.ranks:
-            yield f"rank {rank}{mark}", attempt.rank_log(rank, kind)
-        if wanted.ranks:
-            continue
-        for path in sorted(attempt.path.glob(f"*.{kind}")):
-            if not wanted.nodes or path.stem in wanted.nodes:
-                yield path.stem + mark, path
+        found += [(f"rank {rank}", rank, attempt.rank_log(rank, kind)) for rank in wanted.ranks]
+        if not wanted.ranks:
+            paths = sorted(attempt.path.glob(f"*.{kind}"))
+            found += [
+                (path.stem, None, path)
+                for path in paths
+                if not wanted.nodes or path.stem in wanted.nodes
+            ]
+    piece = max(SMALLEST_PIECE, min(READ_BYTES, LARGEST_PIECES // max(1, len(found))))
+    return [
+        Log(
+            path,
+            label,
+            rank=rank,
+            num_lines=num_lines,
+            clock_offset_s=offsets.get(label, 0.0),
+            read_bytes=piece,
+        )
+        for label, rank, path in found
+    ]
 
 
 def check_ranks(run: RunFolder, wanted: Wanted) -> None:
@@ -114,11 +143,27 @@ def print_logs(
     if not attempts:
         say(f"{run.name} has not started any rank yet")
         for path in sorted(run.path.glob("scheduler*.out")):
-            _print(Follower(path, start_lines=num_lines), "", say, wanted, final=True)
+            _print_file(path, "", say, num_lines)
         return
     check_nodes(run, attempts[-1:], wanted, wait=False)
-    for label, path in find_files(attempts[-1], wanted):
-        _print(Follower(path, start_lines=num_lines), label, say, wanted, final=True)
+    logs = find_logs(attempts[-1], wanted, num_lines)
+    lines = [_choose(log, wanted, final=True) for log in logs]
+    if wanted.raw:
+        for line in itertools.chain.from_iterable(lines):
+            say(line.render(wanted.paint))
+        return
+    world = _read_world(run)
+    for group in collapse(merge_lines(lines)):
+        say(group.render(world, wanted.paint))
+
+
+def _choose(log: Log, wanted: Wanted, *, final: bool) -> Iterator[LogLine]:
+    return (line for line in log.read(final=final) if wanted.takes(line.text))
+
+
+def _read_world(run: RunFolder) -> int | None:
+    plan = read_plan(run.plan)
+    return plan.world if plan else None
 
 
 def follow_run(
@@ -131,7 +176,8 @@ def follow_run(
     wanted = wanted or Wanted.make()
     check_ranks(run, wanted)
     is_known = not wanted.nodes
-    followers: dict[Path, tuple[str, Follower]] = {}
+    logs: dict[Path, Log] = {}
+    collapser, world = Collapser(), _read_world(run)
     state, looked = "", -math.inf
     while True:
         if time.monotonic() - looked > LOOK_S:
@@ -145,15 +191,24 @@ def follow_run(
             over = view.record.state in (records.ENDED, records.REFUSED)
             is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)
         for attempt in run.attempts():
-            for label, path in find_files(attempt, wanted):
-                if path not in followers:
-                    followers[path] = (label, Follower(path, start_lines=num_lines))
+            for log in find_logs(attempt, wanted, num_lines):
+                logs.setdefault(log.path, log)
         num_lines = None
-        for label, follower in followers.values():
-            _print(follower, label, say, wanted, final=over)
+        num_new = 0
+        for line in merge_lines(_choose(log, wanted, final=over) for log in logs.values()):
+            num_new += 1
+            if wanted.raw:
+                say(line.render(wanted.paint))
+                continue
+            for group in collapser.take(line.at):
+                say(group.render(world, wanted.paint))
+            collapser.add(line)
+        if over or not num_new:  # nobody prints: nothing comes that a held line could wait for
+            for group in collapser.take_all():
+                say(group.render(world, wanted.paint))
         if over:
             return finish(view, say)
-        time.sleep(max(POLL_S, len(followers) / FILES_PER_S))
+        time.sleep(max(POLL_S, len(logs) / FILES_PER_S))
 
 
 def finish(view: RunView, say: Say) -> int:
@@ -165,12 +220,11 @@ def finish(view: RunView, say: Say) -> int:
     outcome = view.record.outcome
     if outcome is None or outcome.culprit_rank is None:
         for path in sorted(view.run.path.glob("scheduler*.out")):
-            _print(Follower(path), path.name, say, Wanted.make(), final=True)
+            _print_file(path, path.name, say)
     say(f"-- all files: {view.run.path}")
     return 1
 
 
-def _print(follower: Follower, label: str, say: Say, wanted: Wanted, *, final: bool) -> None:
-    for line in follower.read(final=final):
-        if wanted.pattern is None or wanted.pattern.search(line):
-            say(f"{label} | {line}" if label else line)
+def _print_file(path: Path, label: str, say: Say, num_lines: int | None = None) -> None:
+    for line in Follower(path, start_lines=num_lines).read(final=True):
+        say(f"{label} | {line}" if label else line)

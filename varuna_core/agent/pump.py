@@ -2,6 +2,7 @@
 
     rank 3 stdout ─► ranks/3.out (the bytes as they are)
                   └► <node>.out  (whole lines, each with "3: " before it)
+                     <node>.times (when, once a second)
 
 Only this thread writes the node's logs, so lines never interleave; and a slow disk holds up the
 ranks at worst, not the agent's watch over them.
@@ -17,6 +18,7 @@ import time
 from varuna_core.agent.lines import LineSplitter
 from varuna_core.agent.sink import Sink
 from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.times import MARK_S, format_mark
 
 LAST_ERROR_CHARS = 500
 _READ = 256 * 1024
@@ -45,6 +47,8 @@ class Pump(threading.Thread):
         self._merged = {
             kind: Sink(attempt.node_log(host, kind), says_loss=True) for kind in ("out", "err")
         }
+        self._times = Sink(attempt.node_log(host, "times"))
+        self._marked = float("-inf")
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, list[_Stream]] = {}
         self._closing = False
@@ -116,5 +120,10 @@ class Pump(threading.Thread):
             if line.strip():
                 stream.last = line
                 break
+        now = time.monotonic()
+        if now - self._marked >= MARK_S:
+            self._marked = now
+            out, err = self._merged["out"].size, self._merged["err"].size
+            self._times.write(format_mark(time.time(), out, err))
         tag = b"%d: " % stream.rank
         self._merged[stream.kind].write(tag + (b"\n" + tag).join(lines) + b"\n")

@@ -24,6 +24,8 @@ class Sink:
         """Bytes that could not be written."""
         self.trouble = ""
         """Why not."""
+        self.size = 0
+        """Bytes that we wrote."""
 
     def write(self, data: bytes) -> None:
         left = memoryview(data)
@@ -34,10 +36,12 @@ class Sink:
                     self._fd = os.open(self._path, flags, PRIVATE_FILE)
                 if self._says_loss and self._unsaid:
                     said = f"\nvjob: {self._unsaid} bytes are missing here: {self.trouble}\n"
-                    os.write(self._fd, said.encode())
+                    self.size += os.write(self._fd, said.encode())
                     self._unsaid = 0
                 while left:
-                    left = left[os.write(self._fd, left) :]
+                    written = os.write(self._fd, left)
+                    self.size += written
+                    left = left[written:]
             except OSError as error:
                 self.trouble = error.strerror or str(error)
                 self._retry = time.monotonic() + RETRY_S

@@ -14,7 +14,7 @@
            stop.json  outcome.json                   who said stop; how it ended
            signal.json                               a signal for every rank
     preflight.txt                                    the table of all nodes
-    <node>.out .err .gpu .gpu.jsonl                  ranks merged and tagged; samples
+    <node>.out .err .gpu .gpu.jsonl .times           ranks merged and tagged; samples; when
     nodes/<index>.json   beat/<index>.json           preflight of a node; its sign of life
     ranks/<rank>.out .err   exit/<rank>.json   trace/<rank>.jsonl
     earlier-0/                                       what an older try of this attempt left
@@ -86,7 +86,7 @@ class AttemptFolder:
         return self.path / "state" / "outcome.json"
 
     def node_log(self, node: str, kind: str) -> Path:
-        """`kind` is out, err, gpu or gpu.jsonl."""
+        """`kind` is out, err, gpu, gpu.jsonl or times."""
         return self.path / f"{node}.{kind}"
 
     def node_report(self, index: int) -> Path:

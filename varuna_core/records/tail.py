@@ -43,8 +43,12 @@ def _decode(line: bytes) -> str:
 class Follower:
     """What was added to a file since the last look, in whole lines."""
 
-    def __init__(self, path: Path, *, start_lines: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, start_lines: int | None = None, read_bytes: int = READ_BYTES
+    ) -> None:
+        """`read_bytes` at a time; of what is there already only the last `start_lines`."""
         self.path = path
+        self._read_bytes = read_bytes
         self._offset = 0
         self._rest = b""
         if start_lines is not None:
@@ -52,27 +56,36 @@ class Follower:
 
     def read(self, *, final: bool = False) -> Iterator[str]:
         """New lines. A file that shrank was written anew and is read from its start."""
+        return (line for _, line in self.read_placed(final=final))
+
+    def read_placed(self, *, final: bool = False) -> Iterator[tuple[int, str]]:
+        """New lines, each with its offset in the file."""
         while (lines := self._read_some()) is not None:
             yield from lines
         if final and self._rest:
-            yield _decode(self._rest)
-            self._rest = b""
+            rest, self._rest = self._rest, b""
+            yield self._offset - len(rest), _decode(rest)
 
-    def _read_some(self) -> list[str] | None:
-        """The whole lines of the next few megabytes; None at the end of the file."""
+    def _read_some(self) -> list[tuple[int, str]] | None:
+        """The whole lines of the next piece; None at the end of the file."""
         try:
             with self.path.open("rb") as handle:
                 if os.fstat(handle.fileno()).st_size < self._offset:
                     self._offset, self._rest = 0, b""
                 handle.seek(self._offset)
-                data = handle.read(READ_BYTES)
+                data = handle.read(self._read_bytes)
         except OSError:
             return None
         if not data:
             return None
+        place = self._offset - len(self._rest)
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [_decode(line) for line in lines]
+        found = []
+        for line in lines:
+            found.append((place, _decode(line)))
+            place += len(line) + 1
+        return found
 
     def _skip_to_last(self, count: int) -> None:
         try:

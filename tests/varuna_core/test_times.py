@@ -1,0 +1,42 @@
+"""The marks that say when a node's lines were written."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from varuna_core.records.times import format_mark, parse_marks
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**9), st.integers(0, 500), st.integers(0, 500)), max_size=20
+    ),
+    st.integers(0, 10_000),
+)
+def test_a_line_has_the_time_of_the_last_mark_at_or_before_it(
+    steps: list[tuple[int, int, int]], offset: int
+) -> None:
+    time, out, err, said, marks = 0.0, 0, 0, b"", []
+    for later_ms, more_out, more_err in steps:
+        time += later_ms / 1000
+        marks.append((round(time, 3), out, err))
+        said += format_mark(time, out, err)
+        out, err = out + more_out, err + more_err
+    for column, times in enumerate(parse_marks(said), start=1):
+        before = [mark[0] for mark in marks if mark[column] <= offset]
+        assert times.find(offset) == (before[-1] if before else None)
+
+
+@given(st.binary(max_size=200))
+def test_whatever_stands_in_the_file_offsets_and_times_rise(data: bytes) -> None:
+    for times in parse_marks(data):
+        assert list(times.offsets) == sorted(set(times.offsets))
+        assert list(times.times) == sorted(times.times)
+
+
+def test_a_torn_mark_and_a_clock_that_steps_back_do_no_harm() -> None:
+    out, err = parse_marks(b"100.000 0 0\nrubbish\nnan 5 5\n90.000 50 8\n101.0 9")
+    assert out.find(0) == 100.0 and out.find(60) == 100.0
+    assert err.offsets == (0, 8)
+    assert parse_marks(b"")[0].find(0) is None

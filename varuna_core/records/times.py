@@ -1,0 +1,65 @@
+"""<node>.times: when the lines of a node's .out and .err were written, so that logs merge by time.
+
+    1700000000.512 0 0          what follows byte 0 of .out and byte 0 of .err came then or later
+    1700000001.730 8123 410
+
+Not a time in each line: a log stays what the ranks printed. One mark a second at most.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Optional, Tuple
+
+MARK_S = 1.0
+MOST_BYTES = 64 * 1024 * 1024
+"""Of a file of marks; what comes later counts as of its last mark."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """The marks of one log: offsets and times, both rising."""
+
+    offsets: Tuple[int, ...]
+    times: Tuple[float, ...]
+
+    def find(self, offset: int) -> Optional[float]:
+        """When the line that begins at `offset` was written, or a little before."""
+        at = bisect_right(self.offsets, offset) - 1
+        return self.times[at] if at >= 0 else None
+
+
+def format_mark(time: float, out: int, err: int) -> bytes:
+    return b"%.3f %d %d\n" % (time, out, err)
+
+
+def parse_marks(data: bytes) -> Tuple[Times, Times]:
+    """Of .out and of .err. Torn lines are passed over; a clock that stepped back stands still."""
+    out: Dict[int, float] = {}
+    err: Dict[int, float] = {}
+    latest = float("-inf")
+    for line in data.split(b"\n")[:-1]:
+        words = line.split()
+        try:
+            time, places = float(words[0]), (int(words[1]), int(words[2]))
+        except (ValueError, IndexError):
+            continue
+        if not abs(time) < float("inf"):
+            continue
+        latest = max(latest, time)
+        for found, place in ((out, places[0]), (err, places[1])):
+            # Where nothing was written since the mark before, the later one is nearer the truth.
+            if not found or place >= next(reversed(found)):
+                found[place] = latest
+    return Times(tuple(out), tuple(out.values())), Times(tuple(err), tuple(err.values()))
+
+
+def read_times(path: Path) -> Tuple[Times, Times]:
+    """Without marks where the file is missing."""
+    try:
+        with open(path, "rb") as handle:
+            return parse_marks(handle.read(MOST_BYTES))
+    except OSError:
+        return parse_marks(b"")
