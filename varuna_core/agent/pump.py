@@ -2,7 +2,7 @@
 
     rank 3 stdout ─► ranks/3.out (the bytes as they are)
                   └► <node>.out  (whole lines, each with "3: " before it)
-                     <node>.times (when, once a second)
+                     <node>.times (when they were written)
 
 Only this thread writes the node's logs, so lines never interleave; and a slow disk holds up the
 ranks at worst, not the agent's watch over them.

@@ -3,7 +3,7 @@
     1700000000.512 0 0          what follows byte 0 of .out and byte 0 of .err came then or later
     1700000001.730 8123 410
 
-Not a time in each line: a log stays what the ranks printed. One mark a second at most.
+Not a time in each line: a log stays what the ranks printed. Four marks a second at most.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
-MARK_S = 1.0
+MARK_S = 0.25
 MOST_BYTES = 64 * 1024 * 1024
 """Of a file of marks; what comes later counts as of its last mark."""
 
