@@ -9,24 +9,12 @@ their environment: the runtime's processes have but the one variable that enters
 from __future__ import annotations
 
 import os
-from typing import Mapping, NamedTuple
+from typing import Mapping
+
+from varuna_core.agent.proc import Stat, read_stat
 
 MARKS = ("VJOB_RUN", "VJOB_ATTEMPT", "RANK")
 """Variables that together name one rank of one attempt."""
-
-
-class _Stat(NamedTuple):
-    """What /proc says of a process."""
-
-    state: str
-    parent: int
-    group: int
-    started: int
-    """In clock ticks: with the pid it names one process for ever."""
-
-    @property
-    def is_alive(self) -> bool:
-        return self.state not in "ZX"
 
 
 class Insiders:
@@ -42,7 +30,7 @@ class Insiders:
     def find_main(self) -> int | None:
         """The program itself: the first process, and parent of the others."""
         if self._main is not None:
-            stat = _read_stat(self._main)
+            stat = read_stat(self._main)
             if stat is not None and stat.started == self._started and stat.is_alive:
                 return self._main
         found = self._find()
@@ -65,11 +53,11 @@ class Insiders:
         """Also those that ran off in groups of their own."""
         return list(self._find())
 
-    def _find(self) -> dict[int, _Stat]:
+    def _find(self) -> dict[int, Stat]:
         found = {}
         for name in os.listdir("/proc"):
             if name.isdigit() and self._is_ours(name):
-                stat = _read_stat(int(name))
+                stat = read_stat(int(name))
                 if stat is not None and stat.is_alive:
                     found[int(name)] = stat
         return found
@@ -81,12 +69,3 @@ class Insiders:
         except OSError:  # gone, or another user's
             return False
         return all(mark in variables for mark in self._marks)
-
-
-def _read_stat(pid: int) -> _Stat | None:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            words = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return _Stat(words[0], int(words[1]), int(words[2]), int(words[19]))

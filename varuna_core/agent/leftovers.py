@@ -10,8 +10,8 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 
+from varuna_core.agent.proc import list_below, list_stats
 from varuna_core.agent.process import set_process_option
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -54,31 +54,9 @@ def _find_living() -> dict[int, str]:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    parents: dict[int, int] = {}
-    names: dict[int, str] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            text = (folder / "stat").read_text(errors="replace")
-        except OSError:
-            continue
-        head, _, tail = text.rpartition(")")
-        state, parent = tail.split()[:2]
-        if state not in "ZX":
-            pid = int(folder.name)
-            parents[pid], names[pid] = int(parent), head.partition("(")[2]
-    own = os.getpid()
-    below = [pid for pid in parents if _is_below(pid, own, parents)]
-    return {pid: names[pid] for pid in below if names[pid] not in _SPARED}
-
-
-def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
-    seen = set()
-    while pid in parents and pid not in seen:
-        seen.add(pid)
-        pid = parents[pid]
-        if pid == ancestor:
-            return True
-    return False
+    living = {pid: stat for pid, stat in list_stats().items() if stat.is_alive}
+    names = {pid: living[pid].name for pid in list_below([os.getpid()], living)}
+    return {pid: name for pid, name in names.items() if name not in _SPARED}
 
 
 def _signal_all(found: dict[int, str], number: int) -> None:

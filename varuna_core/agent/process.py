@@ -101,14 +101,22 @@ class RankProcess:
         code = self._child.wait()
         return code if self._inside is None else _as_of_rank(code)
 
+    def find_main(self) -> int | None:
+        """The rank's own process. No client is asked instead: each has a handler for everything."""
+        return self.pid if self._inside is None else self._inside.find_main()
+
+    def find_strangers(self) -> list[int]:
+        """Those of its processes that may be no descendants of ours."""
+        return [] if self._inside is None else self._inside.find_all()
+
     def signal(self, number: int) -> None:
         """Send to the process alone, as Slurm does to a task."""
-        if self._child.returncode is None and not _signal_all([self._find()], number):
+        if self._child.returncode is None and not _signal_all([self.find_main()], number):
             _signal_all([self.pid], number)
 
     def catches(self, number: int) -> bool:
         """Whether it has a handler for this signal; False where /proc does not say."""
-        pid = self._find()
+        pid = self.find_main()
         try:
             with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
                 words = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
@@ -128,10 +136,6 @@ class RankProcess:
         elif not _signal_all(self._inside.find_group(), number):
             # Not there yet, or of another user: the client alone, which would pass it on twice.
             _signal_all([self.pid], number)
-
-    def _find(self) -> int | None:
-        """The rank's own process. No client is asked instead: each has a handler for everything."""
-        return self.pid if self._inside is None else self._inside.find_main()
 
 
 def find_program(name: str, path: str | None) -> str | None:

@@ -23,6 +23,7 @@ from varuna_core.agent.errors import STOPPED
 from varuna_core.agent.insiders import Insiders
 from varuna_core.agent.leftovers import adopt_orphans, end_leftovers
 from varuna_core.agent.meeting import explain_ending
+from varuna_core.agent.proc import is_halted, list_below, list_stats, measure_ranks
 from varuna_core.agent.process import RankProcess, start_rank
 from varuna_core.agent.pump import Pump
 from varuna_core.agent.ranks import Meeting, build_rank
@@ -72,10 +73,11 @@ class Supervisor:
             site.host,
             site.master.opened,
             self._describe,
+            self._measure,
             signals.wake,
             signals.forward,
         )
-        self._sampler = Sampler(site)
+        self._sampler = Sampler(site, self._list_own)
 
     def run(self) -> int:
         """Start the ranks, see them end, and return the node's exit code."""
@@ -135,7 +137,19 @@ class Supervisor:
             "ranks_alive": len(alive),
             "catches_usr1": bool(alive)
             and all(process.catches(signal.SIGUSR1) for process in alive),
+            "ranks_halted": [rank for rank, pid in self._find_mains().items() if is_halted(pid)],
         }
+
+    def _measure(self) -> dict[str, Any]:
+        return {"ranks": measure_ranks(self._find_mains())}
+
+    def _find_mains(self) -> dict[int, int | None]:
+        return {rank: process.find_main() for rank, process in list(self._alive.items())}
+
+    def _list_own(self) -> set[int]:
+        """The pids of all that runs here because of this attempt."""
+        strangers = [process.find_strangers() for process in list(self._alive.values())]
+        return list_below([os.getpid()], list_stats()).union(*strangers)
 
     def _next_wait(self) -> float:
         now = time.monotonic()

@@ -53,7 +53,11 @@ class Peer:
 
 
 class Watch(threading.Thread):
-    """Sets `stop` to what stop.json says and wakes the agent."""
+    """Sets `stop` to what stop.json says and wakes the agent.
+
+    A beat says what `describe` tells, and comes at once where that has changed, and what `measure`
+    tells, which changes all the time.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Watch(threading.Thread):
         host: str,
         opened: float,
         describe: Callable[[], dict[str, Any]],
+        measure: Callable[[], dict[str, Any]],
         wake: Callable[[], None],
         forward: Callable[[int], None],
     ) -> None:
@@ -70,7 +75,8 @@ class Watch(threading.Thread):
         self.stop: dict[str, Any] | None = None
         self._plan, self._node, self._attempt = plan, node, attempt
         self._host, self._opened = host, opened
-        self._describe, self._wake, self._forward = describe, wake, forward
+        self._describe, self._measure = describe, measure
+        self._wake, self._forward = wake, forward
         self._heard: set[str] = set()
         """Keys of the signals that the ranks got."""
         self._peers = list_peers(plan, node)
@@ -142,7 +148,8 @@ class Watch(threading.Thread):
     def _beat(self, state: str) -> None:
         self._count += 1
         self._told = self._describe()
-        write_beat(self._attempt, self._node.index, self._host, self._count, state, self._told)
+        facts = {**self._told, **self._measure()}
+        write_beat(self._attempt, self._node.index, self._host, self._count, state, facts)
 
 
 def write_beat(
