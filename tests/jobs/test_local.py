@@ -223,6 +223,19 @@ def test_logs_can_be_narrowed_to_a_rank_and_a_pattern(vjob: Vjob) -> None:
     assert "local1 | 2: rank 2 ready" in vjob("logs", "last", "--node", "local1").stdout
 
 
+def test_logs_tell_what_all_ranks_print_once_and_raw_as_it_is(vjob: Vjob) -> None:
+    script = vjob.folder / "say.py"
+    script.write_text("import os\nprint('loading')\nprint('rank', os.environ['RANK'])\n")
+    run = vjob.submit(fate("-1", "hang").replace(str(PROGRAMS / "fate.py"), str(script)))
+    vjob.wait_over(run)
+    said = vjob("logs", "last").stdout.splitlines()
+    assert said[0] == "x4 all ranks | loading"
+    assert sorted(said[1:]) == [f"local{rank // 2} | {rank}: rank {rank}" for rank in range(4)]
+    raw = vjob("logs", "last", "--raw").stdout.splitlines()
+    assert len(raw) == 8 and raw.count("local0 | 0: loading") == 1
+    assert vjob("logs", "last", "-f").stdout.count("loading") == 1
+
+
 def test_logs_of_a_rank_or_node_that_is_none_name_those_that_are(vjob: Vjob) -> None:
     run = vjob.submit(fate("2", "exit:9"))
     vjob.wait_over(run)
