@@ -19,7 +19,8 @@ from varuna_core.engine import Engine
 from varuna_core.links import Links
 from varuna_core.own_part import OwnPart
 from varuna_core.preemption import CALLS, SignalCalls, ignore_calls
-from varuna_core.saving import PendingSave, Progress, Saving
+from varuna_core.save_news import PendingSave
+from varuna_core.saving import Progress, Saving
 from varuna_core.updates import Updates
 
 if TYPE_CHECKING:

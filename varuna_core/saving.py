@@ -33,6 +33,7 @@ from varuna_core.precision import Masters
 from varuna_core.rank_part import RankPart as Stages
 from varuna_core.rank_words import RankWords
 from varuna_core.records.files import write_json
+from varuna_core.save_news import PendingSave, SaveNews
 from varuna_core.saving_tensors import find_part, list_tensors, take_buffers, take_tensors, want
 from varuna_core.split import Split
 from varuna_core.tensor_shares import Shares
@@ -43,23 +44,6 @@ if TYPE_CHECKING:
 
 LEFT = "left.json"
 """In the folder of checkpoints: the training has saved because of a signal, and left."""
-
-
-class PendingSave:
-    """This rank's part of a checkpoint, being written."""
-
-    def __init__(self, writer: CheckpointWriter) -> None:
-        self._writer, self._number = writer, writer.num_saves
-
-    def done(self) -> bool:
-        return self._writer.num_saves != self._number or not self._writer.is_writing
-
-    def result(self) -> None:
-        """Until it is written; raises its error, unless the save after it has."""
-        if self._writer.num_saves == self._number:
-            self._writer.wait()
-
-    wait = result
 
 
 @dataclass(kw_only=True)
@@ -102,6 +86,7 @@ class Saving:
         self.engine, self.updates = engine, updates
         self.scheduler: Any = None
         self.words = RankWords(links.board, links.name, links.find_loss)
+        self.news = SaveNews()
         self._writers: dict[Path, CheckpointWriter] = {}
         self._line: str | None = None
         self._loaded: Loaded | None = None
@@ -123,7 +108,8 @@ class Saving:
         writer = self._find_writer(store)
         writer.keep = keep
         writer.set_background(tempdir)
-        writer.save(self._take_part(progress, number, shard))
+        self.news.tell_begun(number, store)
+        self.news.expect(number, writer.save(self._take_part(progress, number, shard)))
         return PendingSave(writer) if tempdir is not None else None
 
     def save_whole(
@@ -152,11 +138,13 @@ class Saving:
                 write_json(store / LEFT, told, READABLE)
 
         self.words.judge(write, look)
+        self.news.look()
 
     def close(self) -> None:
         """Wait for saves that are on their way."""
         while self._writers:
             self._writers.popitem()[1].close()
+        self.news.look()
 
     def _find_writer(self, store: Path) -> CheckpointWriter:
         if store not in self._writers:
@@ -348,3 +336,4 @@ class Saving:
     def step_begins(self) -> None:
         """From here on what was loaded is left behind."""
         self._loaded = None
+        self.news.look()

@@ -10,14 +10,20 @@ from varuna_core.records.training_log import (
     JOB_INFO,
     Iteration,
     Memory,
+    format_evaluation,
     format_iteration,
     format_job_info,
     format_memory,
     format_phase,
+    format_saved,
+    format_saving,
+    parse_evaluation,
     parse_iteration,
     parse_job_info,
     parse_memory,
     parse_phase,
+    parse_saved,
+    parse_saving,
 )
 
 OLD = (
@@ -101,8 +107,12 @@ def test_other_lines_are_none(line: str) -> None:
 @given(st.text(max_size=200))
 @settings(deadline=None)
 def test_no_line_raises(text: str) -> None:
-    for parse in (parse_iteration, parse_memory, parse_phase, parse_job_info):
+    for parse in (
+        parse_iteration, parse_memory, parse_phase, parse_job_info, parse_saving, parse_saved,
+        parse_evaluation,
+    ):  # fmt: skip
         parse(text)
+        parse("saving checkpoint at iteration 1 to " + text)
         parse("iteration 1/ 2 | " + text + " |")
         parse("[Rank 1] (after 2 iterations) memory (MB) | allocated: " + text)
 
@@ -118,3 +128,30 @@ def test_memory_phases_and_settings_come_back() -> None:
     lines = format_job_info({**settings, "OTHER": "1"}).splitlines()
     assert dict(filter(None, map(parse_job_info, lines))) == settings
     assert list(settings) == [line.partition(":")[0] for line in lines]
+
+
+@given(step=st.integers(0, 10**12), folder=st.text(min_size=1).filter(str.isprintable))
+@settings(deadline=None)
+def test_saves_come_back(step: int, folder: str) -> None:
+    folder = f"/{folder.strip()}"
+    assert parse_saving("0: " + format_saving(step, folder)) == (step, folder)
+    assert parse_saved(format_saved(step, folder)) == (step, folder)
+    assert parse_saving(format_saved(step, folder)) is None
+    assert parse_saved(format_saving(step, folder)) is None
+
+
+def test_saves_are_spelt_as_megatron_does_and_read_as_its_versions_do() -> None:
+    assert format_saving(100, "ckpt") == "saving checkpoint at iteration     100 to ckpt"
+    assert (
+        format_saved(100, "ckpt")
+        == "  successfully saved checkpoint from iteration     100 to ckpt"
+    )
+    new = "saving checkpoint at iteration    1000 to /data/my ckpt in torch_dist format"
+    assert parse_saving(new) == (1000, "/data/my ckpt")
+    new = "  successfully saved checkpoint from iteration    1000 to /c [ t 1/2, p 1/4 ]\r"
+    assert parse_saved(new) == (1000, "/c")
+
+
+def test_an_evaluation_comes_back() -> None:
+    assert parse_evaluation("[rank0]: " + format_evaluation(640)) == 640
+    assert parse_evaluation("Evaluating iter 1/10") is None

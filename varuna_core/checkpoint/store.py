@@ -183,7 +183,7 @@ class SaveFolder:
 
     def _is_gone(self) -> bool:
         """Whether another rank, which saw all markers too, has renamed the folder."""
-        if self._is_published():
+        if self.is_published():
             return True
         if not self.path.exists():
             raise CheckpointError(
@@ -199,7 +199,8 @@ class SaveFolder:
             raise DamagedCheckpoint(f"{path} is of another save, {marker.save.save}")
         return marker
 
-    def _is_published(self) -> bool:
+    def is_published(self) -> bool:
+        """Whether it is complete, and has its short name."""
         found = read_save(self.final)
         return found is not None and found.save == self.save.save
 

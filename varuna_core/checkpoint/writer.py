@@ -95,8 +95,11 @@ class CheckpointWriter:
             self._staging = Staging(Path(tempdir))
         self._background = tempdir is not None
 
-    def save(self, part: RankPart) -> None:
-        """Add this rank's part of a checkpoint; in the background, once the last one is written."""
+    def save(self, part: RankPart) -> SaveFolder:
+        """Add this rank's part of a checkpoint; in the background, once the last one is written.
+
+        The folder is that of all ranks, which shows when the checkpoint is complete.
+        """
         # Of calls, not of successes: this rank's next save is the next of the others too.
         self._count += 1
         self.wait()
@@ -110,12 +113,13 @@ class CheckpointWriter:
         part = _encode(part)
         if not self._background:
             self._write(folder, part)
-            return
+            return folder
         part = replace(part, segments=self._staging.take(part.segments))
         self._thread = threading.Thread(
             target=self._write_beside, args=(folder, part), name="checkpoint"
         )
         self._thread.start()
+        return folder
 
     @property
     def num_saves(self) -> int:

@@ -3,6 +3,7 @@
 the block of settings       the first rank of each node
 iteration, validation       the last rank
 memory                      the ranks of replica 0, once, after the first line
+saving, saved, evaluating   rank 0
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from varuna_core.records.training import Training
 from varuna_core.records.training_log import (
     Iteration,
     Memory,
+    format_evaluation,
     format_iteration,
     format_job_info,
     format_memory,
     format_phase,
+    format_saved,
+    format_saving,
     format_validation,
 )
 from varuna_core.varuna import Varuna
@@ -52,6 +56,8 @@ class Lines:
         self._since = time.perf_counter()
         self._begin_interval()
         self._has_told_memory = False
+        if place.rank == 0:
+            model.saving.news.ask(_tell_saving, _tell_saved)
 
     def _begin_interval(self) -> None:
         self._sum: Tensor | None = None
@@ -92,6 +98,10 @@ class Lines:
         begin = time.perf_counter()
         yield
         self._paused += time.perf_counter() - begin
+
+    def tell_evaluation(self, num_samples: int) -> None:
+        if self.place.rank == 0:
+            _say(format_evaluation(num_samples))
 
     def tell_validation(self, step: int, loss: Tensor) -> None:
         if self.place.is_last:
@@ -219,6 +229,14 @@ def _find_run() -> RunFolder | None:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _tell_saving(number: int, store: Path) -> None:
+    _say(format_saving(number, str(store)))
+
+
+def _tell_saved(number: int, store: Path) -> None:
+    _say(format_saved(number, str(store)))
 
 
 def _say(text: str) -> None:

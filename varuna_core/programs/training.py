@@ -245,6 +245,7 @@ class Trainer:
             self.trace.end_step()
         if _divides(training.evaluate_every, step):
             with self.lines.apart():
+                self.lines.tell_evaluation(training.evaluate_steps * training.global_batch_size)
                 self.lines.tell_validation(step, self._evaluate(step))
 
     def _note_position(self, step: int) -> None:

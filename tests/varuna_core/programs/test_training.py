@@ -20,11 +20,18 @@ from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.training import build_model, plan_layers
 from varuna_core.records.training import Training
+from varuna_core.records.training_log import (
+    parse_evaluation,
+    parse_saved,
+    parse_saving,
+    parse_validation,
+)
 
 WORLD = 4
 LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}
 ZERO = {"3-1": 3, "4": 2}
 SHARED = [("gpt-sequences", "0;1;", "1-3"), ("gpt-shared", "1,0;", "4")]
+SAVES = (("saving", parse_saving), ("saved", parse_saved))
 EVALUATED = {"evaluate_every": 3, "evaluate_steps": 2}
 
 
@@ -155,6 +162,23 @@ def test_a_run_that_was_resumed_has_the_curve_of_one_that_never_stopped(folder: 
             assert result.rates == {step: whole.rates[step] for step in result.rates}
     text = (folder / "out.txt").read_text()
     assert "resumed from iteration 2 in" in text and "resumed from iteration 4 in" in text
+
+
+def test_rank_0_tells_when_a_checkpoint_begins_and_when_it_is_complete(folder: Path) -> None:
+    """At once in the first run, in the background in the second, and both in the third."""
+    lines = (folder / "out.txt").read_text().splitlines()
+    told = [(kind, parse(line)) for line in lines for kind, parse in SAVES if parse(line)]
+    steps = {kind: [found[0] for one, found in told if found and one == kind] for kind, _ in SAVES}
+    assert steps["saving"] == [2, 4, 6, 8]
+    assert steps["saved"][-2:] == [6, 8]
+    assert steps["saved"] == sorted(set(steps["saved"])), "each is told of once"
+    assert {found[1] for _, found in told if found} == {str(folder / "ckpt")}
+    for step in steps["saved"]:
+        marks = [kind for kind, found in told if found and found[0] == step]
+        assert marks == ["saving", "saved"]
+    evaluations = [parse_evaluation(line) for line in lines if parse_evaluation(line) is not None]
+    assert len(evaluations) == sum(parse_validation(line) is not None for line in lines) > 0
+    assert set(evaluations) == {EVALUATED["evaluate_steps"] * GPT.global_batch_size}
 
 
 def test_a_finished_run_is_checkpointed_and_has_nothing_to_do(
