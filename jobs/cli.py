@@ -180,6 +180,7 @@ def cancel(job: str, now: bool, wait_s: int) -> None:
 @click.option("--err", "only_err", is_flag=True, help="Only standard error.")
 @click.option("--attempt", type=int, help="Which start of the ranks; default: the last.")
 @click.option("--lines", "-n", type=int, help="Only the last N lines of each file.")
+@click.option("--errors", is_flag=True, help="The first error, with what stands around it.")
 @click.option("--raw", is_flag=True, help="File after file, and every rank's lines by themselves.")
 def logs(
     job: str,
@@ -190,6 +191,7 @@ def logs(
     only_err: bool,
     attempt: int | None,
     lines: int | None,
+    errors: bool,
     raw: bool,
 ) -> None:
     """Print the lines of JOB's nodes, or of some ranks, in the order of time.
@@ -198,6 +200,7 @@ def logs(
     `x64 all ranks |`.
 
     \b
+    vjob logs last --errors
     vjob logs last --rank 3 --grep loss
     vjob logs -f 4711 --node n060
     """
@@ -208,6 +211,9 @@ def logs(
     wanted = reading.Wanted.make(
         nodes=nodes, ranks=ranks, pattern=pattern, only_err=only_err, raw=raw, paint=paint_rank
     )
+    if errors:
+        reading.print_errors(run, click.echo, wanted, attempt=attempt)
+        return
     if follow:
         sys.exit(reading.follow_run(run, click.echo, wanted))
     reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)

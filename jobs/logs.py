@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import InputError
+from jobs.monitor.first_error import find_first_error, render
 from jobs.monitor.merged import Collapser, Log, LogLine, Paint, collapse, keep_plain, merge_lines
 from jobs.runs import RunView, view_run
 from jobs.slurm import JobState
@@ -130,16 +131,23 @@ def _list(items: Sequence[object]) -> str:
     return ", ".join(map(str, items[:MANY])) + more
 
 
+def choose_attempts(run: RunFolder, number: int | None) -> list[AttemptFolder]:
+    """All, or the one that is asked for."""
+    attempts = run.attempts()
+    if number is None:
+        return attempts
+    found = [attempt for attempt in attempts if attempt.number == number]
+    if not found:
+        raise InputError(f"{run.name} has no attempt {number}")
+    return found
+
+
 def print_logs(
     run: RunFolder, say: Say, wanted: Wanted, *, attempt: int | None, num_lines: int | None
 ) -> None:
     """Every line there is now."""
     check_ranks(run, wanted)
-    attempts = run.attempts()
-    if attempt is not None:
-        attempts = [found for found in attempts if found.number == attempt]
-        if not attempts:
-            raise InputError(f"{run.name} has no attempt {attempt}")
+    attempts = choose_attempts(run, attempt)
     if not attempts:
         say(f"{run.name} has not started any rank yet")
         for path in sorted(run.path.glob("scheduler*.out")):
@@ -155,6 +163,25 @@ def print_logs(
     world = _read_world(run)
     for group in collapse(merge_lines(lines)):
         say(group.render(world, wanted.paint))
+
+
+def print_errors(run: RunFolder, say: Say, wanted: Wanted, *, attempt: int | None) -> bool:
+    """The first root error with what stands around it; whether there was any."""
+    attempts = choose_attempts(run, attempt)
+    check_ranks(run, wanted)
+    found = None
+    if attempts:
+        check_nodes(run, attempts[-1:], wanted, wait=False)
+        found = find_first_error(*(find_logs(attempts[-1], wanted) for _ in range(2)))
+    if found is None and not wanted.nodes and not wanted.ranks:
+        batch = sorted(run.path.glob("scheduler*.out"))
+        found = find_first_error(*([Log(path, path.name) for path in batch] for _ in range(2)))
+    if found is None:
+        say(f"no line of {run.name} is known as an error; `vjob status` says how it is")
+        return False
+    for text in render(found):
+        say(text)
+    return True
 
 
 def _choose(log: Log, wanted: Wanted, *, final: bool) -> Iterator[LogLine]:

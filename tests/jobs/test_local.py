@@ -357,3 +357,22 @@ def test_a_log_folder_that_cannot_be_written_is_refused_with_what_to_do(vjob: Vj
     blocker.write_text("")
     said = vjob("submit", vjob.write(who() + f"log_folder: {blocker}/log\n"), code=1)
     assert "nothing was submitted" in said.stderr and "log_folder" in said.stderr
+
+
+def test_logs_show_the_first_error_with_its_traceback(vjob: Vjob) -> None:
+    script = vjob.folder / "break.py"
+    script.write_text(
+        "import os, sys, time, warnings\n"
+        "warnings.warn('SomethingError: odd')\n"
+        "print('reading', flush=True)\n"
+        "if os.environ['RANK'] == '2':\n"
+        "    raise KeyError('tokens')\n"
+        "time.sleep(60)\n"
+    )
+    run = vjob.submit(fate("-1", "hang").replace(str(PROGRAMS / "fate.py"), str(script)))
+    vjob.wait_over(run)
+    said = vjob("logs", "last", "--errors").stdout.splitlines()
+    assert said[0] == "rank 2 on local1, local1.err"
+    assert said[1] == "  Traceback (most recent call last):"
+    assert "> KeyError: 'tokens'" in said
+    assert "no line of" in vjob("logs", "last", "--errors", "--rank", "0").stdout
