@@ -54,13 +54,14 @@ class AttemptReader:
         self.attempt, self.plan = attempt, plan
         self.newest: float | None = None
         """The newest time of a file that was new at the last look."""
+        self.files: dict[str, NodeFiles] = {}
+        """The logs of each node, by its name."""
         self._num_lines = num_lines
         self._state = JsonFolder(attempt.path / "state")
         self._reports = JsonFolder(attempt.path / "nodes")
         self._beats = JsonFolder(attempt.path / "beat")
         self._exits = JsonFolder(attempt.path / "exit")
         self._lives: dict[str, Beats] = {}
-        self._files: dict[str, NodeFiles] = {}
         self._traces: dict[int, TraceEnd] = {}
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
         self._classifier = Classifier()
@@ -107,7 +108,7 @@ class AttemptReader:
                 changed.add(found.node)
         self._find_files()
         self._find_traces()
-        for files in self._files.values():
+        for files in self.files.values():
             if files.look():
                 changed.add(files.name)
                 times += [files.newest] if files.newest else []
@@ -130,10 +131,10 @@ class AttemptReader:
                     break
         tail_bytes = choose_tail(sum(map(len, found.values())))
         for node, files in found.items():
-            if node in self._files:
-                self._files[node].add(files)
+            if node in self.files:
+                self.files[node].add(files)
             else:
-                self._files[node] = NodeFiles(node, files, self._classifier, tail_bytes)
+                self.files[node] = NodeFiles(node, files, self._classifier, tail_bytes)
 
     def _find_traces(self) -> None:
         folder = str(self.attempt.path / "trace")
@@ -174,13 +175,13 @@ class AttemptReader:
                 if everything or name in changed or key in changed or f"@{rank}" in changed:
                     self._ranks[rank] = self._build_rank(rank, index, name)
         self._nodes = {name: self._nodes[name] for name in names.values()}
-        logs = [log for files in self._files.values() for log in files.logs.values()]
+        logs = [log for files in self.files.values() for log in files.logs.values()]
         failed = {
             rank: found.ended
             for rank, found in self._parsed_exits.items()
             if found.code != 0 and not found.stopped
         }
-        longest = find_longest(self._files.values())
+        longest = find_longest(self.files.values())
         saved = [step.checkpoint_s for trace in self._traces.values() for step in trace.steps]
         if saved and max(saved) > 0:
             longest[CHECKPOINT] = max(max(saved), longest.get(CHECKPOINT, 0.0))
@@ -191,16 +192,14 @@ class AttemptReader:
             nodes=tuple(self._nodes.values()),
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
             progress=self._find_progress(),
-            phase=find_phase(self._files.values()),
+            phase=find_phase(self.files.values()),
             phases_s=longest,
             info=self._list_info(),
             errors=merge_errors(logs, failed),
             stop=stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None,
             outcome=_parse_outcome(self._state.values.get("outcome")),
             unreadable={
-                name: why
-                for files in self._files.values()
-                for name, why in files.problems().items()
+                name: why for files in self.files.values() for name, why in files.problems().items()
             },
         )
 
@@ -219,7 +218,7 @@ class AttemptReader:
                     names[int(key)] = str(value["host"])
         names = {index: names[index] for index in sorted(names)}
         known = set(names.values())
-        for at, name in enumerate(sorted(name for name in self._files if name not in known)):
+        for at, name in enumerate(sorted(name for name in self.files if name not in known)):
             names[-1 - at] = name
         return names
 
@@ -232,7 +231,7 @@ class AttemptReader:
         ranks = self._ranks_of(index)
         report = self._reports.values.get(str(index), {})
         life = self._lives.get(str(index))
-        files = self._files.get(name)
+        files = self.files.get(name)
         count = self._num_lines
         samples = files.samples if files is not None else None
         offset = report.get("clock_offset_s")
@@ -305,7 +304,7 @@ class AttemptReader:
         return float(offset) if isinstance(offset, (int, float)) else 0.0
 
     def _find_progress(self) -> Progress | None:
-        told = find_progress(self._files.values())
+        told = find_progress(self.files.values())
         ends = [(trace.last.step, -rank) for rank, trace in self._traces.items() if trace.last]
         if not ends:
             return told
@@ -335,7 +334,7 @@ class AttemptReader:
         found: list[tuple[str, Line]] = []
         said: dict[str, str] = {}
         for name in self._nodes:
-            files = self._files.get(name)
+            files = self.files.get(name)
             log = files.logs.get("out") if files is not None else None
             for key, line in log.info.items() if log is not None else ():
                 value = line.text.partition(":")[2].strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from jobs.monitor.disks import look_at_disks
 from jobs.monitor.node_files import (
     NodeFiles,
     choose_tail,
+    count_lines,
     find_longest,
     find_phase,
     find_progress,
@@ -83,6 +84,10 @@ class FolderReader:
             self._last = self._build(now)
         skew = self._skew.worth_saying
         return replace(self._last, now=now, disks=self._disks, clock_skew_s=skew)
+
+    def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
+        """Of these nodes' logs, by kind."""
+        return count_lines(self._files, nodes)
 
     def _find_files(self) -> bool:
         try:

@@ -13,6 +13,8 @@ from jobs.monitor.tails import TAIL_BYTES, Tail
 
 FIRST_LOOK_BYTES = 48 * 1024 * 1024
 """Of all files together, at their first look."""
+COUNTED_BYTES = 128 * 1024 * 1024
+"""Of logs whose lines are counted."""
 LEAST_BYTES = 16 * 1024
 NUM_ERRORS = 200
 """Lines of a known kind that a snapshot holds."""
@@ -67,14 +69,15 @@ class NodeFiles:
         return source.last_lines(count) if source is not None else ()
 
     def sizes(self) -> dict[str, int]:
-        tails = self._tails()
+        tails = self.tails()
         return {kind: tails[kind].size for kind in ("out", "err", "gpu") if kind in tails}
 
     def problems(self) -> dict[str, str]:
-        tails = self._tails().values()
+        tails = self.tails().values()
         return {Path(tail.path).name: tail.problem for tail in tails if tail.problem}
 
-    def _tails(self) -> dict[str, Tail]:
+    def tails(self) -> dict[str, Tail]:
+        """The end of each file, by kind."""
         logs = {kind: log.tail for kind, log in self.logs.items()}
         return logs | {kind: samples.tail for kind, samples in self.gpus.items()}
 
@@ -93,6 +96,30 @@ class NodeFiles:
 
 
 # Of all nodes.
+
+
+def count_lines(
+    files: Mapping[str, NodeFiles], names: Collection[str]
+) -> dict[str, dict[str, int]]:
+    """Lines of the logs of these nodes, by kind; none where there is too much to read."""
+    tails = {name: files[name].tails() for name in names if name in files}
+    if sum(tail.size for held in tails.values() for tail in held.values()) > COUNTED_BYTES:
+        return {}
+    return {
+        name: {kind: _count(held[kind].path) for kind in ("out", "err", "gpu") if kind in held}
+        for name, held in tails.items()
+    }
+
+
+def _count(path: str) -> int:
+    count = 0
+    try:
+        with open(path, "rb", buffering=0) as handle:
+            while block := handle.read(1 << 20):
+                count += block.count(b"\n")
+    except OSError:
+        return count
+    return count
 
 
 def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:

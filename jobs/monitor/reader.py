@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ from jobs.monitor.attempt import AttemptReader, AttemptView
 from jobs.monitor.clocks import Skew, probe
 from jobs.monitor.disks import look_at_disks
 from jobs.monitor.folder import FolderReader, is_bare_folder
-from jobs.monitor.node_files import merge_errors
+from jobs.monitor.node_files import count_lines, merge_errors
 from jobs.monitor.node_logs import NUM_SHOWN, Classifier, LogFile
 from jobs.monitor.scheduler import SchedulerDesk
 from jobs.monitor.settings import compare, read_asked
@@ -41,6 +41,10 @@ class Reader(Protocol):
     """Makes snapshots of one job; keeps what it has read in between."""
 
     def read(self) -> Snapshot: ...
+
+    def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
+        """Lines of these nodes' logs, by kind; none where counting would take long."""
+        ...
 
 
 def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
@@ -152,6 +156,9 @@ class RunReader:
             num_gpus=sum(x.gpus * x.count for x in plan.groups) if plan else None,
             unreadable=shown.unreadable,
         )
+
+    def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
+        return count_lines(self._attempt.files if self._attempt else {}, nodes)
 
     def _read_attempt(self, attempts: list[AttemptFolder]) -> AttemptView:
         if not attempts:
