@@ -61,7 +61,8 @@ class GpuSamples:
 
     def list_gpus(self, ours: Collection[int]) -> tuple[Gpu, ...]:
         """`ours` are the pids of the node's ranks."""
-        return tuple(_make_gpu(told, self._history[key], ours) for key, told in self._last.items())
+        keys = sorted(self._last, key=lambda key: (len(key), key))
+        return tuple(_make_gpu(self._last[key], self._history[key], ours) for key in keys)
 
     def _read_sample(self, line: bytes) -> None:
         try:

@@ -21,9 +21,9 @@ from datetime import datetime
 from jobs.monitor.snapshot import Point
 from varuna_core.records.training_log import parse_iteration
 
-MARKS = (b"iteration", b"step", b"Step", b"STEP", b"it/s", b"s/it", b"loss", b"Loss")
+MARKS = (b"iter", b"tep", b"Iter", b"it/s", b"s/it", b"oss")
 """One of these is in each line that `parse_progress` understands."""
-PHASE_MARKS = (b"aving", b"aved", b"Evaluati", b"Running Evaluation", b"validation loss", b"'eval_")
+PHASE_MARKS = (b"aving", b"aved", b"Evaluati", b"'eval_")
 """One of these is in each line that `parse_mark` of the contract understands."""
 
 _LONGEST = 4000

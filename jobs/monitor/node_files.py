@@ -46,7 +46,8 @@ class NodeFiles:
                     path, self.name, path.name, self._classifier, self._tail_bytes
                 )
             elif kind.startswith("gpu") and kind not in self.gpus:
-                some = min(FIRST_BYTES, self._tail_bytes // 4)
+                share = 4 if kind == "gpu.jsonl" else 12
+                some = min(FIRST_BYTES, self._tail_bytes // share)
                 self.gpus[kind] = GpuSamples(path, tail_bytes=some)
 
     def look(self) -> bool:
@@ -124,16 +125,17 @@ def _count(path: str) -> int:
 
 def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:
     """By the log that tells the farthest step."""
-    found: tuple[tuple[int, int], NodeFiles, LogFile] | None = None
+    found: tuple[tuple[int, bool], NodeFiles, LogFile] | None = None
     for node in nodes:
         for log in node.logs.values():
             if log.points:
-                key = (log.points[-1].step, len(log.points))
+                key = (log.points[-1].step, log.points[-1].loss is not None)
                 if found is None or key > found[0]:
                     found = key, node, log
     if found is None:
         return _count_lines(nodes)
     _, node, log = found
+    log.catch_up()
     points = list(log.points)
     for other in node.logs.values():  # Hugging Face: the bar and the losses in different files
         if other.loss is not None and points[-1].loss is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.monitor.errors import classify_line
@@ -23,12 +23,15 @@ NUM_SHOWN = 50
 """Last lines that are kept of each file."""
 NUM_KNOWN = 200
 """Distinct lines of a known kind that are kept of each file: the first ones."""
+NUM_FIRST = 8
+"""Lines with points that a first look reads at once."""
 HEAD_BYTES = 16 * 1024
 """Where the settings stand: near the beginning."""
 MOST_CLASSIFIED = 20_000
 """New distinct lines that are judged in one look at one file; a flood has nothing new to say."""
 
 _INFO_MARKS = tuple(f"{name}: ".encode() for name in ("WORLD_SIZE", "GLOBAL_BATCH_SIZE"))
+_ALL_MARKS = (*MARKS, *PHASE_MARKS, *_INFO_MARKS)
 _DIGITS = b"0123456789"
 _NUMBERS_MATTER = re.compile(
     rb"err|exit|code|xid|fail|signal|status|ecc|abort|kill|memory|loss|warn", re.IGNORECASE
@@ -36,24 +39,56 @@ _NUMBERS_MATTER = re.compile(
 _DAYS_30 = 30 * 86400.0
 
 
+@dataclass(frozen=True)
+class Sifted:
+    """What is worth a look among some lines."""
+
+    known: list[tuple[int, str]]
+    """Index and kind of those of a known kind."""
+    telling: list[bytes]
+    """Those that may tell of steps, checkpoints or settings."""
+
+
 class Classifier:
-    """`classify_line` with a memory, shared by all files of a job."""
+    """Judges each distinct line once; shared by all files of a job."""
 
     MOST = 200_000
 
     def __init__(self) -> None:
         self._plain: set[bytes] = set()
-        """Lines that are like any other, without their digits where those say nothing."""
+        """Lines of no known kind, without their digits where those say nothing."""
+        self._telling: dict[bytes, bool] = {}
+        """By a line without its digits."""
 
-    def find_known(self, lines: list[bytes]) -> list[tuple[int, str]]:
-        """(index, kind) of the lines of a known kind."""
-        keys = [line.translate(None, _DIGITS) for line in lines] if len(lines) < 8 else None
-        if keys is None:
-            keys = b"\n".join(lines).translate(None, _DIGITS).split(b"\n")
-        fresh = set(keys) - self._plain
+    def sift(self, lines: list[bytes]) -> Sifted:
+        """Look through the lines of one file."""
+        if not lines:
+            return Sifted([], [])
+        keys = b"\n".join(lines).translate(None, _DIGITS).split(b"\n")
+        distinct = set(keys)
+        telling = {key for key in distinct if self._is_telling(key)}
+        return Sifted(
+            self._find_known(lines, keys, distinct - self._plain),
+            [line for line, key in zip(lines, keys, strict=True) if key in telling]
+            if telling
+            else [],
+        )
+
+    def _is_telling(self, key: bytes) -> bool:
+        found = self._telling.get(key)
+        if found is None:
+            if len(self._telling) > self.MOST:
+                self._telling.clear()
+            found = self._telling[key] = any(mark in key for mark in _ALL_MARKS)
+        return found
+
+    def _find_known(
+        self, lines: list[bytes], keys: list[bytes], fresh: set[bytes]
+    ) -> list[tuple[int, str]]:
+        found: list[tuple[int, str]] = []
         if not fresh:
-            return []
-        found, judged = [], 0
+            return found
+        judged = 0
         for at, key in enumerate(keys):
             if key not in fresh or lines[at] in self._plain:
                 continue
@@ -63,13 +98,14 @@ class Classifier:
             kind = classify_line(split_tag(show(lines[at]))[1].strip())
             if kind:
                 found.append((at, kind))
+                continue
+            if len(self._plain) > self.MOST:
+                self._plain.clear()
+            if _NUMBERS_MATTER.search(key):
+                self._plain.add(lines[at])
             else:
-                if len(self._plain) > self.MOST:
-                    self._plain.clear()
-                is_plain_always = not _NUMBERS_MATTER.search(key)
-                self._plain.add(key if is_plain_always else lines[at])
-                if is_plain_always:
-                    fresh.discard(key)
+                self._plain.add(key)
+                fresh.discard(key)
         return found
 
 
@@ -97,6 +133,8 @@ class LogFile:
         self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
         self._keys: dict[tuple[str, bytes], int] = {}
         self._is_bar = False
+        self._unread: list[bytes] = []
+        """Lines with older points, of the first look: most logs' are never asked for."""
 
     def look(self) -> bool:
         """Read what is new; whether anything is."""
@@ -129,32 +167,49 @@ class LogFile:
         lines.pop()
         kept = [line for line in lines[-2 * NUM_SHOWN :] if line.strip()]
         self._shown.extend(kept[-NUM_SHOWN:])
-        if any(mark in data for mark in _INFO_MARKS):
-            self._read_info(data)
-        for at, kind in self._classifier.find_known(lines):
+        sifted = self._classifier.sift(lines)
+        for at, kind in sifted.known:
             self._add_known(lines, at, kind, added.start)
-        self._read_progress(lines, data)
+        if any(mark in line for line in sifted.telling for mark in _INFO_MARKS):
+            self._read_info(data)
+        self._read_progress(sifted.telling, added.is_anew)
 
-    def _read_progress(self, lines: list[bytes], data: bytes) -> None:
-        rest = self.tail.rest
-        block = data + rest
-        marks = [mark for mark in MARKS if mark in block]
-        phases = [mark for mark in PHASE_MARKS if mark in block]
-        if not marks and not phases:
+    def catch_up(self) -> None:
+        """Read the points before those that the first look read."""
+        unread, self._unread = self._unread, []
+        if not unread:
             return
-        wanted = (*marks, *phases)
-        found = [line for line in lines if any(mark in line for mark in wanted)]
+        kept = (self.num_steps, self.point_at, self.phase)
+        newer = list(self.points)
+        self.points.clear()
+        self.first_step = None
+        for line in unread:
+            text = line.decode(errors="replace").rpartition("\r")[2]
+            told = parse_progress(text)
+            if told is not None and not told.is_bar:
+                self._add_point(told, text)
+        if self.points and newer and self.points[-1].step >= newer[0].step:
+            self.points.clear()
+        self.points.extend(newer)
+        self.num_steps, self.point_at, self.phase = kept
+        self.first_step = min((point.step for point in self.points), default=None)
+
+    def _read_progress(self, found: list[bytes], is_first: bool) -> None:
+        rest = self.tail.rest
         if b"%|" in rest:  # a bar is told by its last state; other open lines may be torn
-            found.append(rest)
-        for line in found[-2 * NUM_POINTS :]:
+            found = [*found, rest]
+        found = found[-2 * NUM_POINTS :]
+        if is_first and len(found) > NUM_FIRST:
+            self._unread, found = found[:-NUM_FIRST], found[-NUM_FIRST:]
+        for line in found:
             text = line.decode(errors="replace").rpartition("\r")[2]
             told = parse_progress(text)
             if told is not None:
                 self._add_point(told, text)
-            if phases:
-                mark = parse_mark(text)
-                if mark is not None:
-                    self._mark(*mark, text)
+            if any(mark in line for mark in PHASE_MARKS):
+                found_mark = parse_mark(text)
+                if found_mark is not None:
+                    self._mark(*found_mark, text)
 
     def _add_point(self, told: Told, text: str) -> None:
         point = told.point
