@@ -19,6 +19,7 @@ from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
 from jobs.export import export
+from jobs.monitor.commands import status
 from jobs.report_commands import compare, report
 from varuna_core import __version__
 
@@ -115,27 +116,7 @@ def submit(
         sys.exit(follow_run(run, click.echo))
 
 
-@cli.command()
-@job_argument
-@click.option(
-    "--lines", "-n", default=2, show_default=True, help="Last lines of each node's files."
-)
-@click.option("--all", "-a", "show_all", is_flag=True, help="Every node, however many.")
-@json_option
-def status(job: str, lines: int, show_all: bool, as_json: bool) -> None:
-    """Show how JOB goes: its state, and the last lines of every node.
-
-    Exits 0 while all is well and when it is done, 10 when it failed, 11 when nothing is known,
-    12 when it pends for a reason that does not pass by itself.
-    """
-    from jobs import status as statuses
-    from jobs.runs import find_run, view_run
-
-    found = statuses.take_snapshot(view_run(find_run(job, Path.cwd())), num_lines=lines)
-    shown = found if show_all else statuses.shorten(found)
-    text = json.dumps(found.as_json(), indent=1) if as_json else statuses.render(shown)
-    click.echo(text)
-    sys.exit(found.exit_code)
+cli.add_command(status)
 
 
 @cli.command(name="list")

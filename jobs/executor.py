@@ -32,6 +32,10 @@ class Executor(ABC):
     def cancel(self, job: str) -> None:
         """End the job."""
 
+    def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Those of these nodes that the scheduler itself calls lost, by its word for them."""
+        return {}
+
     @abstractmethod
     def find_orphans(self) -> dict[str, list[JobInfo]]:
         """This user's live jobs that carry a run id in their comment, by run id.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from jobs import index
-from jobs.runs import view_runs
+from jobs.runs import RunView, view_runs
 from varuna_core.records.tail import clean
 
 
-def list_runs(limit: int | None) -> list[dict[str, Any]]:
-    """Runs as plain rows, the newest last."""
+def list_runs(
+    limit: int | None, describe: Callable[[RunView], dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Runs as plain rows, the newest last; `describe` tells more of one, over what stands here."""
     index.check_readable()
     runs = index.list_runs()
     rows = []
@@ -25,6 +28,7 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
                 "submitted": record.submitted,
                 "message": record.message,
                 "folder": str(view.run.path),
+                **(describe(view) if describe is not None else {}),
             }
         )
     return rows

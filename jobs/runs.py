@@ -50,6 +50,8 @@ class RunView:
     record: RunRecord
     infos: tuple[JobInfo, ...]
     """One a component; empty where the scheduler has forgotten."""
+    problem: str = ""
+    """Why the scheduler did not answer."""
 
     @property
     def state(self) -> str:
@@ -109,16 +111,19 @@ def _find_link(here: Path, name: str) -> RunFolder | None:
     return None
 
 
-def view_run(run: RunFolder) -> RunView:
+def view_run(run: RunFolder, *, warn: bool = True) -> RunView:
     """The run as it is now; adopts, ends and records what has changed."""
-    views = view_runs([run])
+    views = view_runs([run], warn=warn)
     if not views:
         raise InputError(f"{run.path} holds no readable record.json; is it a run folder of vjob?")
     return views[0]
 
 
-def view_runs(runs: Sequence[RunFolder]) -> list[RunView]:
-    """Many runs with one question to each scheduler; runs without a record are left out."""
+def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
+    """Many runs with one question to each scheduler; runs without a record are left out.
+
+    With `warn` a scheduler that does not answer is told in the log too.
+    """
     known: list[tuple[RunFolder, RunRecord]] = []
     for run in runs:
         record = read_record(run)
@@ -128,7 +133,15 @@ def view_runs(runs: Sequence[RunFolder]) -> list[RunView]:
     for _, record in known:
         if record.state == records.SUBMITTED:
             asked.setdefault(record.scheduler, []).extend(job.id for job in record.jobs)
-    found = {name: _look(name, jobs) for name, jobs in asked.items()}
+    found: dict[str, dict[str, list[JobInfo]]] = {}
+    problems: dict[str, str] = {}
+    for name, jobs in asked.items():
+        try:
+            found[name] = choose_executor(name).look(jobs)
+        except UncertainError as error:  # then nothing is concluded about any run
+            problems[name] = str(error)
+            if warn:
+                log.warning("%s", error)
     views = []
     for run, record in known:
         infos: list[JobInfo] = []
@@ -136,17 +149,9 @@ def view_runs(runs: Sequence[RunFolder]) -> list[RunView]:
         if record.state == records.SUBMITTED and looked is not None:
             infos = [info for job in record.jobs for info in looked[job.id]]
             record = settle(run, record, infos)
-        views.append(RunView(run=run, record=record, infos=tuple(infos)))
+        problem = problems.get(record.scheduler, "") if record.state == records.SUBMITTED else ""
+        views.append(RunView(run=run, record=record, infos=tuple(infos), problem=problem))
     return views
-
-
-def _look(scheduler: str, jobs: Sequence[str]) -> dict[str, list[JobInfo]] | None:
-    """None where the scheduler does not answer: then nothing is concluded about any run."""
-    try:
-        return choose_executor(scheduler).look(jobs)
-    except UncertainError as error:
-        log.warning("%s", error)
-        return None
 
 
 def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:

@@ -223,6 +223,29 @@ def parse_sacct_output(text: str) -> list[JobInfo]:
     return found
 
 
+LOST = re.compile(r"down|fail|error|unknown|reboot|powered|powering_down|.*\*$", re.IGNORECASE)
+"""A node's state in which its processes are gone; `*` is a node that does not answer."""
+
+
+def build_sinfo_command(nodes: Sequence[str]) -> list[str]:
+    """The states of these nodes."""
+    layout = "NodeHost:|,StateLong:|,Reason:|"
+    return ["sinfo", "--noheader", "--Node", "--nodes=" + ",".join(nodes), "-O", layout]
+
+
+def parse_lost_nodes(text: str) -> dict[str, str]:
+    """Nodes that are lost, with the scheduler's word and its reason."""
+    found = {}
+    for line in text.splitlines():
+        name, bar, rest = line.partition("|")
+        word, _, reason = (part.strip() for part in rest.partition("|"))
+        reason = reason.rstrip("|").strip()
+        if bar and LOST.match(word):
+            more = "" if reason in ("", "none", "None") else f" ({reason})"
+            found[name.strip()] = word + more
+    return found
+
+
 def build_scancel_command(job: str) -> list[str]:
     return ["scancel", job]
 

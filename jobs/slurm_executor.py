@@ -64,6 +64,10 @@ class SlurmExecutor(Executor):
         # squeue lists components in no order of ours.
         return {job: sorted(infos, key=lambda info: info.component) for job, infos in found.items()}
 
+    def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Those of these nodes that the scheduler itself calls lost; none where it does not say."""
+        return slurm.parse_lost_nodes(_ask(slurm.build_sinfo_command(nodes)))
+
     def cancel(self, job: str) -> None:
         _tell(slurm.build_scancel_command(job))
 

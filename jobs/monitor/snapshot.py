@@ -281,6 +281,8 @@ class Snapshot:
     """GPUs that the plan asks for in all; 0 where ranks run on processors."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be read, and why."""
+    state: str = ""
+    """One word for the run: of its jobs, or how it ended; empty for a bare folder."""
 
     def as_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}

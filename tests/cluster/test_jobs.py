@@ -193,7 +193,7 @@ def test_the_warning_before_the_time_limit_reaches_every_rank_once(vjob: Vjob, l
 def test_cancel_now_ends_a_het_job_whole(vjob: Vjob, clean_lab: Lab) -> None:
     run = vjob.submit(conf("fate.py", ["-1", "hang"], "hetjob"))
     wait_ready(vjob, run, 16)
-    job = vjob.status("last")["jobs"]
+    job = vjob.status("last")["scheduler"]["jobs"]
     assert [row["id"].partition("+")[2] for row in job] == ["0", "1"]
     assert vjob.status(job[1]["id"])["run"] == run.name, "a component's id finds the run"
     vjob("cancel", job[0]["id"], "--now")
@@ -254,7 +254,7 @@ def test_a_pending_job_says_why(vjob: Vjob, clean_lab: Lab) -> None:
     clean_lab.crash_node("a1")
     nodes = "    - {group: m, count: 2, queue: gpu1}"
     run = vjob.submit(conf(nodes=nodes))
-    wait_for(lambda: "reason" in (vjob.status("last")["jobs"] or [{}])[0], 60)
+    wait_for(lambda: any(job["reason"] for job in vjob.status("last")["scheduler"]["jobs"]), 60)
     assert vjob.status("last")["state"] in ("PENDING", "RUNNING")
     vjob("cancel", run.name, "--now")
 
@@ -286,7 +286,7 @@ def test_a_job_whose_submit_was_cut_off_is_adopted(vjob: Vjob) -> None:
     record = read_record(run)
     assert record is not None
     write_record(run, replace(record, state="intent", jobs=()))
-    assert vjob.status("last")["jobs"][0]["id"] == record.jobs[0].id
+    assert vjob.status("last")["scheduler"]["jobs"][0]["id"] == record.jobs[0].id
     vjob("cancel", "last", "--now")
 
 
@@ -305,7 +305,7 @@ def test_ctrl_c_during_submit_loses_no_job(vjob: Vjob, clean_lab: Lab) -> None:
     wait_for((vjob.folder / "called").exists, 30)
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=60) == 130
-    assert vjob.status("last")["jobs"], "the job is known"
+    assert vjob.status("last")["scheduler"]["jobs"], "the job is known"
     vjob("cancel", "last", "--now")
 
 

@@ -121,8 +121,7 @@ def test_a_controller_that_does_not_answer_ends_no_run(vjob: Vjob) -> None:
     attempt = run.attempt(0)
     attempt.make()
     write_outcome(attempt, Outcome(143, "preempted", None, None, None, [], 1.0))
-    found = vjob.status("last")
-    assert (found["state"], found["exit_code"]) == ("UNKNOWN", 11)
+    assert json.loads(vjob("status", "last", "--json", code=11).stdout)["state"] == "UNKNOWN"
     assert read(run)["state"] == "submitted"
 
 

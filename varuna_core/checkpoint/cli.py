@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from varuna_core.checkpoint.errors import CheckpointError, ForeignCheckpoint, NoCheckpoint
-from varuna_core.checkpoint.manifest import MANIFEST, Manifest, group_pieces, read_manifest
+from varuna_core.checkpoint.manifest import Manifest, group_pieces, read_manifest
 from varuna_core.checkpoint.store import (
     Complete,
     expect_ours,
@@ -22,6 +22,7 @@ from varuna_core.checkpoint.store import (
     offer_good,
 )
 from varuna_core.checkpoint.verify import find_damage
+from varuna_core.records.checkpoints import MANIFEST
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from varuna_core.checkpoint.errors import (
     NoCheckpoint,
 )
 from varuna_core.checkpoint.manifest import (
-    MANIFEST,
     Manifest,
     Marker,
     Save,
@@ -40,11 +38,10 @@ from varuna_core.checkpoint.manifest import (
     render_manifest,
     render_marker,
 )
+from varuna_core.records.checkpoints import MANIFEST, NAME
 from varuna_core.records.files import list_names
 
 log = logging.getLogger(__name__)
-
-NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed))?")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -348,3 +348,29 @@ def _read_number(text: str) -> Optional[float]:
         return float(text) if len(text) < 100 else None
     except ValueError:
         return None
+
+
+# What a rank is at besides steps. Megatron's words, those of its forks, and DeepSpeed's.
+
+CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
+_MARKS = tuple(
+    (name, begins, re.compile(pattern, re.IGNORECASE))
+    for name, begins, pattern in (
+        (CHECKPOINT, False, r"\b(?:successfully )?saved (?:the )?(?:model )?checkpoint\b"),
+        (CHECKPOINT, False, r"\bfinished saving (?:the )?checkpoint\b|\bcheckpoint saved\b"),
+        (CHECKPOINT, False, r"^\W*\[Torch\] Saved \S|\bmodel weights saved in\b"),
+        (CHECKPOINT, True, r"\bsaving (?:the )?(?:full )?(?:model )?checkpoint\b"),
+        (CHECKPOINT, True, r"\[Torch\] Saving \S"),
+        (EVALUATION, False, r"\bvalidation loss at\b|'eval_(?:loss|runtime)'"),
+        (EVALUATION, True, r"\bEvaluating (?:on \d+ samples|iter \d+)"),
+        (EVALUATION, True, r"\*\*\* Running Evaluation \*\*\*"),
+    )
+)
+
+
+def parse_mark(line: str) -> Optional[Tuple[str, bool]]:
+    """CHECKPOINT or EVALUATION, and whether it begins with this line, else it has ended."""
+    for name, begins, pattern in _MARKS:
+        if pattern.search(line):
+            return name, begins
+    return None

@@ -1,0 +1,237 @@
+"""What a look at a large job costs, against `tail` over the same files and against the next look.
+
+    python -m benchmarks.status [--nodes 1024] [--rounds 9] [--write]
+
+The files are sparse, 100 MB each, with lines as Megatron-LM, gpustat and Python's warnings print
+them at their ends. Whole processes are timed in turn, A B A B, over files that lie in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.spine import ROOT
+from jobs.monitor.reader import Reader, RunReader, open_reader
+from varuna_core.records import record as records
+from varuna_core.records.files import write_json
+from varuna_core.records.plan import GroupPlan, Plan, Timing, write_plan
+from varuna_core.records.record import JobRecord, RunRecord, write_record
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training_log import Iteration, format_iteration, format_timers
+
+RESULT = Path(__file__).parent / "results" / "status.md"
+FILE_BYTES = 100_000_000
+END_BYTES = 96 * 1024
+RANKS = 8
+SQUEUE = """\
+#!/bin/sh
+echo squeue >> {calls}
+i=0
+while [ $i -lt {components} ]; do
+  echo "$((77+i))|77|$i|RUNNING|n0|None|0|2026-01-01T00:00:00|x|"
+  i=$((i+1))
+done
+"""
+OTHER = "#!/bin/sh\necho $(basename $0) >> {calls}\n"
+
+
+def write_end(path: Path, lines: list[str]) -> None:
+    """100 MB with nothing in them but these lines, as often as fit, at the end."""
+    text = "\n".join(lines) + "\n"
+    data = (text * (END_BYTES // len(text) + 1)).encode()[-END_BYTES:]
+    with path.open("wb") as handle:
+        handle.truncate(FILE_BYTES - len(data))
+        handle.seek(0, os.SEEK_END)
+        handle.write(data)
+
+
+def write_logs(folder: Path, num_nodes: int) -> None:
+    """Every node has timers, memory and warnings; the last one has the iterations."""
+    for node in range(num_nodes):
+        ranks = range(node * RANKS, node * RANKS + RANKS)
+        timers = {
+            name: {rank: 100 + rank % 7 + at / 100 for rank in ranks}
+            for at, name in enumerate(("forward-compute", "backward-compute", "optimizer"))
+        }
+        out = [f"{ranks[0]}: {line}" for line in format_timers(timers).splitlines()]
+        if node == num_nodes - 1:
+            out += [
+                f"{ranks[-1]}: " + format_iteration(
+                    Iteration(step, 500_000, time_ms=1400.0 + step, losses={"lm loss": 2.0})
+                )
+                for step in range(10, 200, 10)
+            ]  # fmt: skip
+        err = []
+        for rank in ranks:
+            err += [
+                f"{rank}: /opt/lib/python3/site-packages/torch/functional.py:{500 + rank}: "
+                "UserWarning: torch.meshgrid: in an upcoming release, it will be required to pass",
+                f"{rank}:   warnings.warn(",
+                f"{rank}: [W socket.cpp:{rank}] connected to n{node:04d}:{61000 + rank}",
+            ]
+        gpu = [
+            f"[{at}] NVIDIA A100-SXM4 | {40 + (node + at) % 9}'C, {90 + at} % | 38123 / 40960 MB |"
+            for at in range(RANKS)
+        ]
+        for kind, lines in (("out", out), ("err", err), ("gpu", gpu)):
+            write_end(folder / f"n{node:04d}.{kind}", lines)
+
+
+def make_run(folder: Path, num_nodes: int) -> RunFolder:
+    """A run of the logs of `folder`, with reports and beats, that Slurm says to be running."""
+    run = RunFolder(folder.parent / "big-1")
+    attempt = run.attempt(0)
+    attempt.path.parent.mkdir()
+    folder.rename(attempt.path)
+    attempt.make()
+    group = GroupPlan(
+        name="g", count=num_nodes, queue=None, gpu_type=None, gpus=8, devices=None, cpus=None,
+        memory_gb=None, interface=None, ranks=RANKS, env={}, first_node=0, first_rank=0,
+    )  # fmt: skip
+    write_plan(run.plan, make_plan(group))
+    write_record(
+        run,
+        RunRecord(
+            run=run.name, name="big", state=records.SUBMITTED, scheduler="slurm", layout="hetjob",
+            num_jobs=1, jobs=(JobRecord(id="77", group=None),), submitted=time.time(), user="u",
+            host="h", conf="c", version="0", pid=0, pid_start=None,
+        ),
+    )  # fmt: skip
+    write_json(attempt.master, {"time": 1.0, "attempt": 0})
+    write_json(attempt.go, {"time": 2.0, "opened": 1.0, "port": 1})
+    for index in range(num_nodes):
+        host = f"n{index:04d}"
+        report = {"index": index, "host": host, "ready": True, "clock_offset_s": 0.0, "checks": []}
+        attempt.node_report(index).write_text(str(report).replace("'", '"').replace("True", "true"))
+        beat = {"index": index, "host": host, "time": time.time(), "count": 1, "state": "running"}
+        attempt.beat(index).write_text(str(beat).replace("'", '"'))
+    return run
+
+
+def make_plan(group: GroupPlan) -> Plan:
+    return Plan(
+        run="big-1", name="big", scheduler="slurm", layout="hetjob", morph=False, groups=(group,),
+        pipeline=1, data=group.count * RANKS, tensor=1, order="data", partition=None,
+        stage_map=",".join(map(str, range(group.count * RANKS))) + ";", command=("x",),
+        python="python3", workdir="/", env={}, containers=(), remedies=(), must_exist=(),
+        port=None, timing=Timing(10, 600, 600, 10, 120, 10),
+    )  # fmt: skip
+
+
+def time_process(command: Sequence[str], env: dict[str, str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT, env=env)
+    return time.perf_counter() - start
+
+
+def compare(
+    ours: Sequence[str], other: Sequence[str], rounds: int, env: dict[str, str]
+) -> tuple[float, float, float, float]:
+    """Smallest, median and largest ratio, and our median seconds, after a warm-up of each."""
+    time_process(ours, env), time_process(other, env)
+    pairs = [(time_process(ours, env), time_process(other, env)) for _ in range(rounds)]
+    ratios = sorted(a / b for a, b in pairs)
+    return (
+        ratios[0], statistics.median(ratios), ratios[-1], statistics.median(a for a, _ in pairs)
+    )  # fmt: skip
+
+
+def time_looks(reader: Reader, num_again: int) -> tuple[float, list[float]]:
+    """Seconds of the first look, and of those with nothing new once times have settled."""
+    start = time.perf_counter()
+    reader.read()
+    first = time.perf_counter() - start
+    reader.read()
+    again = []
+    for _ in range(num_again):
+        start = time.perf_counter()
+        reader.read()
+        again.append(time.perf_counter() - start)
+    return first, again
+
+
+def measure_looks(run: RunFolder, rounds: int) -> tuple[float, float, float, float]:
+    """Smallest, median and largest ratio of a later look to the first, and the first's seconds."""
+    ratios, firsts = [], []
+    for _ in range(rounds):
+        first, again = time_looks(RunReader(run), 5)
+        firsts.append(first)
+        ratios.append(statistics.median(again) / first)
+    ratios.sort()
+    return ratios[0], statistics.median(ratios), ratios[-1], statistics.median(firsts)
+
+
+def count_calls(calls: Path, run: RunFolder, looks: int) -> dict[str, int]:
+    """Scheduler programs that so many looks started."""
+    calls.write_text("")
+    reader = open_reader(str(run.path), run.path)
+    for _ in range(looks):
+        reader.read()
+    names = calls.read_text().split()
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def main() -> None:
+    """Measure, print, and with --write keep the result file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "logs"
+        tools, calls = Path(name) / "bin", Path(name) / "calls"
+        folder.mkdir(), tools.mkdir()
+        for tool in ("squeue", "scontrol", "sacct", "sinfo"):
+            text = SQUEUE if tool == "squeue" else OTHER
+            (tools / tool).write_text(text.format(calls=calls, components=16))
+            (tools / tool).chmod(0o755)
+        os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
+        env = {**os.environ, "XDG_STATE_HOME": str(Path(name) / "state")}
+        write_logs(folder, options.nodes)
+        status = [sys.executable, "-m", "jobs", "status", "--json"]
+        tail = ["sh", "-c", f"exec tail -n 50 {folder}/*"]
+        bare = compare([*status, str(folder)], tail, options.rounds, env)
+        run = make_run(folder, options.nodes)
+        tail = ["sh", "-c", f"exec tail -n 50 {run.attempt(0).path}/n*.*"]
+        whole = compare([*status, str(run.path)], tail, options.rounds, env)
+        looks = measure_looks(run, options.rounds)
+        called = count_calls(calls, run, 5)
+    lines = [
+        f"Python {platform.python_version()}, {platform.machine()}, {options.rounds} rounds; "
+        f"{options.nodes:,} nodes of {RANKS} ranks, {3 * options.nodes:,} files of 100 MB.",
+        "",
+        "| what | bound | smallest | median | largest |",
+        "|---|---|---|---|---|",
+        "| `vjob status --json` of a bare folder over one `tail -n 50` | 15 | "
+        f"{bare[0]:.1f} | {bare[1]:.1f} | {bare[2]:.1f} |",
+        "| the same of a run: reports, beats and squeue too | 15 | "
+        f"{whole[0]:.1f} | {whole[1]:.1f} | {whole[2]:.1f} |",
+        "| a look with nothing new over the first, of the run | 0.05 | "
+        f"{looks[0]:.3f} | {looks[1]:.3f} | {looks[2]:.3f} |",
+        "",
+        f"The commands take {bare[3]:.2f} s and {whole[3]:.2f} s, the first look within a process "
+        f"{looks[3]:.2f} s.",
+        "",
+        f"Five looks at a job of 16 components started: {called}.",
+    ]
+    text = "\n".join(lines)
+    print(text)
+    if options.write:
+        RESULT.write_text(
+            "# A look at a large job\n\n"
+            f"Made by `python -m benchmarks.status --rounds {options.rounds} --write`. {text}\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The file server's clock against this machine's: ages are differences of times of files.
+
+A file that changed between two of our looks was written between them, so its time bounds how far
+the clocks are apart; a file that we touch ourselves tells it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from pathlib import Path
+
+STALE_S = 60.0
+"""An NFS client may show a file's older state for so long."""
+WORTH_S = 5.0
+"""A difference that people should hear of."""
+
+
+class Skew:
+    """The file server's clock minus ours, as narrow as what was seen allows."""
+
+    def __init__(self) -> None:
+        self._least, self._most = -math.inf, math.inf
+        self._last_look: float | None = None
+
+    def note_probe(self, offset_s: float) -> None:
+        """Of a file that we wrote just now."""
+        self._least = self._most = offset_s
+
+    def note(self, newest: float | None, now: float) -> None:
+        """A look at `now`, our clock, and the newest time of a file that had changed."""
+        if newest is not None and self._least < self._most:
+            self._least = min(max(self._least, newest - now), self._most)
+            if self._last_look is not None:
+                most = newest - self._last_look + STALE_S
+                self._most = max(min(self._most, most), self._least)
+        self._last_look = now
+
+    @property
+    def offset_s(self) -> float:
+        return min(max(0.0, self._least), self._most)
+
+    @property
+    def worth_saying(self) -> float | None:
+        return round(self.offset_s, 1) if abs(self.offset_s) >= WORTH_S else None
+
+
+def probe(folder: Path) -> float | None:
+    """The offset by a file of our own; None where we may not write."""
+    path = folder / f".clock.{os.uname().nodename}.{os.getpid()}"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError:
+        return None
+    try:
+        before = time.time()
+        os.utime(path)  # an NFS server takes its own time here
+        after = time.time()
+        return os.stat(path).st_mtime - (before + after) / 2
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,131 @@
+"""`vjob status`: reads words, opens a reader, prints, exits."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.arguments import complete_job, json_option
+
+if TYPE_CHECKING:
+    from jobs.monitor.reader import Reader
+    from jobs.monitor.snapshot import Snapshot
+    from jobs.monitor.verdict import Verdict
+    from jobs.runs import RunView
+
+FAILED, NOT_KNOWN = 10, 11
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete_job)
+@click.option("--once", is_flag=True, help="Print it plain once, on a terminal too.")
+@click.option("--watch", "every_s", type=click.FloatRange(min=0.2), metavar="SECONDS",
+              help="Print it again and again until the job has ended.")  # fmt: skip
+@click.option(
+    "--lines", "-n", default=2, show_default=True, help="Last lines of each node's files."
+)
+@click.option("--all", "-a", "show_all", is_flag=True, help="Every node, or run, however many.")
+@json_option
+def status(
+    job: str | None, once: bool, every_s: float | None, lines: int, show_all: bool, as_json: bool
+) -> None:
+    """Show how JOB goes, or how all your runs go: a job id, a name, or a folder of logs.
+
+    \b
+    vjob status last
+    vjob status 4711 --json | jq .progress.step
+    vjob status log2/10932251
+
+    Exits 0 while all is well and when it is done, 10 when it failed, 11 when nothing is known,
+    12 when it pends for a reason that does not pass by itself; docs/status.md has the rest.
+    """
+    if job is None:
+        _print_table(show_all, as_json)
+        return
+    from jobs.monitor.reader import open_reader
+
+    reader = open_reader(job, Path.cwd(), num_lines=lines)
+    while True:
+        snapshot = reader.read()
+        verdict = find_verdict(snapshot)
+        _print(reader, snapshot, verdict, show_all=show_all, as_json=as_json)
+        if every_s is None or once or _is_over(snapshot):
+            sys.exit(_exit_code(snapshot) if verdict is None else verdict.exit_code)
+        time.sleep(every_s)
+        if not as_json:
+            click.clear() if sys.stdout.isatty() else click.echo()
+
+
+def _print(
+    reader: Reader, snapshot: Snapshot, verdict: Verdict | None, *, show_all: bool, as_json: bool
+) -> None:
+    from jobs.monitor.text import choose_nodes, render, render_json
+
+    if as_json:
+        click.echo(render_json(snapshot, verdict))
+        return
+    shown = snapshot.nodes if show_all else choose_nodes(snapshot, verdict)
+    counts = reader.count_lines([node.name for node in shown])
+    nodes = tuple(
+        replace(node, num_lines=counts[node.name]) if node.name in counts else node
+        for node in snapshot.nodes
+    )
+    click.echo(render(replace(snapshot, nodes=nodes), verdict, all_nodes=show_all))
+
+
+def find_verdict(snapshot: Snapshot) -> Verdict | None:
+    """None as long as there is no judge."""
+    try:
+        judge = importlib.import_module("jobs.monitor.judge")
+    except ModuleNotFoundError:
+        return None
+    verdict: Verdict = judge.judge(snapshot)
+    return verdict
+
+
+def _is_over(snapshot: Snapshot) -> bool:
+    return snapshot.record_state in ("ended", "refused")
+
+
+def _exit_code(snapshot: Snapshot) -> int:
+    """Where there is no verdict: by the record and the scheduler alone."""
+    from jobs.monitor.verdict import NEVER_STARTS
+
+    if snapshot.record_state == "refused":
+        return FAILED
+    if snapshot.record_state == "ended":
+        return 0 if snapshot.record_verdict == "COMPLETED" else FAILED
+    if " will not start: " in snapshot.message:
+        return NEVER_STARTS
+    return NOT_KNOWN if snapshot.state == "UNKNOWN" else 0
+
+
+def _describe(view: RunView) -> dict[str, Any]:
+    """A run's verdict and what it stands on, by its files and what the scheduler just said."""
+    from jobs.monitor.reader import RunReader
+    from jobs.monitor.scheduler import SchedulerDesk
+    from jobs.monitor.text import tell_progress
+
+    desk = SchedulerDesk(view.run, view.record.scheduler, view=lambda run: view)
+    snapshot = RunReader(view.run, num_lines=0, desk=desk).read()
+    verdict = find_verdict(snapshot)
+    if verdict is not None:
+        return {"state": verdict.health.value, "message": verdict.reason}
+    is_quiet = not snapshot.message and snapshot.progress is not None
+    return {"message": tell_progress(snapshot) if is_quiet else snapshot.message}
+
+
+def _print_table(show_all: bool, as_json: bool) -> None:
+    from jobs import listing
+
+    rows = listing.list_runs(None if show_all else 20, _describe)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    click.echo(json.dumps(rows) if as_json else listing.render(rows, width))

@@ -1,0 +1,133 @@
+"""The samples of one node's GPUs: our JSON lines, or text as gpustat prints it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from jobs.monitor.snapshot import Gpu
+from jobs.monitor.tails import Tail, show
+
+NUM_HISTORY = 60
+FIRST_BYTES = 8 * 1024
+NUM_SHOWN = 50
+_LINE = re.compile(
+    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(\d{1,9}|\?\?)'C, *(\d{1,9}|\?\?) ?% *"
+    r"\| *(\d{1,9}|\?\?) */ *(\d{1,9}|\?\?) MB([^\n]*)"
+)
+_USER = re.compile(r"[\w.-]+\(\d+M\)")
+
+
+class GpuSamples:
+    """The last sample of each GPU of a node, and how busy it was before."""
+
+    def __init__(self, path: Path, *, tail_bytes: int = FIRST_BYTES) -> None:
+        self.tail = Tail(path, tail_bytes=tail_bytes)
+        self.at: float | None = None
+        self.cpu_percent: float | None = None
+        self.memory_used_mb: float | None = None
+        self.memory_total_mb: float | None = None
+        self._is_json = str(path).endswith(".jsonl")
+        self._last: dict[str, dict[str, Any]] = {}
+        self._history: dict[str, deque[float | None]] = {}
+        self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
+
+    def look(self) -> bool:
+        """Read what is new; whether anything is."""
+        added = self.tail.look()
+        if added is None:
+            return False
+        if added.is_anew:
+            self._last, self._history = {}, {}
+            self._shown.clear()
+        lines = added.data.split(b"\n")[:-1]
+        self._shown.extend(lines[-NUM_SHOWN:])
+        for line in lines[-NUM_SHOWN:]:
+            if self._is_json:
+                self._read_sample(line)
+            else:
+                self._read_text(line.decode(errors="replace"))
+        if not self._is_json:
+            self.at = self.tail.mtime
+        return True
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        shown = [line for line in self._shown if line.strip()]
+        return tuple(show(line) for line in shown[-count:]) if count > 0 else ()
+
+    def list_gpus(self, ours: Collection[int]) -> tuple[Gpu, ...]:
+        """`ours` are the pids of the node's ranks."""
+        keys = sorted(self._last, key=lambda key: (len(key), key))
+        return tuple(_make_gpu(self._last[key], self._history[key], ours) for key in keys)
+
+    def _read_sample(self, line: bytes) -> None:
+        try:
+            value = json.loads(line)
+            at = float(value["time"])
+            gpus = [gpu for gpu in value["gpus"] if isinstance(gpu, dict)]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return
+        self.at = at
+        self.cpu_percent = _number(value.get("cpu_percent"))
+        self.memory_used_mb = _number(value.get("memory_used_mb"))
+        self.memory_total_mb = _number(value.get("memory_total_mb"))
+        for gpu in gpus:
+            self._keep(str(gpu.get("index", "")), gpu)
+
+    def _read_text(self, text: str) -> None:
+        match = _LINE.search(text)
+        if match is None:
+            return
+        index, name, *numbers, more = match.groups()
+        heat, busy, used, total = (None if word == "??" else float(word) for word in numbers)
+        if index == "cpu":
+            self.cpu_percent, self.memory_used_mb, self.memory_total_mb = busy, used, total
+            return
+        told: dict[str, Any] = {"index": index, "name": name, "temperature": heat}
+        told |= {"utilization": busy, "memory_used_mb": used, "memory_total_mb": total}
+        users = _USER.findall(more)
+        if users:  # with `gpustat -u`; ours name none, and that is no proof of an idle GPU
+            told["num_processes"] = len(users)
+        self._keep(index, told)
+
+    def _keep(self, index: str, told: dict[str, Any]) -> None:
+        self._last[index] = told
+        history = self._history.setdefault(index, deque(maxlen=NUM_HISTORY))
+        history.append(_number(told.get("utilization")))
+
+
+def _make_gpu(
+    told: Mapping[str, Any], history: Collection[float | None], ours: Collection[int]
+) -> Gpu:
+    pids = told.get("processes")
+    count, foreign = told.get("num_processes"), None
+    if isinstance(pids, list):
+        count = len(pids)
+        own = {pid for pid in pids if pid in ours}
+        if own or not pids:  # else pids of another namespace: they tell nothing about each other
+            foreign = len(pids) - len(own)
+    errors, throttle = told.get("ecc_errors"), told.get("throttle")
+    if isinstance(throttle, list):
+        throttle = ", ".join(map(str, throttle))
+    return Gpu(
+        index=str(told.get("index", ""))[:20],
+        name=str(told.get("name", ""))[:80],
+        utilization=_number(told.get("utilization")),
+        memory_used_mb=_number(told.get("memory_used_mb")),
+        memory_total_mb=_number(told.get("memory_total_mb")),
+        temperature=_number(told.get("temperature")),
+        power_w=_number(told.get("power_w")),
+        num_processes=count if isinstance(count, int) else None,
+        num_foreign=foreign,
+        ecc_errors=errors if isinstance(errors, int) else None,
+        throttle=str(throttle)[:80] if throttle else "",
+        history=tuple(history),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

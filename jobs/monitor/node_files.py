@@ -1,0 +1,208 @@
+"""The log files of one node together, and of all nodes what matters of the whole job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from jobs.monitor.gpu_logs import FIRST_BYTES, GpuSamples
+from jobs.monitor.node_logs import Classifier, LogFile
+from jobs.monitor.snapshot import Gpu, Line, Phase, Point, Progress
+from jobs.monitor.tails import TAIL_BYTES, Tail
+
+FIRST_LOOK_BYTES = 48 * 1024 * 1024
+"""Of all files together, at their first look."""
+COUNTED_BYTES = 128 * 1024 * 1024
+"""Of logs whose lines are counted."""
+LEAST_BYTES = 16 * 1024
+NUM_ERRORS = 200
+"""Lines of a known kind that a snapshot holds."""
+
+
+def choose_tail(num_files: int) -> int:
+    """How much of each file a first look reads."""
+    return max(LEAST_BYTES, min(TAIL_BYTES, FIRST_LOOK_BYTES // max(1, num_files)))
+
+
+class NodeFiles:
+    """<node>.out .err .gpu and .gpu.jsonl."""
+
+    def __init__(
+        self, name: str, files: Mapping[str, Path], classifier: Classifier, tail_bytes: int
+    ) -> None:
+        """`files` by kind: out, err, gpu, gpu.jsonl; those that are there."""
+        self.name = name
+        self.logs: dict[str, LogFile] = {}
+        self.gpus: dict[str, GpuSamples] = {}
+        self._classifier, self._tail_bytes = classifier, tail_bytes
+        self.add(files)
+
+    def add(self, files: Mapping[str, Path]) -> None:
+        """Files that came since."""
+        for kind, path in files.items():
+            if kind in ("out", "err") and kind not in self.logs:
+                self.logs[kind] = LogFile(
+                    path, self.name, path.name, self._classifier, self._tail_bytes
+                )
+            elif kind.startswith("gpu") and kind not in self.gpus:
+                share = 4 if kind == "gpu.jsonl" else 12
+                some = min(FIRST_BYTES, self._tail_bytes // share)
+                self.gpus[kind] = GpuSamples(path, tail_bytes=some)
+
+    def look(self) -> bool:
+        """Whether anything is new."""
+        is_new = False
+        for log in self.logs.values():
+            is_new = log.look() or is_new
+        for samples in self.gpus.values():
+            is_new = samples.look() or is_new
+        return is_new
+
+    @property
+    def newest(self) -> float | None:
+        """When anything was last written to .out or .err."""
+        times = [log.tail.mtime for log in self.logs.values() if log.tail.mtime]
+        return max(times, default=None)
+
+    def last_lines(self, kind: str, count: int) -> tuple[str, ...]:
+        source = self.logs.get(kind) or self.gpus.get(kind)
+        return source.last_lines(count) if source is not None else ()
+
+    def sizes(self) -> dict[str, int]:
+        tails = self.tails()
+        return {kind: tails[kind].size for kind in ("out", "err", "gpu") if kind in tails}
+
+    def problems(self) -> dict[str, str]:
+        tails = self.tails().values()
+        return {Path(tail.path).name: tail.problem for tail in tails if tail.problem}
+
+    def tails(self) -> dict[str, Tail]:
+        """The end of each file, by kind."""
+        logs = {kind: log.tail for kind, log in self.logs.items()}
+        return logs | {kind: samples.tail for kind, samples in self.gpus.items()}
+
+    @property
+    def samples(self) -> GpuSamples | None:
+        """Those that tell more."""
+        for kind in ("gpu.jsonl", "gpu"):
+            found = self.gpus.get(kind)
+            if found is not None and found.at is not None:
+                return found
+        return None
+
+    def list_gpus(self, ours: Collection[int]) -> tuple[Gpu, ...]:
+        samples = self.samples
+        return samples.list_gpus(ours) if samples is not None else ()
+
+
+# Of all nodes.
+
+
+def count_lines(
+    files: Mapping[str, NodeFiles], names: Collection[str]
+) -> dict[str, dict[str, int]]:
+    """Lines of the logs of these nodes, by kind; none where there is too much to read."""
+    tails = {name: files[name].tails() for name in names if name in files}
+    if sum(tail.size for held in tails.values() for tail in held.values()) > COUNTED_BYTES:
+        return {}
+    return {
+        name: {kind: _count(held[kind].path) for kind in ("out", "err", "gpu") if kind in held}
+        for name, held in tails.items()
+    }
+
+
+def _count(path: str) -> int:
+    count = 0
+    try:
+        with open(path, "rb", buffering=0) as handle:
+            while block := handle.read(1 << 20):
+                count += block.count(b"\n")
+    except OSError:
+        return count
+    return count
+
+
+def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:
+    """By the log that tells the farthest step."""
+    found: tuple[tuple[int, bool], NodeFiles, LogFile] | None = None
+    for node in nodes:
+        for log in node.logs.values():
+            if log.points:
+                key = (log.points[-1].step, log.points[-1].loss is not None)
+                if found is None or key > found[0]:
+                    found = key, node, log
+    if found is None:
+        return _count_lines(nodes)
+    _, node, log = found
+    log.catch_up()
+    points = list(log.points)
+    for other in node.logs.values():  # Hugging Face: the bar and the losses in different files
+        if other.loss is not None and points[-1].loss is None:
+            told = other.loss
+            points[-1] = replace(points[-1], loss=told.loss, grad_norm=told.grad_norm, nan=told.nan)
+    return Progress(
+        step=points[-1].step,
+        num_steps=log.num_steps,
+        at=points[-1].at or log.point_at,
+        points=tuple(points),
+        source=log.name,
+        first_step=log.first_step,
+    )
+
+
+def _count_lines(nodes: Iterable[NodeFiles]) -> Progress | None:
+    """Where lines tell no step: how many such lines came since we look."""
+    logs = [log for node in nodes for log in node.logs.values() if log.loss is not None]
+    if not logs:
+        return None
+    log = max(logs, key=lambda log: log.loss.step if log.loss else 0)
+    point: Point = log.loss  # type: ignore[assignment]
+    return Progress(step=point.step, at=point.at, points=(point,), source=log.name)
+
+
+def find_phase(nodes: Iterable[NodeFiles]) -> Phase | None:
+    """The phase that began last and has not ended."""
+    phases = [log.phase for node in nodes for log in node.logs.values() if log.phase is not None]
+    return max(phases, key=lambda phase: phase.since or 0.0, default=None)
+
+
+def find_longest(nodes: Iterable[NodeFiles]) -> dict[str, float]:
+    """Of each phase, how long it took at most."""
+    longest: dict[str, float] = {}
+    for node in nodes:
+        for log in node.logs.values():
+            for name, took in log.phases_s.items():
+                longest[name] = max(took, longest.get(name, 0.0))
+    return longest
+
+
+def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[Line, ...]:
+    """Known lines of all files, the likely first in time first, the same of many ranks once.
+
+    A line without a time is as old as its file, or as the end of its rank: `ended` has those that
+    failed by themselves.
+    """
+    first: dict[tuple[str, str], tuple[tuple[float, int], Line]] = {}
+    writers: dict[tuple[str, str], set[tuple[str, int | None]]] = {}
+    most: dict[tuple[str, str], int] = {}
+    for log in logs:
+        for line in log.known:
+            key = (line.kind, line.text.translate(_NO_DIGITS))
+            at = line.at
+            if at is None:
+                at = ended.get(line.rank, log.tail.mtime) if line.rank is not None else None
+            age = (log.tail.mtime if at is None else at, line.order)
+            if key not in first or age < first[key][0]:
+                first[key] = age, line
+            writers.setdefault(key, set()).add((line.node, line.rank))
+            most[key] = max(line.num_same, most.get(key, 0))
+    merged = [
+        (age, replace(line, num_same=max(len(writers[key]), most[key])))
+        for key, (age, line) in first.items()
+    ]
+    merged.sort(key=lambda pair: pair[0])
+    return tuple(line for _, line in merged[:NUM_ERRORS])
+
+
+_NO_DIGITS = {ord(digit): None for digit in "0123456789"}

@@ -1,0 +1,251 @@
+"""A snapshot and its verdict as plain text, and as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jobs.monitor.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
+from jobs.monitor.verdict import Verdict
+from varuna_core.records.tail import clean
+
+MANY_NODES = 16
+NUM_POINTS = 20
+NUM_ERRORS = 10
+
+
+def render_json(snapshot: Snapshot, verdict: Verdict | None) -> str:
+    """One line. A number that JSON lacks is its name: `"nan"`, `"inf"`."""
+    value: dict[str, Any] = {"format": FORMAT, **vars(snapshot)}
+    if verdict is not None:
+        value["verdict"] = verdict.as_json()
+    try:
+        return json.dumps(value, default=vars, allow_nan=False)
+    except ValueError:
+        return json.dumps(_name_numbers(json.loads(json.dumps(value, default=vars))))
+
+
+def _name_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _name_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_name_numbers(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> str:
+    """For a terminal or a mail: what matters first, then the last lines of each node."""
+    nodes = snapshot.nodes if all_nodes else choose_nodes(snapshot, verdict)
+    lines = [*_render_head(snapshot, verdict), *_render_errors(snapshot.errors)]
+    for node in nodes:
+        lines += _render_node(node, snapshot.now)
+    num_hidden = len(snapshot.nodes) - len(nodes)
+    if num_hidden:
+        lines.append(f"and {num_hidden} more nodes; --all shows them")
+    lines += _render_script(snapshot)
+    lines += _render_items(snapshot)
+    lines += _render_settings(snapshot.echoes)
+    lines += _render_times(snapshot.progress)
+    return "\n".join(lines)
+
+
+def choose_nodes(snapshot: Snapshot, verdict: Verdict | None) -> tuple[Node, ...]:
+    """Of a large run those that are blamed, failed, or have known lines; the first and the last."""
+    nodes = snapshot.nodes
+    if len(nodes) <= MANY_NODES:
+        return nodes
+    wanted = [nodes[0].name, nodes[-1].name]
+    if verdict is not None:
+        wanted += [verdict.node, *(line.node for line in verdict.evidence)]
+    if snapshot.outcome is not None:
+        wanted.append(snapshot.outcome.culprit_node or "")
+    if snapshot.progress is not None:
+        wanted.append(snapshot.progress.source.rpartition(".")[0])
+    failed = [x.node for x in snapshot.ranks if x.exit and x.exit.code and not x.exit.stopped]
+    wanted += [*failed, *(line.node for line in snapshot.errors)]
+    chosen = set(list(dict.fromkeys(filter(None, wanted)))[:MANY_NODES])
+    return tuple(node for node in nodes if node.name in chosen)
+
+
+def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
+    word = snapshot.state if verdict is None else f"{snapshot.state}  {verdict.health.value}"
+    lines = [f"{snapshot.run}  {word}".rstrip()]
+    if snapshot.message:
+        lines.append(f"  {_one_line(snapshot.message)}")
+    if verdict is not None:
+        lines += _render_verdict(verdict, said=snapshot.message)
+    scheduler = snapshot.scheduler
+    if scheduler.problem:
+        age = f"; what follows is {tell_time(scheduler.age_s)} old" if scheduler.jobs else ""
+        lines.append(f"  no answer: {_one_line(scheduler.problem)}{age}")
+    lines += [f"  job {_render_job(job)}" for job in scheduler.jobs]
+    for name, why in scheduler.lost_nodes.items():
+        lines.append(f"  {scheduler.name} calls {name} {_one_line(why)}")
+    if snapshot.world:
+        start = f"attempt {snapshot.attempt}, " if snapshot.attempt is not None else ""
+        lines.append(f"  {start}{snapshot.world} ranks{_count_ends(snapshot)}")
+    for earlier in snapshot.earlier:
+        step = "" if earlier.step is None else f" at step {earlier.step}"
+        lines.append(f"  attempt {earlier.number} ended{step}: {_one_line(earlier.reason)}")
+    if snapshot.progress is not None:
+        lines.append(f"  {tell_progress(snapshot)}")
+    lines.append(f"  files {snapshot.folder}")
+    return lines
+
+
+def _render_verdict(verdict: Verdict, *, said: str) -> list[str]:
+    lines = []
+    if verdict.reason and verdict.reason != said:
+        lines.append(f"  {_one_line(verdict.reason)}")
+    for line in verdict.evidence[:3]:
+        lines.append(f"    {_place(line)}{line.text}")
+    lines += [f"    {_one_line(fact)}" for fact in verdict.facts]
+    if verdict.advice:
+        lines.append(f"  next: {_one_line(verdict.advice)}")
+    return lines + [f"  note: {_one_line(remark)}" for remark in verdict.remarks]
+
+
+def _render_job(job: JobRow) -> str:
+    start = f"expected {job.start}" if job.start else ""
+    words = (job.id, job.word or job.state, job.nodes, job.reason, start)
+    return "  ".join(clean(word) for word in words if word)
+
+
+def _count_ends(snapshot: Snapshot) -> str:
+    """`: 1 failed, 5 stopped, 2 left no exit`."""
+    exits = [rank.exit for rank in snapshot.ranks if rank.exit is not None]
+    counts = {
+        "ended well": sum(item.code == 0 for item in exits),
+        "failed": sum(item.code != 0 and not item.stopped for item in exits),
+        "stopped": sum(item.code != 0 and item.stopped for item in exits),
+    }
+    if snapshot.outcome is not None and snapshot.world:
+        counts["left no exit"] = snapshot.world - len(exits)
+    words = [f"{count} {word}" for word, count in counts.items() if count > 0]
+    return f": {', '.join(words)}" if words else ""
+
+
+def tell_progress(snapshot: Snapshot) -> str:
+    """`step 30 of 50, 1.424 s a step, loss 10.1772, 3 s ago`; empty where nothing tells."""
+    progress = snapshot.progress
+    if progress is None:
+        return ""
+    last = progress.points[-1] if progress.points else None
+    words = [f"step {progress.step}" + (f" of {progress.num_steps}" if progress.num_steps else "")]
+    if last is not None and last.step_s is not None:
+        words.append(f"{last.step_s:.4g} s a step")
+    loss = next((point.loss for point in reversed(progress.points) if point.loss is not None), None)
+    if loss is not None:
+        words.append(f"loss {loss:.6g}")
+    if progress.at is not None:
+        words.append(f"{tell_time(snapshot.now - progress.at)} ago")
+    if snapshot.phase is not None:
+        words.append(f"now at a{'n' if snapshot.phase.name[0] in 'aeiou' else ''} "
+                     f"{snapshot.phase.name}")  # fmt: skip
+    if snapshot.checkpoint_step is not None and snapshot.checkpoint_at is not None:
+        age = tell_time(snapshot.now - snapshot.checkpoint_at)
+        words.append(f"checkpoint of step {snapshot.checkpoint_step}, {age} old")
+    return ", ".join(words)
+
+
+def _render_errors(errors: Sequence[Line]) -> list[str]:
+    if not errors:
+        return []
+    lines = ["known lines, the first in time first"]
+    for line in errors[:NUM_ERRORS]:
+        more = f"  (x{line.num_same})" if line.num_same > 1 else ""
+        lines.append(f"  {_place(line)}{line.text}{more}")
+    if len(errors) > NUM_ERRORS:
+        lines.append(f"  and {len(errors) - NUM_ERRORS} more; `vjob logs --errors` shows them")
+    return lines
+
+
+def _place(line: Line) -> str:
+    rank = "" if line.rank is None else f" rank {line.rank}"
+    where = f"{line.node or line.file}{rank}"
+    return f"{where} | " if where else ""
+
+
+def _render_node(node: Node, now: float) -> list[str]:
+    words = []
+    if node.ranks:
+        first, last = node.ranks[0], node.ranks[-1]
+        words.append(f"ranks {first}-{last}" if first != last else f"ranks {first}")
+    if node.phase:
+        words.append(node.phase)
+    alive = max(filter(None, (node.beat_at, node.log_at)), default=None)
+    if alive is not None and node.phase != "done":
+        words.append(f"alive {tell_time(now - alive)} ago")
+    counts = [f"{kind} {count:,} lines" for kind, count in node.num_lines.items()]
+    words += counts or [f"{kind} {_size(size)}" for kind, size in node.sizes.items()]
+    lines = [node.name + (f"  ({', '.join(words)})" if words else "")]
+    lines += [f"  {clean(check)}" for check in node.checks]
+    for kind, shown in (("out", node.out), ("err", node.err), ("gpu", node.gpu)):
+        lines += [f"  {kind}  {line}" for line in shown]
+    return lines
+
+
+def _render_script(snapshot: Snapshot) -> list[str]:
+    """Where no rank is to blame, the batch script may know more."""
+    blames_no_rank = snapshot.outcome is not None and snapshot.outcome.culprit_rank is None
+    is_bad = snapshot.outcome is not None and snapshot.outcome.code != 0
+    if not snapshot.scheduler_lines or (snapshot.nodes and not (blames_no_rank and is_bad)):
+        return []
+    return ["batch script", *(f"  {line}" for line in snapshot.scheduler_lines)]
+
+
+def _render_items(snapshot: Snapshot) -> list[str]:
+    names = [f"{node.name}.{kind}" for node in snapshot.nodes for kind in sorted(node.sizes)]
+    if not names:
+        return []
+    if len(snapshot.nodes) > MANY_NODES:
+        return [f"items: {len(names):,} logs of {len(snapshot.nodes):,} nodes"]
+    return [f"items: {' '.join(names)}"]
+
+
+def _render_settings(echoes: Iterable[Echo]) -> list[str]:
+    lines = []
+    for echo in echoes:
+        differs = echo.wanted is not None and echo.wanted != echo.said
+        lines.append(f"  {echo.name}: {echo.said}" + (
+            f"   <- {echo.wanted} was asked for ({echo.line.node})" if differs else ""
+        ))  # fmt: skip
+    return ["settings as the run printed them", *lines] if lines else []
+
+
+def _render_times(progress: Progress | None) -> list[str]:
+    points = [point for point in progress.points if point.step_s is not None] if progress else []
+    if not points:
+        return []
+    lines = [f"  iteration {point.step} : {point.step_s:.4f} s" for point in points[-NUM_POINTS:]]
+    return ["iteration times", *lines]
+
+
+def tell_time(seconds: float) -> str:
+    """`3 s`, `5 min`, `2.5 h`, `3 d`."""
+    if seconds < 0:
+        seconds = 0.0
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _one_line(text: str) -> str:
+    return clean(" ".join(text.split()))

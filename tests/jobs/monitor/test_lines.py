@@ -1,0 +1,159 @@
+"""Lines as trainers print them, and lines that nobody printed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.monitor.lines import MARKS, PHASE_MARKS, parse_progress, parse_time, split_tag
+from varuna_core.records.training_log import parse_mark
+
+MEGATRON = (
+    " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration "
+    "(ms): 1423.8 | learning rate: 7.031E-07 | global batch size:    64 | lm loss: 1.017721E+01 | "
+    "loss scale: 262144.0 | grad norm: 16.666 | number of skipped iterations:   0 | number of nan "
+    "iterations:   0 |"
+)
+TITAN = (
+    "[rank0]:[titan] 2025-03-01 10:00:00,123 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  "
+    "7.2034  \x1b[38;2;180;60;0mgrad_norm:  1.2  \x1b[33mmemory:  3.10GiB(3.26%)  \x1b[34mtps: "
+    "1,234  \x1b[36mtflops: 12.30  \x1b[35mmfu: 3.9%\x1b[39m"
+)
+NEMO = (
+    "[NeMo I] Training epoch 0, iteration 9/99 | lr: 1e-05 | global_batch_size: 8 | global_step: 9 "
+    "| reduced_train_loss: 11.03 | train_step_timing in s: 5.25"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "num_steps", "step_s", "loss"),
+    [
+        (MEGATRON, 30, 50, 1.4238, 10.17721),
+        ("3:" + MEGATRON, 30, 50, 1.4238, 10.17721),
+        ("{'loss': 2.3145, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.02}",
+         -1, None, None, 2.3145),
+        ("{'loss': '2.3145', 'grad_norm': '1.2', 'epoch': '0.02'}", -1, None, None, 2.3145),
+        ("{'loss': nan, 'grad_norm': nan, 'epoch': 0.02}", -1, None, None, math.nan),
+        (" 10%|█         | 10/100 [00:10<01:30,  2.00it/s]", 10, 100, 0.5, None),
+        ("0:   1%|          | 10/1,000 [01:10<1:30:00,  4.20s/it]", 10, 1000, 4.2, None),
+        ("  0%|          | 0/100 [00:00<?, ?it/s]", 0, 100, None, None),
+        ("Epoch 2:  10%|█ | 10/100 [00:10<01:30, 2.00it/s, v_num=0, train_loss=2.30]",
+         210, None, 0.5, 2.3),
+        ("steps: 10 loss: 2.3401 iter time (s): 0.512 samples/sec: 31.2", 10, None, 0.512, 2.3401),
+        ("[2025-01-01 00:00:00,123] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, "
+         "lr=[0.0001], mom=[[0.9, 0.95]]", 10, None, None, None),
+        (TITAN, 10, None, None, 7.2034),
+        (NEMO, 9, 99, 5.25, 11.03),
+        ("iteration: 10 / 100 | consumed_tokens: 1.2M | elapsed_time_per_iteration_ms: 123 | "
+         "lm_loss: 10.2 | grad_norm: 1.3", 10, 100, 0.123, 10.2),
+        ("step 10/100 loss 2.3", 10, 100, None, 2.3),
+        ("Step 10 of 100: loss=inf", 10, 100, None, math.inf),
+        ("[rank3]: step=7 loss=-1.5e-3 step_time: 250ms", 7, None, 0.25, -0.0015),
+        ("iter 120: loss 2.1, time 103.4ms, mfu 12.1%", 120, None, None, 2.1),
+        ("INFO global_step=40 train_loss=0.5 3.5 it/s", 40, None, 1 / 3.5, 0.5),
+    ],
+)  # fmt: skip
+def test_a_line_of_progress_is_understood(
+    line: str, step: int, num_steps: int | None, step_s: float | None, loss: float | None
+) -> None:
+    told = parse_progress(line)
+    assert told is not None
+    assert (told.point.step, told.num_steps) == (step, num_steps)
+    assert told.point.step_s == (None if step_s is None else pytest.approx(step_s))
+    assert told.point.loss == (None if loss is None else pytest.approx(loss, nan_ok=True))
+    assert any(mark in line.encode() for mark in MARKS)
+    assert told.point.nan == int(loss is not None and math.isnan(loss))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "step 3: install the driver",
+        "Loading checkpoint shards:  50%|█████     | 1/2 [00:01<00:01,  1.00s/it]",
+        "Map: 100%|██████████| 5000/5000 [00:01<00:00, 4000.00 examples/s]",
+        "model-00001.safetensors: 10%|█ | 1.2G/12G [00:10<01:30, 120MB/s]",
+        "validation loss at iteration 10 | lm loss value: 2.3E+00 | lm loss PPL: 1.0E+01 |",
+        "{'eval_loss': 2.3, 'eval_runtime': 12.0, 'epoch': 1.0}",
+        "saving checkpoint at iteration     100 to /ckpt",
+        "loss of signal on port 3",
+        "2025-01-01 training with steps=1000 warmup=10",
+        " iteration       30/",
+    ],
+)
+def test_other_lines_are_no_progress(line: str) -> None:
+    assert parse_progress(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "begins"),
+    [
+        ("saving checkpoint at iteration     100 to /ckpt in torch format", "checkpoint", True),
+        ("  successfully saved checkpoint from iteration     100 to /ckpt", "checkpoint", False),
+        ("  successfully saved checkpoint from iteration 100 to /c [ t 1/1, p 1/2 ]", "checkpoint",
+         False),
+        ("7: saving checkpoint at iteration 5", "checkpoint", True),
+        ("Saving model checkpoint to out/checkpoint-500", "checkpoint", True),
+        ("Model weights saved in out/checkpoint-500/model.safetensors", "checkpoint", False),
+        ("[2025-01-01 00:00:00,1] [INFO] [Rank 0] [Torch] Saving ckpt/mp_rank_00.pt...",
+         "checkpoint", True),
+        ("Saving the checkpoint (or staging if async is enabled).", "checkpoint", True),
+        ("Finished saving the checkpoint (or staging if async is enabled) in 2.3 seconds.",
+         "checkpoint", False),
+        ("Evaluating on 5120 samples", "evaluation", True),
+        ("Evaluating iter 1/10", "evaluation", True),
+        ("***** Running Evaluation *****", "evaluation", True),
+        (" validation loss at iteration 10 | lm loss value: 2.3E+00 |", "evaluation", False),
+        ("{'eval_loss': 2.3, 'eval_runtime': 12.0, 'epoch': 1.0}", "evaluation", False),
+    ],
+)  # fmt: skip
+def test_checkpoints_and_evaluations_begin_and_end(line: str, name: str, begins: bool) -> None:
+    assert parse_mark(line) == (name, begins)
+    assert any(mark in line.encode() for mark in PHASE_MARKS)
+
+
+def test_ordinary_lines_are_no_marks() -> None:
+    for line in ("loading checkpoint from /ckpt", "checkpoint_every: 100", "evaluate_steps: 3"):
+        assert parse_mark(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "rest"),
+    [
+        ("12: text", 12, "text"),
+        ("[rank3]: text", 3, "text"),
+        ("[default0]:text", 0, "text"),
+        ("text", None, "text"),
+        ("10:30:00 text", None, "10:30:00 text"),
+    ],
+)
+def test_the_tag_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
+    assert split_tag(line) == (rank, rest)
+
+
+def test_a_line_that_begins_with_a_time_tells_it() -> None:
+    base = parse_time("2025-03-01 10:00:00,123 - root", 2000)
+    assert base is not None
+    assert parse_time("3: [2025-03-01 10:00:01] hello", 2000) == base + 1
+    assert parse_time("[rank1]:[E0301 10:00:02.123 ProcessGroupNCCL.cpp:1] x", 2025) == base + 2
+    assert parse_time("03/01/2025 10:00:03 - INFO", 2000) == base + 3
+    assert parse_time("2025-03-01T10:00:00Z x", 2000) == 1740823200.0
+    assert parse_time("2025-13-41 10:00:00", 2000) is None
+    assert parse_time("at 2025-03-01 10:00:00", 2000) is None
+
+
+WORDS = st.sampled_from(
+    ["step", " iteration ", "loss", ": ", "=", "/", "|", "%|", "[", "]", "10", "1e999", "nan",
+     "it/s", "{'loss': ", "9" * 30, "\x1b[31m", "(ms)", "elapsed time per iteration", ",", "é"]
+)  # fmt: skip
+
+
+@given(st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=30).map("".join)))
+def test_no_line_makes_it_raise(line: str) -> None:
+    parse_progress(line)
+    parse_mark(line)
+    parse_time(line, 2025)
+    split_tag(line)

@@ -1,0 +1,162 @@
+"""Snapshots of real local runs, and what a second look costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.monitor.reader import RunReader, open_reader
+from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from varuna_core.records.files import write_json
+from varuna_core.records.runfolder import RunFolder
+
+FATE = """
+name: fate
+program: {{script: {fate}, args: {args}}}
+cluster:
+  scheduler: local
+  walltime_min: 2
+  grace_s: 2
+  nodes: [{{group: m, count: 2, ranks: 2}}]
+"""
+
+TRAINER = """
+import json, os, sys, time
+rank = int(os.environ["RANK"])
+if rank == 0:
+    print("WORLD_SIZE: 9\\nNNODES: 2\\nPARTITION: 1-1", flush=True)
+if rank == 3:
+    for step in range(1, 6):
+        print(f" iteration {step:8d}/       9 | elapsed time per iteration (ms): 100.0 | "
+              f"lm loss: {1 / step:.6E} | number of nan iterations:   0 |", flush=True)
+    print("saving checkpoint at iteration 5 to /ckpt", flush=True)
+print(f"ready {rank}", flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.fixture
+def vjob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Vjob:
+    vjob = Vjob(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
+    return vjob
+
+
+def fate(*args: str) -> str:
+    return FATE.format(fate=PROGRAMS / "fate.py", args=json.dumps(list(args)))
+
+
+def test_a_run_that_lives_and_then_ends_is_read_by_one_reader(vjob: Vjob) -> None:
+    (vjob.folder / "trainer.py").write_text(TRAINER)
+    run = vjob.submit(FATE.format(fate=vjob.folder / "trainer.py", args="[]"))
+    reader = RunReader(run)
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    wait_for(lambda: reader.read().phase is not None, 30, lambda: vjob.explain(run))
+    found = reader.read()
+    assert (found.state, found.record_state, found.scheduler.name) == (
+        "RUNNING",
+        "submitted",
+        "local",
+    )
+    assert [job.state for job in found.scheduler.jobs] == ["RUNNING"]
+    assert (found.world, found.num_nodes, found.attempt, found.num_gpus) == (4, 2, 0, 0)
+    assert found.walltime_s == 120
+    assert [(node.name, node.ranks, node.group) for node in found.nodes] == [
+        ("local0", (0, 1), "m"),
+        ("local1", (2, 3), "m"),
+    ]
+    assert {node.phase for node in found.nodes} == {"running"}
+    assert all(abs(found.now - (node.beat_at or 0)) < 60 for node in found.nodes)
+    assert found.attempt_started is not None and found.went_at is not None
+    assert found.attempt_started <= found.went_at <= found.now + 1
+    assert [(rank.rank, rank.node, rank.stage) for rank in found.ranks] == [
+        (0, "local0", 0), (1, "local0", 0), (2, "local1", 0), (3, "local1", 0)
+    ]  # fmt: skip
+    assert found.progress is not None and found.phase is not None
+    assert (found.progress.step, found.progress.num_steps) == (5, 9)
+    assert [point.step for point in found.progress.points] == [1, 2, 3, 4, 5]
+    assert found.progress.points[-1].loss == pytest.approx(0.2)
+    assert found.progress.source == "local1.out" and found.progress.first_step == 1
+    assert (found.phase.name, found.phase.line.node, found.phase.line.rank) == (
+        "checkpoint",
+        "local1",
+        3,
+    )
+    wrong = {echo.name: (echo.said, echo.wanted) for echo in found.echoes}
+    assert wrong == {"WORLD_SIZE": ("9", "4"), "NNODES": ("2", "2"), "PARTITION": ("1-1", None)}
+    assert found.info == {"WORLD_SIZE": "9", "NNODES": "2", "PARTITION": "1-1"}
+    assert found.disks[0].what == "logs" and found.disks[0].total_bytes > 0
+    assert found.clock_skew_s is None and not found.unreadable
+    json.dumps(found.as_json())
+    vjob("cancel", "last", "--now")
+    vjob.wait_over(run)
+    ended = reader.read()
+    assert (ended.state, ended.record_state) == ("CANCELLED", "ended")
+    assert all(rank.exit is not None and rank.exit.stopped for rank in ended.ranks)
+    assert ended.outcome is not None and ended.stop is not None
+
+
+def test_the_rank_that_failed_is_there_with_its_exit_and_its_line(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    found = RunReader(run).read()
+    assert (found.state, found.record_verdict) == ("FAILED", "FAILED")
+    assert [rank.exit.code for rank in found.ranks if rank.exit and not rank.exit.stopped] == [9]
+    assert found.outcome is not None and found.outcome.culprit_rank == 2
+    (line,) = [line for line in found.errors if "this is the end" in line.text]
+    assert (line.node, line.rank, line.file) == ("local1", 2, "local1.err")
+    assert line.text == "ValueError: this is the end"
+    assert {node.phase for node in found.nodes} == {"done"}
+
+
+def test_a_look_with_nothing_new_gives_the_same_nodes(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    reader = RunReader(run)
+    first = reader.read()
+    again = reader.read()
+    assert again.nodes is first.nodes and again.ranks is first.ranks
+
+
+def test_a_requeued_run_tells_of_the_attempt_before(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    reader = RunReader(run)
+    assert reader.read().attempt == 0
+    again = run.attempt(1)
+    again.make()
+    write_json(again.master, {"time": 5.0, "attempt": 1})
+    found = reader.read()
+    assert found.attempt == 1 and found.attempt_started is not None
+    assert [(item.number, "exited 9" in item.reason) for item in found.earlier] == [(0, True)]
+    assert found.nodes == () and found.went_at is None
+
+
+def test_another_try_of_the_same_attempt_forgets_the_older(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    reader = RunReader(run)
+    assert reader.read().errors
+    run.attempt(0).set_aside()
+    write_json(run.attempt(0).master, {"time": 5.0, "attempt": 0})
+    found = reader.read()
+    assert found.errors == () and found.nodes == () and found.stop is None
+
+
+def test_a_run_is_found_as_every_command_finds_it(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    for job in ("last", "fate", "L1", run.name, str(run.path)):
+        assert open_reader(job, vjob.folder).read().run == run.name
+
+
+def test_a_torn_file_is_no_trouble(vjob: Vjob) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    for path in [*run.path.glob("attempt-0/*/*.json"), run.plan, *run.path.glob("attempt-0/*.err")]:
+        if path != run.record:
+            path.write_bytes(path.read_bytes()[:20] + b"\xff\x00")
+    found = RunReader(RunFolder(run.path)).read()
+    assert found.world is None and {node.name for node in found.nodes} == {"local0", "local1"}
