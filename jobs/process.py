@@ -95,6 +95,60 @@ def run_shown(
     return Result(code=code, out="\n".join(lines[-KEPT_LINES:]), err="")
 
 
+def run_together(
+    commands: Sequence[Sequence[str]],
+    say: Callable[[int, str], None],
+    *,
+    env: Mapping[str, str],
+    timeout_s: float,
+) -> list[int | None]:
+    """Run them at once; their lines go to `say` as they come, with the number of the command.
+
+    Exit codes come back, None for one that did not end in time and was ended. They end with us,
+    as in `run_shown`.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    rests: dict[int, tuple[int, bytes]] = {}
+    deadline = time.monotonic() + timeout_s
+    try:
+        for number, command in enumerate(commands):
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                start_new_session=True,
+                preexec_fn=_ask_for_term,
+            )
+            children.append(child)
+            assert child.stdout is not None
+            rests[child.stdout.fileno()] = (number, b"")
+        while rests and (left := deadline - time.monotonic()) > 0:
+            for fd in select.select(list(rests), [], [], left)[0]:
+                number, rest = rests[fd]
+                data = os.read(fd, 1 << 16)
+                *whole, rest = (rest + data).split(b"\n")
+                for line in whole if data else [rest]:
+                    say(number, line.decode(errors="replace"))
+                rests[fd] = (number, rest)
+                if not data:
+                    del rests[fd]
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(deadline - time.monotonic(), 0))
+        return [child.poll() for child in children]
+    except OSError as error:
+        command = commands[len(children)] if len(children) < len(commands) else commands[0]
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    finally:
+        for child in children:
+            if child.poll() is None:
+                _end_group(child)
+            if child.stdout is not None:
+                child.stdout.close()
+
+
 def _read_lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
     """Lines to the end; of a progress bar, which writes over itself, the last state alone."""
     rest = b""
