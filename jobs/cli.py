@@ -20,6 +20,7 @@ from jobs.data import data
 from jobs.errors import InputError, VjobError
 from jobs.export import export
 from jobs.monitor.stacks_command import stacks
+from jobs.monitor.watch_command import watch
 from jobs.report_commands import compare, report
 from varuna_core import __version__
 
@@ -208,6 +209,7 @@ def logs(
 
 
 cli.add_command(stacks)
+cli.add_command(watch)
 cli.add_command(report)
 cli.add_command(compare)
 

@@ -56,6 +56,40 @@ def run(
     )
 
 
+def run_fed(
+    command: Sequence[str], data: bytes, *, env: Mapping[str, str], timeout_s: float
+) -> Result:
+    """Run to the end with `data` on standard input; whoever it started ends with it."""
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            start_new_session=True,
+            preexec_fn=_ask_for_term,
+        )
+    except OSError as error:
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    try:
+        out, err = child.communicate(data, timeout=timeout_s)
+    except BaseException as error:
+        _end_group(child)
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what nobody read is lost
+                    pipe.close()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise VjobError(f"{command[0]} did not end within {timeout_s:.0f} s") from None
+        raise
+    return Result(
+        code=child.returncode,
+        out=out.decode(errors="replace"),
+        err=err.decode(errors="replace"),
+    )
+
+
 def run_shown(
     command: Sequence[str],
     say: Callable[[str], None],

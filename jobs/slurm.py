@@ -227,6 +227,11 @@ def build_scancel_command(job: str) -> list[str]:
     return ["scancel", job]
 
 
+def build_requeue_command(job: str) -> list[str]:
+    """Of a het job its leader: components cannot be requeued alone."""
+    return ["scontrol", "requeue", job]
+
+
 def build_beside_command(
     job: str, parts: Sequence[tuple[int | None, int]], group: str, command: Sequence[str]
 ) -> list[str]:
