@@ -20,6 +20,8 @@ from jobs.data import data
 from jobs.errors import InputError, VjobError
 from jobs.export import export
 from jobs.monitor.commands import status
+from jobs.monitor.stacks_command import stacks
+from jobs.monitor.watch_command import watch
 from jobs.report_commands import compare, report
 from varuna_core import __version__
 
@@ -200,6 +202,8 @@ def logs(
     reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)
 
 
+cli.add_command(stacks)
+cli.add_command(watch)
 cli.add_command(report)
 cli.add_command(compare)
 

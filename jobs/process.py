@@ -56,6 +56,40 @@ def run(
     )
 
 
+def run_fed(
+    command: Sequence[str], data: bytes, *, env: Mapping[str, str], timeout_s: float
+) -> Result:
+    """Run to the end with `data` on standard input; whoever it started ends with it."""
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            start_new_session=True,
+            preexec_fn=_ask_for_term,
+        )
+    except OSError as error:
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    try:
+        out, err = child.communicate(data, timeout=timeout_s)
+    except BaseException as error:
+        _end_group(child)
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what nobody read is lost
+                    pipe.close()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise VjobError(f"{command[0]} did not end within {timeout_s:.0f} s") from None
+        raise
+    return Result(
+        code=child.returncode,
+        out=out.decode(errors="replace"),
+        err=err.decode(errors="replace"),
+    )
+
+
 def run_shown(
     command: Sequence[str],
     say: Callable[[str], None],
@@ -93,6 +127,60 @@ def run_shown(
     finally:
         child.stdout.close()  # not before: who cleans up may have a last word
     return Result(code=code, out="\n".join(lines[-KEPT_LINES:]), err="")
+
+
+def run_together(
+    commands: Sequence[Sequence[str]],
+    say: Callable[[int, str], None],
+    *,
+    env: Mapping[str, str],
+    timeout_s: float,
+) -> list[int | None]:
+    """Run them at once; their lines go to `say` as they come, with the number of the command.
+
+    Exit codes come back, None for one that did not end in time and was ended. They end with us,
+    as in `run_shown`.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    rests: dict[int, tuple[int, bytes]] = {}
+    deadline = time.monotonic() + timeout_s
+    try:
+        for number, command in enumerate(commands):
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                start_new_session=True,
+                preexec_fn=_ask_for_term,
+            )
+            children.append(child)
+            assert child.stdout is not None
+            rests[child.stdout.fileno()] = (number, b"")
+        while rests and (left := deadline - time.monotonic()) > 0:
+            for fd in select.select(list(rests), [], [], left)[0]:
+                number, rest = rests[fd]
+                data = os.read(fd, 1 << 16)
+                *whole, rest = (rest + data).split(b"\n")
+                for line in whole if data else [rest]:
+                    say(number, line.decode(errors="replace"))
+                rests[fd] = (number, rest)
+                if not data:
+                    del rests[fd]
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(deadline - time.monotonic(), 0))
+        return [child.poll() for child in children]
+    except OSError as error:
+        command = commands[len(children)] if len(children) < len(commands) else commands[0]
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    finally:
+        for child in children:
+            if child.poll() is None:
+                _end_group(child)
+            if child.stdout is not None:
+                child.stdout.close()
 
 
 def _read_lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:

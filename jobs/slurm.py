@@ -250,6 +250,38 @@ def build_scancel_command(job: str) -> list[str]:
     return ["scancel", job]
 
 
+def build_requeue_command(job: str) -> list[str]:
+    """Of a het job its leader: components cannot be requeued alone."""
+    return ["scontrol", "requeue", job]
+
+
+def build_beside_command(
+    job: str, parts: Sequence[tuple[int | None, int]], group: str, command: Sequence[str]
+) -> list[str]:
+    """A step beside the job's own, one task on each node; takes nothing of what that one has.
+
+    `parts` are component (None outside het jobs) and number of nodes.
+    """
+    shared = [
+        "--overlap",  # from 20.11 on a step has its CPUs alone
+        "--mem=0",  # all of the job's: the other step has it, and this one would wait for it
+        "--gres=none",
+        "--cpu-bind=none",
+        "--input=/dev/null",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        f"--export=ALL,VJOB_GROUP={group}",
+        "--ntasks-per-node=1",
+    ]
+    words = ["srun", f"--jobid={job}"]
+    for number, (component, nodes) in enumerate(parts):
+        words += [":"] if number else []
+        words += [] if component is None else [f"--het-group={component}"]
+        words += [*shared, f"--nodes={nodes}", f"--ntasks={nodes}", *command]
+    return words
+
+
 def expand_nodes(text: str) -> list[str]:
     """`rack[1-2]n[01-03],gpu-a[1,3-4]-int` in Slurm's own order."""
     names: list[str] = []

@@ -13,6 +13,7 @@ from varuna_core.agent.errors import STOPPED, Refusal
 from varuna_core.agent.host import load_plan, open_run
 from varuna_core.agent.node import run_node
 from varuna_core.agent.opening import open_attempt
+from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.signals import NAMES as SIGNAL_NAMES
 from varuna_core.records.signals import write_signal
@@ -30,6 +31,8 @@ and, whenever the attempt has to end:
   agent.pyz stop  --run DIR --attempt N --reason TEXT
 or the ranks are to hear a signal:
   agent.pyz signal --run DIR --attempt N --name USR1
+or somebody wants to know what they are at, on each node:
+  agent.pyz stacks --run DIR --attempt N
 """
 
 _EPILOG = """\
@@ -138,7 +141,31 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument("--name", default="USR1", choices=SIGNAL_NAMES, help="default: USR1")
     add.add_argument("--key", default="", help="the same key again sends nothing new")
     add.set_defaults(run_command=_run_signal)
+
+    add = commands.add_parser(
+        "stacks",
+        parents=[shared],
+        help="print what the ranks of this node are at, in parcels for `vjob stacks`",
+        description="Have py-spy look at each rank of this node, and print what it sees.",
+    )
+    add.add_argument(
+        "--node",
+        type=int,
+        action="append",
+        metavar="INDEX",
+        help="index in the plan, repeatable (default: the node that this is)",
+    )
+    add.add_argument("--native", action="store_true", help="also frames of C, C++ and Cython")
+    add.add_argument("--spy", action="append", default=[], metavar="PATH", help="where py-spy is")
+    add.set_defaults(run_command=_run_stacks)
     return parser
+
+
+def _run_stacks(args: argparse.Namespace) -> int:
+    run = open_run(args.run)
+    attempt = run.attempt(args.attempt)
+    dump_nodes(load_plan(run), attempt, args.node, native=args.native, spies=args.spy)
+    return 0
 
 
 def _run_open(args: argparse.Namespace) -> int:

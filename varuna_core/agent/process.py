@@ -24,6 +24,7 @@ with contextlib.suppress(ImportError, OSError, AttributeError):  # a stripped py
     _PRCTL = ctypes.CDLL(None).prctl
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_PTRACER, _ANY = 0x59616D61, -1
 _POLL_S = 0.2
 
 
@@ -161,6 +162,9 @@ def start_rank(
     def die_with_agent() -> None:
         if _PRCTL is not None:
             _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            # Where only ancestors may look into a process (kernel.yama.ptrace_scope=1), others of
+            # the same user may look into ranks all the same: `vjob stacks` does. It outlives exec.
+            _PRCTL(_PR_SET_PTRACER, _ANY)
             if os.getppid() != agent:  # the agent died before prctl did its work
                 os._exit(128 + signal.SIGKILL)
 

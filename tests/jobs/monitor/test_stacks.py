@@ -1,0 +1,357 @@
+"""`vjob stacks`: equal stacks together, the odd ones first."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs import process
+from jobs.errors import VjobError
+from jobs.monitor.stacks import (
+    Frame,
+    RankStack,
+    Stacks,
+    Thread,
+    group_stacks,
+    parse_rank,
+    render_stacks,
+    shorten_path,
+    spell_numbers,
+)
+from jobs.slurm import build_beside_command
+from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from varuna_core.agent.stacks import explain_refusal, shorten_error
+from varuna_core.records.files import read_json
+from varuna_core.records.parcels import Unpacker, pack
+from varuna_core.records.runfolder import RunFolder
+
+FRAMES = st.builds(
+    Frame,
+    function=st.sampled_from(["wait", "step", "main"]),
+    file=st.sampled_from(["a.py", "b.py"]),
+    line=st.integers(1, 3),
+)
+THREADS = st.builds(
+    Thread, name=st.just("MainThread"), frames=st.lists(FRAMES, min_size=1, max_size=3).map(tuple)
+)
+STACKS = st.lists(
+    st.builds(
+        RankStack,
+        rank=st.integers(0, 40),
+        node=st.sampled_from(["n0", "n1"]),
+        state=st.sampled_from(["S", "R", "T"]),
+        threads=st.tuples(THREADS, THREADS),
+    ),
+    unique_by=lambda stack: stack.rank,
+    max_size=20,
+)
+
+
+def places(stack: RankStack, count: int) -> Any:
+    return [[frame.place for frame in thread.frames] for thread in stack.threads[:count]]
+
+
+@given(STACKS, st.booleans())
+def test_groups_hold_each_rank_once_and_only_equals(stacks: list[RankStack], whole: bool) -> None:
+    groups = group_stacks(stacks, whole=whole)
+    assert sorted(rank for group in groups for rank in group.ranks) == sorted(
+        stack.rank for stack in stacks
+    )
+    sizes = [len(group.stacks) for group in groups]
+    assert sizes == sorted(sizes)
+    seen = []
+    for group in groups:
+        keys = [(places(stack, 2 if whole else 1), stack.state == "T") for stack in group.stacks]
+        assert all(key == keys[0] for key in keys)
+        assert keys[0] not in seen, "two groups with the same stack"
+        seen.append(keys[0])
+        assert group.ranks == sorted(group.ranks)
+
+
+@given(st.permutations(range(12)), STACKS)
+def test_the_order_of_answers_does_not_matter(order: list[int], stacks: list[RankStack]) -> None:
+    shuffled = [stacks[at] for at in order if at < len(stacks)]
+    assert group_stacks(shuffled) == group_stacks(stacks[:12])
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_numbers_are_spelt_so_that_they_come_back(numbers: set[int]) -> None:
+    found: list[int] = []
+    for part in filter(None, spell_numbers(numbers).split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    assert found == sorted(numbers)
+    assert spell_numbers([9, 3, 8, 7]) == "3,7-9"
+
+
+@given(st.text(max_size=300), st.binary(max_size=50))
+def test_whatever_pyspy_says_of_a_rank_is_read(text: str, junk: bytes) -> None:
+    frame = {"name": text, "filename": None, "line": None}
+    threads = [{"pid": 1, "os_thread_id": 1, "frames": [frame]}, {"frames": None}, text, None]
+    stack = parse_rank({"rank": 1, "threads": threads})
+    assert stack.threads[0].name == "MainThread" and not stack.problem
+    assert "\x1b" not in stack.threads[0].frames[0].function
+    assert parse_rank({"rank": 1, "threads": []}).problem == "py-spy saw no Python in it"
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(max_size=2000), lambda inner: st.lists(inner, max_size=4)
+)
+
+
+@given(st.lists(VALUES, max_size=5), st.randoms())
+def test_parcels_come_back_from_a_channel_that_mixes_lines(values: list[Any], random: Any) -> None:
+    queues = [list(pack(str(key), [key, value])) for key, value in enumerate(values)]
+    queues.append(["srun: error: something else", "vjob-parcel torn", ""])
+    unpacker, found = Unpacker(), []
+    while queues := [queue for queue in queues if queue]:
+        line = random.choice(queues).pop(0)
+        assert len(line) < 1000
+        _, value = unpacker.add(line)
+        found += [value] if value is not None else []
+    assert sorted(found, key=lambda item: int(item[0])) == [
+        [key, value] for key, value in enumerate(values)
+    ]
+
+
+def test_a_damaged_parcel_is_dropped() -> None:
+    unpacker = Unpacker()
+    assert unpacker.add("vjob-parcel a 1/1 AAAA") == (True, None)
+    assert unpacker.add("vjob-parcel b 1/1 A") == (True, None)
+    assert unpacker.add("3: " + next(iter(pack("c", {"d": 1})))) == (True, {"d": 1})
+
+
+def make_stack(rank: int, function: str, line: int = 1, **changes: Any) -> RankStack:
+    frames = (
+        Frame(function=function, file="/opt/lib/site-packages/torch/wait.py", line=line),
+        Frame(function="main", file="/home/me/work/train.py", line=60),
+    )
+    node = f"n{rank // 4}"
+    threads = (Thread(name="MainThread", frames=frames),)
+    return RankStack(rank=rank, node=node, threads=threads, **changes)
+
+
+def test_the_odd_rank_comes_first_and_the_others_in_one_line() -> None:
+    stacks = [make_stack(rank, "recv", 30 + (rank == 5)) for rank in range(8) if rank not in (3, 6)]
+    stacks.append(make_stack(3, "open"))
+    failed = (RankStack(rank=6, node="n1", state="D", problem="no answer within 15 s"),)
+    found = Stacks(
+        run="r", world=9, groups=tuple(group_stacks(stacks)), failed=failed, silent={"n2": "gone"}
+    )
+    assert (
+        render_stacks(found)
+        == """\
+7 of 9 ranks, 2 different stacks, the fewest ranks first
+
+rank 3 on n0
+  open (torch/wait.py:1)
+  main (work/train.py:60)
+
+ranks 0-2,4-5,7 on n0, n1
+  recv (torch/wait.py:31 (5), 30 (0-2,4,7))
+  main (work/train.py:60)
+
+not seen: rank 6 on n1 (waits for a disk): no answer within 15 s
+no answer: n2: gone"""
+    )
+    shown = found.as_json()
+    assert (shown["groups"][0]["ranks"], shown["groups"][0]["nodes"]) == ([3], ["n0"])
+    assert shown["silent_nodes"] == {"n2": "gone"}
+    assert json.dumps(shown)
+
+
+def test_a_stopped_rank_stands_apart_from_those_at_the_same_place() -> None:
+    stacks = [make_stack(rank, "recv", state="T" if rank == 2 else "S") for rank in range(4)]
+    groups = group_stacks(stacks)
+    assert [group.ranks for group in groups] == [[2], [0, 1, 3]]
+    assert "rank 2 on n0, stopped" in render_stacks(
+        Stacks(run="r", world=4, groups=tuple(groups), failed=(), silent={})
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/v/lib/python3.11/site-packages/torch/a/b.py", "torch/a/b.py"),
+        ("/home/me/train.py", "me/train.py"),
+        ("train.py", "train.py"),
+        ("<frozen runpy>", "<frozen runpy>"),
+    ],
+)
+def test_paths_are_short(path: str, shown: str) -> None:
+    assert shorten_path(path) == shown
+
+
+SPY_ERROR = """Error: Failed to suspend process
+Reason: EPERM: Operation not permitted
+
+Caused by:
+    0: Permission denied (os error 13)
+
+Stack backtrace:
+   0: <E as anyhow::context::ext::StdError>::ext_context
+"""
+
+
+def test_what_pyspy_complains_of_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = shorten_error(SPY_ERROR)
+    assert said.startswith("Failed to suspend process: EPERM: Operation not permitted")
+    assert "anyhow" not in said
+    scope = tmp_path / "ptrace_scope"
+    monkeypatch.setattr("varuna_core.agent.stacks.YAMA", scope)
+    assert "try as root" in explain_refusal(said)
+    scope.write_text("1\n")
+    assert "kernel.yama.ptrace_scope is 1" in explain_refusal(said)
+    assert explain_refusal("Failed to find python version") == ""
+
+
+def test_the_step_beside_takes_nothing_and_reaches_all_components() -> None:
+    one = build_beside_command("12", [(None, 4)], "all", ["agent"])
+    assert one[:2] == ["srun", "--jobid=12"] and "--overlap" in one
+    assert one[-3:] == ["--nodes=4", "--ntasks=4", "agent"]
+    het = build_beside_command("12", [(0, 4), (1, 2)], "weak", ["agent"])
+    first, second = het[: het.index(":")], het[het.index(":") + 1 :]
+    assert "--het-group=0" in first and "--nodes=4" in first and first[-1] == "agent"
+    assert "--het-group=1" in second and "--nodes=2" in second and second[-1] == "agent"
+
+
+def test_commands_run_together_and_the_late_one_is_ended(tmp_path: Path) -> None:
+    heard: list[tuple[int, str]] = []
+    late = f"echo $$ > {tmp_path}/pid; echo began; exec sleep 60"
+    codes = process.run_together(
+        [["sh", "-c", "echo one; exit 3"], ["sh", "-c", late]],
+        lambda number, line: heard.append((number, line)),
+        env=dict(os.environ),
+        timeout_s=2,
+    )
+    assert codes == [3, None]
+    assert {(0, "one"), (1, "began")} <= set(heard)
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_command_that_is_not_there_is_said_and_the_others_end(tmp_path: Path) -> None:
+    with pytest.raises(VjobError, match="/no/such cannot be started"):
+        process.run_together(
+            [["sleep", "60"], ["/no/such"]], lambda *_: None, env=dict(os.environ), timeout_s=5
+        )
+
+
+CONF = """
+name: odd
+program: {{script: {script}, args: ["{odd}"]}}
+cluster:
+  scheduler: local
+  hetero: {hetero}
+  walltime_min: 2
+  grace_s: 2
+  nodes:
+    - {{group: m, count: 2, ranks: 2}}
+    - {{group: s, count: 1, ranks: 1}}
+"""
+
+
+@pytest.fixture
+def vjob(tmp_path: Path) -> Vjob:
+    return Vjob(tmp_path)
+
+
+def submit_odd(vjob: Vjob, odd: int, hetero: str = "hetjob") -> RunFolder:
+    run = vjob.submit(CONF.format(script=PROGRAMS / "odd.py", odd=odd, hetero=hetero))
+    wait_for(lambda: read_out(run).count("ready") == 5, 60, lambda: vjob.explain(run))
+    wait_for_beats(run, 3, lambda beat: beat.get("ranks"))
+    return run
+
+
+def wait_for_beats(run: RunFolder, count: int, accept: Callable[[Any], Any]) -> None:
+    attempt = run.attempt(0)
+    wait_for(
+        lambda: all(accept(read_json(attempt.beat(index)) or {}) for index in range(count)), 60
+    )
+
+
+@pytest.mark.parametrize("hetero", ["hetjob", "split"])
+def test_the_rank_that_is_elsewhere_is_found(vjob: Vjob, hetero: str) -> None:
+    run = submit_odd(vjob, 3, hetero)
+    try:
+        found = json.loads(vjob("stacks", str(run.path), "--json").stdout)
+        assert [group["ranks"] for group in found["groups"]] == [[3], [0, 1, 2, 4]]
+        assert found["groups"][0]["nodes"] == ["local1"]
+        assert (found["failed"], found["silent_nodes"]) == ([], {})
+        text = vjob("stacks", str(run.path)).stdout
+        assert text.startswith("5 of 5 ranks, 2 different stacks")
+        assert text.index("load_data (programs/odd.py:") < text.index("wait_for_the_others (")
+        assert "beside" not in text
+        full = vjob("stacks", str(run.path), "--full").stdout
+        assert "MainThread" in full and "beside" in full
+    finally:
+        vjob("cancel", str(run.path), "--now")
+
+
+def test_stopped_and_ended_ranks_are_told(vjob: Vjob) -> None:
+    run = submit_odd(vjob, -1)
+    pid = read_json(run.attempt(0).beat(1))["ranks"]["2"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        found = json.loads(vjob("stacks", str(run.path), "--json").stdout)
+        assert [group["ranks"] for group in found["groups"]] == [[2], [0, 1, 3, 4]]
+        assert found["groups"][0]["stacks"][0]["state"] == "T"
+    finally:
+        vjob("cancel", str(run.path), "--now")
+    said = vjob("stacks", str(run.path), code=2).stderr
+    assert "does not run now" in said
+
+
+def test_a_rank_that_is_no_python_is_said_and_a_shell_is_looked_through(vjob: Vjob) -> None:
+    script = vjob.folder / "start.py"
+    script.write_text(
+        "import os, sys\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    os.execvp('sleep', ['sleep', '120'])\n"
+        f"line = sys.executable + ' {PROGRAMS}/odd.py 1; exit 0'\n"
+        "os.execvp('sh', ['sh', '-c', line])\n"
+    )
+    conf = (
+        "name: shell\nprogram: {script: start.py}\n"
+        "cluster: {scheduler: local, walltime_min: 2, grace_s: 2, nodes: "
+        "[{group: m, count: 1, ranks: 2}]}\n"
+    )
+    run = vjob.submit(conf)
+    wait_for(lambda: "ready" in read_out(run), 60, lambda: vjob.explain(run))
+    wait_for_beats(run, 1, lambda beat: len(beat.get("ranks", ())) == 2)
+    try:
+        found = json.loads(vjob("stacks", str(run.path), "--json").stdout)
+        assert [group["ranks"] for group in found["groups"]] == [[1]]
+        assert [rank["rank"] for rank in found["failed"]] == [0]
+        assert "python" in found["failed"][0]["problem"].lower()
+    finally:
+        vjob("cancel", str(run.path), "--now")
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    """As a terminal does it: to vjob alone, whose children are in sessions of their own."""
+    code = (
+        "import os, sys\nfrom jobs import process\n"
+        f"process.run_together([['sh', '-c', 'echo $$ > {tmp_path}/pid; exec sleep 60']], "
+        "lambda *_: None, env=dict(os.environ), timeout_s=60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    pid_file = tmp_path / "pid"
+    wait_for(lambda: pid_file.exists() and pid_file.read_text().strip(), 20)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=30) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)

@@ -1,0 +1,154 @@
+"""What the Python of this node's ranks is at, as py-spy sees it from outside.
+
+Runs beside the node's agent, in a step of its own: the beat tells which processes are the ranks,
+by the node's own pids, so that it makes no difference whether they run in a container.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from varuna_core.agent.host import find_index, host_name
+from varuna_core.agent.proc import list_below, list_stats, read_stat
+from varuna_core.agent.process import run
+from varuna_core.records.files import read_json
+from varuna_core.records.parcels import pack
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import AttemptFolder
+
+SPY = "py-spy"
+SPY_S = 15.0
+"""One rank's; py-spy waits for ever for a process that hangs in the kernel."""
+AT_ONCE = 4
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+MISSING = "py-spy is not on this node: `pip install py-spy` into {python}, or put it on the PATH"
+REFUSED = ("permission denied", "operation not permitted", "eperm", "eacces")
+
+
+def dump_nodes(
+    plan: Plan,
+    attempt: AttemptFolder,
+    indices: Optional[Sequence[int]],
+    *,
+    native: bool,
+    spies: Sequence[str],
+) -> None:
+    """Print a parcel for each rank of these nodes, or of the one that this is."""
+    for index in indices or [_find_own(plan, attempt)]:
+        beat = read_json(attempt.beat(index))
+        beat = beat if isinstance(beat, dict) else {}
+        told = {"index": index, "node": str(beat.get("host", f"node {index}"))}
+        ranks = beat.get("ranks")
+        if not isinstance(ranks, dict) or not ranks:
+            problem = "no rank runs here" if beat else "its agent has not reported"
+            _send(f"{index}", {**told, "problem": problem})
+            continue
+        spy = find_spy([*spies, str(Path(plan.python).parent / SPY)])
+        if spy is None:
+            _send(f"{index}", {**told, "problem": MISSING.format(python=plan.python)})
+            continue
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            jobs = {
+                pool.submit(dump_rank, spy, held, native): int(rank) for rank, held in ranks.items()
+            }
+            for job, rank in jobs.items():
+                _send(f"{index}.{rank}", {**told, "rank": rank, **job.result()})
+        _send(f"{index}", {**told, "problem": ""})
+
+
+def _send(key: str, value: Dict[str, Any]) -> None:
+    for line in pack(key, value):
+        print(line, flush=True)
+
+
+def _find_own(plan: Plan, attempt: AttemptFolder) -> int:
+    """By the order of nodes where that holds, as this step has the nodes of the agents' own."""
+    guess: int = find_index(plan, None, os.environ)
+    for index in (guess, *range(plan.num_nodes)):
+        beat = read_json(attempt.beat(index))
+        name = host_name(plan, index, os.environ, os.uname().nodename)
+        if isinstance(beat, dict) and beat.get("host") == name:
+            return int(index)
+    return guess
+
+
+def find_spy(candidates: Sequence[str]) -> Optional[str]:
+    """The first that is there, else the one on the PATH."""
+    for path in candidates:
+        if os.access(path, os.X_OK):
+            return path
+    return shutil.which(SPY)
+
+
+def dump_rank(spy: str, held: Mapping[str, Any], native: bool) -> Dict[str, Any]:
+    """What py-spy says of a rank: `threads`, or `problem` in words."""
+    stat = read_stat(int(held["pid"]))
+    if stat is None:
+        return {"pid": int(held["pid"]), "state": "", "problem": "it has ended"}
+    pid = _find_python(int(held["pid"]))
+    now = read_stat(pid) or stat
+    found: Dict[str, Any] = {"pid": pid, "state": now.state}
+    base = [spy, "dump", "--json", "--full-filenames", "--pid", str(pid)]
+    # Who is stopped, or hangs in the kernel, does not answer a tracer: then its memory is read as
+    # it is. The same where another debugger has it already.
+    calm = [*base, "--nonblocking"]
+    deep = [[*base, "--native"]] if native else []
+    tries = [calm] if now.state in "TtD" else [*deep, base, calm]
+    said = ""
+    for argv in tries:
+        result = run(argv, timeout_s=SPY_S)
+        if result.code == 0:
+            try:
+                return {**found, "threads": json.loads(result.out)}
+            except ValueError:
+                said = said or "py-spy's answer is not JSON"
+        elif result.code is None:
+            said = said or f"py-spy had no answer within {SPY_S:g} s"
+        else:
+            said = said or shorten_error(result.err or result.out)
+    return {**found, "problem": said + explain_refusal(said)}
+
+
+def _find_python(pid: int) -> int:
+    """The rank's own process, or the first below it that is Python: a shell may have started it."""
+    stats = list_stats()
+    below = sorted(list_below([pid], stats), key=lambda one: (stats[one].started, one))
+    return next((one for one in (pid, *below) if _runs_python(one)), pid)
+
+
+def _runs_python(pid: int) -> bool:
+    try:
+        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return False
+
+
+def shorten_error(text: str) -> str:
+    """py-spy's error and its first cause, without what follows for its own developers."""
+    told: List[str] = []
+    for line in text.partition("Stack backtrace")[0].splitlines():
+        words = line.strip()
+        if words and not words.startswith("Caused by"):
+            told.append(words.partition(": ")[2] or words)
+    return ": ".join(told) or "py-spy failed without a word"
+
+
+def explain_refusal(said: str) -> str:
+    """What to do where the kernel does not let py-spy look."""
+    if not any(word in said.lower() for word in REFUSED):
+        return ""
+    try:
+        scope = YAMA.read_text().strip()
+    except OSError:
+        scope = "0"
+    if scope == "0":
+        return "; the process belongs to somebody else, or its container hides it: try as root"
+    return (
+        f"; kernel.yama.ptrace_scope is {scope} on this node: whoever runs it can allow this with "
+        "sysctl kernel.yama.ptrace_scope=0"
+    )
