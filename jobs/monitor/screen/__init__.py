@@ -1,0 +1,1 @@
+"""The live screen of `vjob status`; the only part that imports Textual."""

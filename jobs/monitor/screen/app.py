@@ -1,0 +1,116 @@
+"""The live screen: panes, keys, and the threads that read.
+
+Reading happens beside it, so that a file server or a scheduler that hangs leaves a screen that
+answers and says how old it is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from textual.app import App
+from textual.message import Message
+
+from jobs.monitor.screen import paint
+from jobs.monitor.screen.live import LiveScreen
+from jobs.monitor.screen.marks import Marks, choose_marks
+from jobs.monitor.screen.messages import Done, Failed, Looked, Read, WorkWanted
+from jobs.monitor.screen.repeat import Repeat
+from jobs.monitor.screen.sources import Actions, Source
+from jobs.monitor.screen.view import View
+from jobs.monitor.verdict import EXIT_CODES, Health, Verdict
+
+INTERVAL_S = 2.0
+ENDED_S = 30.0
+"""Between looks at a job that is over."""
+OVER = (Health.DONE, Health.DEAD)
+
+
+class StatusApp(App[None]):
+    """Feeds the live screen; holds what outlives it, such as the last verdict."""
+
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS = [("ctrl+c,ctrl+q", "quit", "quit"), ("ctrl+z", "suspend_process", "suspend")]  # noqa: RUF012 - Textual's own way
+    CSS = f"""
+    Screen {{ background: {paint.BACKGROUND}; layout: vertical; overflow: hidden; }}
+    Pane {{ width: 100%; height: 1fr; background: {paint.BACKGROUND}; }}
+    #heading, #hint {{ background: {paint.PANEL}; }}
+    #hint {{ height: 1; }}
+    #prompt {{ height: 1; border: none; padding: 0; background: {paint.PANEL}; display: none; }}
+    """
+
+    def __init__(
+        self, source: Source, actions: Actions, *, interval_s: float, marks: Marks | None = None
+    ) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self.source = source
+        self.actions = actions
+        self.interval_s = interval_s
+        self.marks = marks or choose_marks(os.environ)
+        self.verdict: Verdict | None = None
+        """The last one; None before the first look."""
+        self.live = LiveScreen(self.marks, actions, interval_s)
+        self._looks = Repeat(self._look, interval_s)
+        self._reads = Repeat(self._read, interval_s)
+
+    async def on_mount(self) -> None:
+        await self.push_screen(self.live)
+        self._looks.start()
+        self._reads.start()
+
+    def on_unmount(self) -> None:
+        self._looks.stop()
+        self._reads.stop()
+
+    def on_lines_wanted(self) -> None:
+        self._reads.poke()
+
+    def on_work_wanted(self, message: WorkWanted) -> None:
+        """Beside the screen, in a thread of its own."""
+
+        def run() -> None:
+            try:
+                text, is_good = message.work(), True
+            except Exception as error:  # shown to the user; whatever it is, the screen goes on
+                text, is_good = str(error) or type(error).__name__, False
+            self._tell(Done(message.what, text, is_good))
+
+        threading.Thread(target=run, daemon=True).start()
+
+    @property
+    def exit_code(self) -> int:
+        """Of the last verdict."""
+        return self.verdict.exit_code if self.verdict else EXIT_CODES[Health.UNKNOWN]
+
+    def _look(self) -> None:
+        try:
+            snapshot, verdict = self.source.read()
+            self._tell(Looked(View.make(snapshot, verdict), time.monotonic()))
+            self.verdict = verdict
+            self._looks.interval_s = ENDED_S if verdict.health in OVER else self.interval_s
+        except Exception as error:  # whatever it is: said on the screen, and tried again
+            self._tell(Failed(str(error) or type(error).__name__))
+
+    def _read(self) -> None:
+        node = self.live.wanted_node
+        try:
+            self._tell(Read(node, self.actions.lines.read_new(node)))
+        except Exception as error:  # as above
+            self._tell(Read(node, [], problem=str(error) or type(error).__name__))
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self.live.post_message(message)
+        except RuntimeError:  # the screen was closed meanwhile
+            self._looks.stop()
+            self._reads.stop()
+
+
+def run_screen(source: Source, actions: Actions, *, interval_s: float = INTERVAL_S) -> int:
+    """Show the screen until it is left; returns the exit code of the last verdict."""
+    app = StatusApp(source, actions, interval_s=interval_s)
+    app.run()
+    return app.exit_code

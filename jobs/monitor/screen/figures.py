@@ -1,0 +1,67 @@
+"""Ages, durations and sizes as words that hold still: what says the same is not redrawn."""
+
+from __future__ import annotations
+
+import math
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def show_age(seconds: float | None) -> str:
+    """`now`, `20s`, `3m`, `5h`, `2d`; coarse, and empty where nothing is known."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    if seconds < 10:
+        return "now"
+    if seconds < MINUTE:
+        return f"{int(seconds // 10) * 10}s"
+    for length, unit, limit in ((MINUTE, "m", HOUR), (HOUR, "h", 2 * DAY)):
+        if seconds < limit:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds // DAY)}d"
+
+
+def show_duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `1 h 05 min`, `3 d 4 h`."""
+    if not math.isfinite(seconds):
+        return "?"
+    seconds = max(0, int(seconds))
+    if seconds < MINUTE:
+        return f"{seconds // 5 * 5} s"
+    if seconds < HOUR:
+        return f"{seconds // MINUTE} min"
+    if seconds < 2 * DAY:
+        return f"{seconds // HOUR} h {seconds % HOUR // MINUTE:02d} min"
+    return f"{seconds // DAY} d {seconds % DAY // HOUR} h"
+
+
+def show_seconds(seconds: float | None) -> str:
+    """Of a step: `0.042`, `2.31`, `14.2`, `130`."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    digits = next((n for n, limit in ((3, 1), (2, 10), (1, 100)) if seconds < limit), 0)
+    return f"{seconds:.{digits}f}"
+
+
+def show_loss(loss: float) -> str:
+    """Five figures at most; nan and inf as such."""
+    return f"{loss:.5g}" if math.isfinite(loss) else str(loss)
+
+
+def show_memory(used_mb: float | None, total_mb: float | None) -> str:
+    """`18.2/22.5 GB`."""
+    if used_mb is None:
+        return ""
+    used = f"{used_mb / 1024:.1f}"
+    return f"{used}/{total_mb / 1024:.1f} GB" if total_mb else f"{used} GB"
+
+
+def show_ranges(numbers: tuple[int, ...]) -> str:
+    """`0-3,8`."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

@@ -1,0 +1,350 @@
+"""The screen itself: head, node table, GPUs, log, hint, and what its keys do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.widgets import Input
+
+from jobs.monitor.screen import paint
+from jobs.monitor.screen.arrange import HINT, PANES, Heights, arrange_panes, find_most_heading
+from jobs.monitor.screen.figures import show_duration
+from jobs.monitor.screen.gpu_pane import GpuPane
+from jobs.monitor.screen.heading import render_heading
+from jobs.monitor.screen.log_pane import LogPane
+from jobs.monitor.screen.marks import Marks
+from jobs.monitor.screen.messages import (
+    Done,
+    Failed,
+    LinesWanted,
+    Looked,
+    Read,
+    WorkWanted,
+)
+from jobs.monitor.screen.node_pane import NodePane
+from jobs.monitor.screen.pages import Question, TextPage, render_help, render_verdict
+from jobs.monitor.screen.pane import Pane
+from jobs.monitor.screen.sources import Actions
+from jobs.monitor.screen.view import View
+from varuna_core.records import record as records
+
+LATE_LOOKS = 3
+"""Intervals without a look after which the screen says how old it is."""
+LEAST_LATE_S = 8.0
+MESSAGE_S = 20.0
+OVER = (records.ENDED, records.REFUSED)
+PROMPTS = {
+    "filter": "filter nodes: a part of name, group, state, GPU or error; Enter keeps, Esc clears",
+    "search": "search the log: text, Enter",
+}
+HINTS = (
+    ("?", "help"), ("q", "quit"), ("Tab", "pane"), ("/", "search"), ("e", "error"),
+    ("f", "filter"), ("a", "all logs"), ("v", "verdict"), ("s", "stacks"), ("r", "report"),
+    ("c", "cancel"), ("z", "zoom"),
+)  # fmt: skip
+
+
+class TextLines(Pane):
+    """Lines that are given to it."""
+
+    def __init__(self, marks: Marks, *, id: str) -> None:
+        super().__init__(marks, id=id)
+        self.lines: list[Text] = []
+
+    def make_line(self, y: int) -> Text:
+        return self.lines[y] if y < len(self.lines) else Text()
+
+    def take(self, lines: list[Text]) -> None:
+        self.lines = lines
+        self.show()
+
+
+class LiveScreen(Screen[None]):
+    """One job as a whole."""
+
+    BINDINGS = [  # noqa: RUF012 - Textual's own way
+        ("q", "app.quit", "quit"),
+        ("question_mark", "help", "help"),
+        ("v", "verdict", "verdict"),
+        ("tab", "next_pane(1)", "next pane"),
+        ("shift+tab", "next_pane(-1)", "pane before"),
+        ("z", "zoom", "zoom"),
+        ("f", "ask('filter')", "filter"),
+        ("less_than_sign", "sort_next(-1)", "sort by the column before"),
+        ("greater_than_sign", "sort_next(1)", "sort by the next column"),
+        ("o", "turn", "other way round"),
+        ("a", "all_logs", "all logs"),
+        ("space", "follow", "follow"),
+        ("slash", "ask('search')", "search"),
+        ("n", "go_on(-1)", "older"),
+        ("N", "go_on(1)", "newer"),
+        ("e", "go_to_known(1)", "next error"),
+        ("E", "go_to_known(-1)", "error before"),
+        ("s", "stacks", "stacks"),
+        ("r", "report", "report"),
+        ("c", "cancel", "cancel"),
+        ("escape", "leave", "back"),
+    ]
+
+    def __init__(self, marks: Marks, actions: Actions, interval_s: float) -> None:
+        super().__init__()
+        self.marks = marks
+        self.actions = actions
+        self.interval_s = interval_s
+        self.view: View | None = None
+        self.wanted_node: str | None = None
+        """Whose lines the log shows; read by the thread that brings them."""
+        self.active = PANES[0]
+        self.is_zoomed = False
+        self.message = ""
+        """In place of the hints, until the next key."""
+        self.asked = ""
+        """What the prompt is for."""
+        self.heading = TextLines(marks, id="heading")
+        self.nodes = NodePane(marks, id="nodes")
+        self.gpus = GpuPane(marks, id="gpus")
+        self.log_pane = LogPane(marks, id="log")
+        self.hint = TextLines(marks, id="hint")
+        self.prompt = Input(id="prompt", compact=True)
+        self.prompt.cursor_blink = False
+        self._begun = time.monotonic()
+        self._looked_at: float | None = None
+        self._problem = ""
+        self._notice = ""
+        self._shows_all = False
+        self._heights: tuple[Heights, int] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield from (self.heading, self.nodes, self.gpus, self.log_pane, self.hint, self.prompt)
+
+    def on_mount(self) -> None:
+        self.set_interval(self.interval_s, self.show_age)
+        self.nodes.focus()
+
+    def on_resize(self) -> None:
+        self.place_panes()
+
+    @property
+    def panes(self) -> dict[str, NodePane | GpuPane | LogPane]:
+        return {"nodes": self.nodes, "gpus": self.gpus, "log": self.log_pane}
+
+    def on_looked(self, message: Looked) -> None:
+        self.view, self._looked_at, self._problem = message.view, message.at, ""
+        self.nodes.take(message.view.rows, message.view.snapshot.num_nodes)
+        self._show_gpus()
+        self.place_panes()
+
+    def on_failed(self, message: Failed) -> None:
+        self._problem = message.problem
+        self.place_panes()
+
+    def on_read(self, message: Read) -> None:
+        self.log_pane.take(message.node, message.lines, message.problem)
+
+    def on_done(self, message: Done) -> None:
+        """Of one line in the hint's place, else as a page."""
+        text = message.text.strip()
+        if message.is_good and "\n" not in text and len(text) < self.size.width:
+            self.say(f"{message.what}: {text}")
+            return
+        title = message.what if message.is_good else f"{message.what} did not work"
+        lines = [Text(self.marks.plain(line), style=paint.PLAIN) for line in text.split("\n")]
+        self.say("")
+        self.app.push_screen(TextPage(self.marks, title, lines))
+
+    def on_node_pane_chosen(self, message: NodePane.Chosen) -> None:
+        if message.is_meant:
+            self._shows_all = False
+            self.activate("log")
+        self._show_gpus()
+        self._show_log()
+
+    def on_descendant_focus(self) -> None:
+        """A click makes a pane the active one too."""
+        name = self.focused.id if self.focused else None
+        if name in PANES and name != self.active:
+            self.active = name
+            self.place_panes()
+
+    def show_age(self) -> None:
+        """Says so where nothing new has come for long."""
+        if self._notice != self._find_notice():
+            self.place_panes()
+
+    def _find_notice(self) -> str:
+        age_s = time.monotonic() - (self._looked_at or self._begun)
+        is_late = age_s > max(LEAST_LATE_S, LATE_LOOKS * self.interval_s)
+        if not self._problem and not is_late:
+            return ""
+        shown = f"all of this is {show_duration(age_s)} old: " if self._looked_at else ""
+        return shown + (self._problem or "the files or the scheduler do not answer")
+
+    def place_panes(self) -> None:
+        """Give every pane its lines, and the head its text."""
+        height, width = self.size.height, self.size.width
+        self._notice = self._find_notice()
+        head = self._render_head(width, find_most_heading(height))
+        heights = arrange_panes(
+            height - len(head) - HINT,
+            active=self.active,
+            is_zoomed=self.is_zoomed,
+            num_nodes=len(self.nodes.rows),
+            num_gpus=self.gpus.num_rows,
+        )
+        if (heights, len(head)) != self._heights:
+            self._heights = (heights, len(head))
+            self.heading.styles.height = len(head)
+            for name, pane in self.panes.items():
+                lines = getattr(heights, name)
+                pane.display = lines > 0
+                pane.styles.height = lines
+        self.heading.take(head)
+        self.hint.take([self._render_hint(width)])
+        pane = self.panes[self.active]
+        if not self.asked and self.focused is not pane and pane.display:
+            pane.focus(scroll_visible=False)
+
+    def _render_head(self, width: int, most: int) -> list[Text]:
+        if self.view is None:
+            words = self._notice or "reading ..."
+            return [Text(self.marks.plain(words), style=paint.WARM if self._notice else paint.DIM)]
+        view = self.view
+        return render_heading(view.snapshot, view.verdict, self.marks, width, most, self._notice)
+
+    def _render_hint(self, width: int) -> Text:
+        if self.message:
+            return Text(self.marks.plain(self.message), style=paint.WARM)
+        line = Text(style=paint.PLAIN)
+        for key, does in HINTS:
+            if len(line) + len(key) + len(does) + 3 > width:
+                break
+            line.append(f"{key} ", paint.KEY).append(f"{does}  ", paint.DIM)
+        return line
+
+    def _show_gpus(self) -> None:
+        if self.view is not None:
+            row = self.view.find_row(self.nodes.chosen)
+            self.gpus.take(row, self.view.snapshot.now)
+
+    def _show_log(self) -> None:
+        self.wanted_node = None if self._shows_all else self.nodes.chosen
+        if self.wanted_node != self.log_pane.node:
+            self.log_pane.look_at(self.wanted_node)
+            self.post_message(LinesWanted())
+
+    def activate(self, name: str) -> None:
+        self.active = name
+        self.place_panes()
+        self.panes[name].focus(scroll_visible=False)
+
+    def say(self, message: str) -> None:
+        """In place of the hints, for a while."""
+        self.message = message
+        self.place_panes()
+        if message:
+            self.set_timer(MESSAGE_S, lambda: self._unsay(message))
+
+    def _unsay(self, message: str) -> None:
+        if self.message == message:
+            self.say("")
+
+    def action_next_pane(self, direction: int) -> None:
+        self.activate(PANES[(PANES.index(self.active) + direction) % len(PANES)])
+
+    def action_zoom(self) -> None:
+        self.is_zoomed = not self.is_zoomed
+        self.place_panes()
+
+    def action_sort_next(self, direction: int) -> None:
+        self.nodes.sort_next(direction)
+
+    def action_turn(self) -> None:
+        self.nodes.sort(self.nodes.sorted_by)
+
+    def action_all_logs(self) -> None:
+        self._shows_all = not self._shows_all
+        self._show_log()
+
+    def action_follow(self) -> None:
+        self.log_pane.toggle_follow()
+
+    def action_go_on(self, direction: int) -> None:
+        self.log_pane.go_on(direction)
+
+    def action_go_to_known(self, direction: int) -> None:
+        self.log_pane.go_to_known(direction)
+
+    def action_ask(self, what: str) -> None:
+        """Open the prompt, for the filter or a search."""
+        self.asked = what
+        self.prompt.placeholder = PROMPTS[what]
+        self.prompt.value = self.nodes.filter if what == "filter" else ""
+        self.prompt.display = True
+        self.hint.display = False
+        self.prompt.focus(scroll_visible=False)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self.asked == "filter":
+            self.nodes.set_filter(event.value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        asked = self._close_prompt()
+        if asked == "search":
+            self.log_pane.search(event.value)
+            self.activate("log")
+        else:
+            self.activate("nodes")
+
+    def _close_prompt(self) -> str:
+        asked, self.asked = self.asked, ""
+        self.prompt.display = False
+        self.hint.display = True
+        return asked
+
+    def action_leave(self) -> None:
+        """Undo one thing: the prompt, the zoom, the search, the filter."""
+        if self.asked:
+            if self._close_prompt() == "filter":
+                self.nodes.set_filter("")
+            self.activate(self.active)
+        elif self.is_zoomed:
+            self.action_zoom()
+        elif self.log_pane.searched or self.log_pane.found is not None:
+            self.log_pane.search("")
+        elif self.nodes.filter:
+            self.nodes.set_filter("")
+
+    def action_help(self) -> None:
+        self.app.push_screen(TextPage(self.marks, "keys", render_help()))
+
+    def action_verdict(self) -> None:
+        if self.view is not None:
+            lines = render_verdict(self.view.snapshot, self.view.verdict, self.marks)
+            self.app.push_screen(TextPage(self.marks, "verdict", lines))
+
+    def action_stacks(self) -> None:
+        self._start("stacks", "asking every rank where it is ...", self.actions.stacks)
+
+    def action_report(self) -> None:
+        self._start("report", "writing the report ...", self.actions.report)
+
+    def action_cancel(self) -> None:
+        says = self.actions.cancel_says
+        if not says:
+            self.say("there is no job to cancel: these are logs alone")
+        elif self.view is not None and self.view.snapshot.record_state in OVER:
+            self.say("there is nothing to cancel: the job is over")
+        else:
+            self.app.push_screen(Question(self.marks, "Cancel the job?", says), self._cancel)
+
+    def _cancel(self, is_wanted: bool | None) -> None:
+        if is_wanted:
+            self._start("cancel", "cancelling ...", self.actions.cancel)
+
+    def _start(self, what: str, says: str, work: Callable[[], str]) -> None:
+        self.say(says)
+        self.post_message(WorkWanted(what, work))

@@ -1,0 +1,1 @@
+"""Tests of the live screen, driven as by a user."""
