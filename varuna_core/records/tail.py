@@ -43,12 +43,14 @@ def _decode(line: bytes) -> str:
 class Follower:
     """What was added to a file since the last look, in whole lines."""
 
-    def __init__(self, path: Path, *, start_lines: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, start_lines: int | None = None, within_bytes: int = SKIP_BYTES
+    ) -> None:
         self.path = path
         self._offset = 0
         self._rest = b""
         if start_lines is not None:
-            self._skip_to_last(start_lines)
+            self._skip_to_last(start_lines, within_bytes)
 
     def read(self, *, final: bool = False) -> Iterator[str]:
         """New lines. A file that shrank was written anew and is read from its start."""
@@ -74,11 +76,11 @@ class Follower:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [_decode(line) for line in lines]
 
-    def _skip_to_last(self, count: int) -> None:
+    def _skip_to_last(self, count: int, within_bytes: int) -> None:
         try:
             with self.path.open("rb") as handle:
                 size = os.fstat(handle.fileno()).st_size
-                first = max(0, size - SKIP_BYTES)
+                first = max(0, size - within_bytes)
                 handle.seek(first)
                 data = handle.read(size - first)
         except OSError:
