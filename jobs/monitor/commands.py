@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import sys
@@ -21,12 +20,15 @@ if TYPE_CHECKING:
     from jobs.monitor.verdict import Verdict
     from jobs.runs import RunView
 
-FAILED, NOT_KNOWN = 10, 11
+INTERVAL_S = 2.0
 
 
 @click.command()
 @click.argument("job", required=False, shell_complete=complete_job)
 @click.option("--once", is_flag=True, help="Print it plain once, on a terminal too.")
+@click.option("--interval", "interval_s", type=click.FloatRange(min=0.2), default=INTERVAL_S,
+              show_default=True, metavar="SECONDS",
+              help="How often the live screen looks.")  # fmt: skip
 @click.option("--watch", "every_s", type=click.FloatRange(min=0.2), metavar="SECONDS",
               help="Print it again and again until the job has ended.")  # fmt: skip
 @click.option(
@@ -35,7 +37,13 @@ FAILED, NOT_KNOWN = 10, 11
 @click.option("--all", "-a", "show_all", is_flag=True, help="Every node, or run, however many.")
 @json_option
 def status(
-    job: str | None, once: bool, every_s: float | None, lines: int, show_all: bool, as_json: bool
+    job: str | None,
+    once: bool,
+    interval_s: float,
+    every_s: float | None,
+    lines: int,
+    show_all: bool,
+    as_json: bool,
 ) -> None:
     """Show how JOB goes, or how all your runs go: a job id, a name, or a folder of logs.
 
@@ -50,22 +58,27 @@ def status(
     if job is None:
         _print_table(show_all, as_json)
         return
+    if sys.stdout.isatty() and sys.stdin.isatty() and not (once or as_json or every_s):
+        from jobs.monitor.screen.start import show
+
+        sys.exit(show(job, Path.cwd(), interval_s))
+    from jobs.monitor.look import JudgedReader
     from jobs.monitor.reader import open_reader
 
     reader = open_reader(job, Path.cwd(), num_lines=lines)
+    judged = JudgedReader(reader)
     while True:
-        snapshot = reader.read()
-        verdict = find_verdict(snapshot)
+        snapshot, verdict = judged.read()
         _print(reader, snapshot, verdict, show_all=show_all, as_json=as_json)
         if every_s is None or once or _is_over(snapshot):
-            sys.exit(_exit_code(snapshot) if verdict is None else verdict.exit_code)
+            sys.exit(verdict.exit_code)
         time.sleep(every_s)
         if not as_json:
             click.clear() if sys.stdout.isatty() else click.echo()
 
 
 def _print(
-    reader: Reader, snapshot: Snapshot, verdict: Verdict | None, *, show_all: bool, as_json: bool
+    reader: Reader, snapshot: Snapshot, verdict: Verdict, *, show_all: bool, as_json: bool
 ) -> None:
     from jobs.monitor.text import choose_nodes, render, render_json
 
@@ -81,46 +94,20 @@ def _print(
     click.echo(render(replace(snapshot, nodes=nodes), verdict, all_nodes=show_all))
 
 
-def find_verdict(snapshot: Snapshot) -> Verdict | None:
-    """None as long as there is no judge."""
-    try:
-        judge = importlib.import_module("jobs.monitor.judge")
-    except ModuleNotFoundError:
-        return None
-    verdict: Verdict = judge.judge(snapshot)
-    return verdict
-
-
 def _is_over(snapshot: Snapshot) -> bool:
     return snapshot.record_state in ("ended", "refused")
 
 
-def _exit_code(snapshot: Snapshot) -> int:
-    """Where there is no verdict: by the record and the scheduler alone."""
-    from jobs.monitor.verdict import NEVER_STARTS
-
-    if snapshot.record_state == "refused":
-        return FAILED
-    if snapshot.record_state == "ended":
-        return 0 if snapshot.record_verdict == "COMPLETED" else FAILED
-    if " will not start: " in snapshot.message:
-        return NEVER_STARTS
-    return NOT_KNOWN if snapshot.state == "UNKNOWN" else 0
-
-
 def _describe(view: RunView) -> dict[str, Any]:
     """A run's verdict and what it stands on, by its files and what the scheduler just said."""
+    from jobs.monitor.judge import judge
     from jobs.monitor.reader import RunReader
     from jobs.monitor.scheduler import SchedulerDesk
-    from jobs.monitor.text import tell_progress
 
     desk = SchedulerDesk(view.run, view.record.scheduler, view=lambda run: view)
     snapshot = RunReader(view.run, num_lines=0, desk=desk).read()
-    verdict = find_verdict(snapshot)
-    if verdict is not None:
-        return {"state": verdict.health.value, "message": verdict.reason}
-    is_quiet = not snapshot.message and snapshot.progress is not None
-    return {"message": tell_progress(snapshot) if is_quiet else snapshot.message}
+    verdict = judge(snapshot)
+    return {"state": verdict.health.value, "message": verdict.reason}
 
 
 def _print_table(show_all: bool, as_json: bool) -> None:

@@ -202,7 +202,10 @@ def read_plan(path: Path) -> Plan | None:
     value = read_json(path)
     if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
         return None
-    return parse_plan(value)
+    try:
+        return parse_plan(value)
+    except (KeyError, TypeError):
+        return None  # written by another version: as good as missing
 
 
 def parse_plan(value: dict[str, Any]) -> Plan:

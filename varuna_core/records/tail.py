@@ -44,15 +44,21 @@ class Follower:
     """What was added to a file since the last look, in whole lines."""
 
     def __init__(
-        self, path: Path, *, start_lines: int | None = None, read_bytes: int = READ_BYTES
+        self,
+        path: Path,
+        *,
+        start_lines: int | None = None,
+        within_bytes: int = SKIP_BYTES,
+        read_bytes: int = READ_BYTES,
     ) -> None:
-        """`read_bytes` at a time; of what is there already only the last `start_lines`."""
+        """`read_bytes` at a time; of what is there already only the last `start_lines`, as far as
+        they lie in the last `within_bytes`."""
         self.path = path
         self._read_bytes = read_bytes
         self._offset = 0
         self._rest = b""
         if start_lines is not None:
-            self._skip_to_last(start_lines)
+            self._skip_to_last(start_lines, within_bytes)
 
     def read(self, *, final: bool = False) -> Iterator[str]:
         """New lines. A file that shrank was written anew and is read from its start."""
@@ -87,11 +93,11 @@ class Follower:
             place += len(line) + 1
         return found
 
-    def _skip_to_last(self, count: int) -> None:
+    def _skip_to_last(self, count: int, within_bytes: int) -> None:
         try:
             with self.path.open("rb") as handle:
                 size = os.fstat(handle.fileno()).st_size
-                first = max(0, size - SKIP_BYTES)
+                first = max(0, size - within_bytes)
                 handle.seek(first)
                 data = handle.read(size - first)
         except OSError:

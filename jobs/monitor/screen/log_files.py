@@ -1,0 +1,95 @@
+"""The lines for the log pane, from the files of a run's attempt or of a bare folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs.monitor.snapshot import Line
+from varuna_core.records.tail import Follower
+
+ENDINGS = ("out", "err", "log")
+FIRST_LINES = 400
+"""Of a node, or of all nodes together, when they are first looked at."""
+FIRST_BYTES = 64 * 1024
+"""Of one file, for those."""
+MOST_LINES = 4000
+"""Of one look: the pane keeps little more."""
+FILES_A_LOOK = 1000
+"""Of thousands of nodes the files are looked at in turns."""
+LIST_S = 30.0
+"""Between two listings of the folder, for nodes that come later."""
+TAG = re.compile(r"(\d{1,7}): ")
+
+
+class LogFiles:
+    """Follows the files of what is looked at, and of nothing else."""
+
+    def __init__(
+        self,
+        find_folder: Callable[[], Path | None],
+        classify: Callable[[str], str] = lambda text: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._find_folder = find_folder
+        """Where the files lie now: another attempt has others. None before there are any."""
+        self._classify = classify
+        """The kind of an error; empty for all other lines."""
+        self._clock = clock
+        self._folder: Path | None = None
+        self._node: str | None = None
+        self._is_first = True
+        self._followers: dict[str, Follower] = {}
+        """By the file's name, in the order in which their turn comes."""
+        self._listed = 0.0
+
+    def read_new(self, node: str | None) -> list[Line]:
+        folder = self._find_folder()
+        if folder is None:
+            return []
+        if (folder, node) != (self._folder, self._node) or self._is_first:
+            self._folder, self._node = folder, node
+            self._followers, self._is_first = {}, False
+            self._open(folder, node)
+        elif self._clock() - self._listed > LIST_S:
+            self._open(folder, node)
+        lines: list[Line] = []
+        for name in list(self._followers)[:FILES_A_LOOK]:
+            follower = self._followers[name] = self._followers.pop(name)
+            lines += [self._make_line(name, text) for text in follower.read()]
+            if len(lines) > 2 * MOST_LINES:
+                del lines[:-MOST_LINES]
+        return lines[-MOST_LINES:]
+
+    def _open(self, folder: Path, node: str | None) -> None:
+        """Follow files that are not followed yet: what they hold so far is read only in part."""
+        self._listed = self._clock()
+        if node is None:
+            names = sorted(name for name in os.listdir(folder) if _split(name)[1] in ENDINGS)
+        else:
+            names = [f"{node}.{ending}" for ending in ENDINGS]
+        new = [name for name in names if name not in self._followers]
+        lines = max(1, FIRST_LINES // max(1, len(names)))
+        for name in new:
+            self._followers[name] = Follower(
+                folder / name, start_lines=lines, within_bytes=FIRST_BYTES
+            )
+
+    def _make_line(self, name: str, text: str) -> Line:
+        tag = TAG.match(text)
+        return Line(
+            text=text[tag.end() :] if tag else text,
+            node=_split(name)[0],
+            rank=int(tag.group(1)) if tag else None,
+            file=name,
+            kind=self._classify(text),
+        )
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Node and ending."""
+    node, _, ending = name.rpartition(".")
+    return node, ending

@@ -1,0 +1,105 @@
+"""Opens the screen on a job: reader and judge behind it, `vjob`'s own commands behind its keys."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from jobs.errors import VjobError
+from jobs.monitor.errors import classify_line, find_row
+from jobs.monitor.look import JudgedReader
+from jobs.monitor.reader import open_reader
+from jobs.monitor.screen.app import INTERVAL_S, run_screen
+from jobs.monitor.screen.log_files import LogFiles
+from jobs.monitor.snapshot import Snapshot
+from jobs.monitor.verdict import Verdict
+from jobs.process import run
+from varuna_core.records.runfolder import RunFolder
+
+ROOT = Path(__file__).parents[3]
+START = "import sys; sys.path[0] = sys.argv.pop(1); from jobs.cli import main; main()"
+"""`vjob`, whatever folder one is in and whatever stands in it."""
+CANCEL_S = 60
+REPORT_S, STACKS_S = 1800, 120
+
+
+def show(job: str, here: Path, interval_s: float = INTERVAL_S) -> int:
+    """The screen, until it is left; returns the exit code of the last verdict.
+
+    InputError for what is no job.
+    """
+    source = JudgedSource(JudgedReader(open_reader(job, here)))
+    return run_screen(source, JobActions(source), interval_s=interval_s)
+
+
+class JudgedSource:
+    """Looks, and remembers the last one for the keys."""
+
+    def __init__(self, reader: JudgedReader) -> None:
+        self.last: Snapshot | None = None
+        """Of the last look."""
+        self._reader = reader
+
+    def read(self) -> tuple[Snapshot, Verdict]:
+        self.last, verdict = self._reader.read()
+        return self.last, verdict
+
+    def find_folder(self) -> Path | None:
+        """Where the files of nodes lie now."""
+        last = self.last
+        if last is None:
+            return None
+        if not last.record_state:
+            return Path(last.folder)
+        if last.attempt is None:
+            return None
+        return RunFolder(Path(last.folder)).attempt(last.attempt).path
+
+
+class JobActions:
+    """What keys have done, by `vjob` itself in a process of its own.
+
+    A report's computing would hold up the screen, and a cancel that has begun must go on when the
+    screen is left.
+    """
+
+    def __init__(self, source: JudgedSource) -> None:
+        self._source = source
+        self.lines = LogFiles(source.find_folder, classify_error)
+
+    @property
+    def cancel_says(self) -> str:
+        last = self._source.last
+        if last is None or not last.record_state:
+            return ""
+        ids = " and ".join(job.id for job in last.scheduler.jobs) or last.run
+        return (
+            f"vjob cancel {last.run}: ranks that can are asked to checkpoint and to leave, for at "
+            f"most {CANCEL_S} s; then {ids} ends, whatever it is at."
+        )
+
+    def cancel(self) -> str:
+        return self._run("cancel", "--wait", str(CANCEL_S), timeout_s=4 * CANCEL_S)
+
+    def report(self) -> str:
+        return self._run("report", timeout_s=REPORT_S)
+
+    def stacks(self) -> str:
+        return self._run("stacks", timeout_s=STACKS_S)
+
+    def _run(self, command: str, *options: str, timeout_s: float) -> str:
+        last = self._source.last
+        if last is None:
+            raise VjobError("nothing is known of the job yet")
+        words = [sys.executable, "-c", START, str(ROOT), command, last.folder, *options]
+        done = run(words, env={**os.environ, "NO_COLOR": "1"}, timeout_s=timeout_s)
+        if done.code != 0:
+            raise VjobError("\n".join(part for part in (done.err, done.out) if part.strip()))
+        return done.out.strip()
+
+
+def classify_error(text: str) -> str:
+    """Name of the known error that a line is; warnings are none."""
+    row = find_row(classify_line(text) or "")
+    return row.name if row is not None and row.kind in ("root", "fallout") else ""
