@@ -6,6 +6,7 @@ own lines are mere fallout; a node that was lost; the scheduler's word; what lit
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from jobs.monitor.errors import find_row, first_root, is_kind
@@ -16,6 +17,7 @@ from jobs.monitor.snapshot import Line, Snapshot
 from jobs.pending import explain_launch
 from varuna_core.records.exits import NODE_LOST
 
+_NODE = re.compile(r"Node failure on ([\w.-]+)")
 OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 """Signals that befall the rank itself; SIGABRT and SIGTERM are often others' doing."""
 FULL = 0.97
@@ -141,18 +143,20 @@ def _by_lost_node(snapshot: Snapshot) -> Cause | None:
     outcome, stop = snapshot.outcome, snapshot.stop or {}
     by_rank = outcome is not None and outcome.code == NODE_LOST and bool(outcome.culprit_node)
     by_stop = stop.get("kind") == "lost" and bool(stop.get("node"))
-    if not (lost or by_rank or by_stop or rows_in(snapshot, ("NODE_FAIL",))):
+    line = next((x for x in snapshot.errors if x.kind == "node failure"), None)
+    by_line = line is not None and line == first_root(snapshot.errors)
+    if not (lost or by_rank or by_stop or by_line or rows_in(snapshot, ("NODE_FAIL",))):
         return None
-    node = next(iter(lost), "")
+    said = _NODE.search(line.text) if line is not None else None
+    node = next(iter(lost), said.group(1) if said is not None else "")
     if not node and outcome is not None and by_rank:
         node = outcome.culprit_node or ""
     node = node or (str(stop["node"]) if by_stop else "") or _find_silent_node(snapshot)
     word = f" (the scheduler calls it {lost[node]})" if lost.get(node) else ""
-    said = f"node {node} was lost{word}" if node else "a node was lost"
+    what = f"node {node} was lost{word}" if node else "a node was lost"
     detail = outcome.reason if outcome is not None and by_rank else ""
-    line = next((x for x in snapshot.errors if x.kind == "node failure"), None)
     return Cause(
-        reason=join([said, detail], ": "),
+        reason=join([what, detail], ": "),
         line=line,
         node=node,
         rank=outcome.culprit_rank if outcome is not None and by_rank else None,

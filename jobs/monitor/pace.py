@@ -36,8 +36,10 @@ LATE_S = 60.0
 """Files on NFS may be shown so late."""
 
 
-def list_gaps(points: Sequence[Point], first_step: int | None = None) -> list[float]:
-    """Seconds between signs of steps, the first steps of the attempt left out.
+def list_gaps(
+    points: Sequence[Point], first_step: int | None = None, *, skip: int = WARM_UP_STEPS
+) -> list[float]:
+    """Seconds between signs of steps, the first `skip` steps of the attempt left out.
 
     As told, and as seen from the times of the lines, whichever is longer: what a line says of its
     steps leaves out checkpoints and evaluations.
@@ -45,7 +47,7 @@ def list_gaps(points: Sequence[Point], first_step: int | None = None) -> list[fl
     first = first_step if first_step is not None else (points[0].step if points else 0)
     gaps = []
     for before, point in zip([None, *points], points, strict=False):
-        if point.step < first + WARM_UP_STEPS or (before is None and len(points) > 1):
+        if point.step < first + skip or (before is None and len(points) > 1):
             continue
         num_steps = point.step - before.step if before is not None else 1
         if num_steps < 1 or (before is not None and before.step < first):
@@ -68,7 +70,8 @@ def stall_limit_s(
     """
     gaps = list_gaps(points, first_step)
     if len(gaps) < LEARN_GAPS:
-        return max(UNLEARNED_S, floor_s, MEDIANS * max(gaps, default=0.0))
+        longest = max(list_gaps(points, first_step, skip=0), default=0.0)
+        return max(UNLEARNED_S, floor_s, LONGEST * longest)
     return max(
         MEDIANS * statistics.median(gaps),
         P95S * find_quantile(gaps, 0.95),
@@ -115,9 +118,15 @@ def find_silence_s(snapshot: Snapshot) -> float | None:
 
 
 def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
-    """`stall_limit_s` of the job's steps; longer by a phase whose end no line tells."""
+    """`stall_limit_s` of the job's steps; longer by a phase whose end no line tells.
+
+    As long as few were told, also twice what it took until the first one was.
+    """
     points, first = _points_of(snapshot)
     limit = stall_limit_s(points, first_step=first, floor_s=floor_s)
+    if len(list_gaps(points, first)) < LEARN_GAPS and points and snapshot.went_at is not None:
+        told_at = points[0].at if points[0].at is not None else find_step_at(snapshot)
+        limit = max(limit, LONGEST * ((told_at or 0.0) - snapshot.went_at))
     unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
     return limit + unseen * max(snapshot.phases_s.values(), default=0.0)
 
