@@ -149,7 +149,7 @@ def test_a_warm_up_without_an_end_is_stalled() -> None:
 
 
 def test_the_first_step_ends_the_start() -> None:
-    snapshot = with_points(healthy(), make_points([9.0]))
+    snapshot = with_points(healthy(went_at=NOW - 100), make_points([9.0]))
     assert judge(snapshot).health is Health.HEALTHY
     assert judge(silent(snapshot, 600)).health is Health.HEALTHY
     assert judge(silent(snapshot, 1300)).health is Health.STALLED
