@@ -214,8 +214,12 @@ def test_the_only_rank_that_computes_is_the_suspect() -> None:
 
 
 def test_the_rank_whose_trace_is_behind_is_the_suspect() -> None:
-    verdict = judge(change_rank(silent(healthy(), 300), 5, step=199))
+    slow = silent(healthy(), 300)
+    slow = replace(slow, ranks=tuple(replace(rank, step_s=20.0) for rank in slow.ranks))
+    verdict = judge(change_rank(slow, 5, step=199))
     assert (verdict.health, verdict.rank, verdict.node) == (Health.STALLED, 5, "n001")
+    quick = judge(change_rank(silent(healthy(), 300), 5, step=199))
+    assert quick.rank is None  # it may just not be written out
 
 
 def test_all_gpus_at_their_most_spin_in_a_collective() -> None:
