@@ -80,7 +80,7 @@ def name_job(snapshot: Snapshot) -> str:
     if is_bare(snapshot):
         return snapshot.folder
     jobs = snapshot.scheduler.jobs
-    if jobs and snapshot.scheduler.name == "slurm":
+    if jobs:
         return jobs[0].id.partition("+")[0]
     return snapshot.run
 

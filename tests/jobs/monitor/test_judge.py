@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from jobs.monitor.judge import RULES, judge
 from jobs.monitor.rules import name_rule
 from jobs.monitor.snapshot import Attempt, Disk, Echo, JobRow, Phase, Scheduler, Snapshot
-from jobs.monitor.verdict import Health
+from jobs.monitor.verdict import EXIT_CODES, Health
 from tests.jobs.monitor.builders import (
     NOW,
     STEP_S,
@@ -564,3 +566,13 @@ def test_a_state_that_nobody_knows_is_unknown() -> None:
     snapshot = healthy(progress=None, ranks=(), nodes=(), attempt=None)
     verdict = judge(with_state(snapshot, "UNKNOWN"))
     assert (verdict.health, verdict.exit_code) == (Health.UNKNOWN, 11)
+
+
+def test_every_rule_has_its_heading_in_the_docs_in_order() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "status.md").read_text()
+    part = text.partition("\n## Verdicts\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^### (.+)$", part, re.MULTILINE) == [name_rule(rule) for rule in RULES]
+    for health in Health:
+        assert f"| {health.value} |" in part
+    for health, code in EXIT_CODES.items():
+        assert re.search(rf"\| {health.value} \|.*\| {code} \|", part)
