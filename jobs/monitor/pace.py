@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jobs.monitor.snapshot import Point, Snapshot
+from jobs.monitor.snapshot import Phase, Point, Snapshot
 
 WARM_UP_STEPS = 5
 """First steps of an attempt, which teach nothing: caches fill, kernels are compiled."""
@@ -88,9 +88,9 @@ def cause_limit_s(points: Sequence[Point], *, first_step: int | None = None) -> 
 
 
 def overdue_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """From so long a silence on, a line about an error is believed: LATE_S, and 3 x median gap."""
+    """From so long a silence on, a line about an error is believed: LATE_S and a few gaps."""
     gaps = list_gaps(points, first_step)
-    return LATE_S + (3 * statistics.median(gaps) if gaps else LATE_S)
+    return LATE_S + (max(3 * statistics.median(gaps), max(gaps)) if gaps else LATE_S)
 
 
 def phase_limit_s(snapshot: Snapshot, name: str) -> float:
@@ -105,7 +105,20 @@ def find_step_at(snapshot: Snapshot) -> float | None:
     times = [rank.step_at for rank in snapshot.ranks if rank.step_at is not None]
     if progress is not None and progress.at is not None:
         times.append(progress.at)
+    if progress is not None and not times:  # it was written before anything that came later
+        times = [node.log_at for node in snapshot.nodes if node.log_at is not None]
     return max(times, default=None)
+
+
+def find_phase(snapshot: Snapshot) -> Phase | None:
+    """None where a step was done since: such a checkpoint is written beside the training."""
+    phase = snapshot.phase
+    if phase is None:
+        return None
+    step_at = find_step_at(snapshot)
+    if phase.since is None or step_at is None or step_at <= phase.since + 1.0:
+        return phase
+    return None
 
 
 def find_silence_s(snapshot: Snapshot) -> float | None:
@@ -118,7 +131,7 @@ def find_silence_s(snapshot: Snapshot) -> float | None:
 
 
 def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
-    """`stall_limit_s` of the job's steps; longer by a phase whose end no line tells.
+    """`stall_limit_s` of the job's steps; longer where a phase may go on that no line tells.
 
     As long as few were told, also twice what it took until the first one was.
     """
@@ -127,8 +140,7 @@ def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
     if len(list_gaps(points, first)) < LEARN_GAPS and points and snapshot.went_at is not None:
         told_at = points[0].at if points[0].at is not None else find_step_at(snapshot)
         limit = max(limit, LONGEST * ((told_at or 0.0) - snapshot.went_at))
-    unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
-    return limit + unseen * max(snapshot.phases_s.values(), default=0.0)
+    return _lengthen(snapshot, limit)
 
 
 def job_cause_limit_s(snapshot: Snapshot) -> float:
@@ -138,7 +150,7 @@ def job_cause_limit_s(snapshot: Snapshot) -> float:
 
 def job_overdue_s(snapshot: Snapshot) -> float:
     points, first = _points_of(snapshot)
-    return overdue_s(points, first_step=first)
+    return _lengthen(snapshot, overdue_s(points, first_step=first))
 
 
 def list_step_times(snapshot: Snapshot) -> list[float]:
@@ -158,6 +170,15 @@ def find_quantile(values: Sequence[float], share: float) -> float:
     """Of the values themselves: no mean of two."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def _lengthen(snapshot: Snapshot, limit: float) -> float:
+    """By what may lie between steps unseen: a phase whose end no line tells, or the job's end."""
+    unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
+    limit += unseen * max(snapshot.phases_s.values(), default=0.0)
+    progress = snapshot.progress
+    is_last = progress is not None and progress.num_steps and progress.step >= progress.num_steps
+    return max(limit, PHASE_FIRST_S) if is_last else limit
 
 
 def _points_of(snapshot: Snapshot) -> tuple[Sequence[Point], int | None]:

@@ -119,6 +119,21 @@ def test_a_submit_that_was_cut_off_is_unknown_after_a_while() -> None:
     assert judge(replace(snapshot, submitted=NOW - 5000)).health is Health.UNKNOWN
 
 
+def test_a_job_that_was_just_submitted_may_not_be_shown_yet() -> None:
+    snapshot = replace(waiting(""), scheduler=Scheduler(name="slurm"))
+    assert judge(replace(snapshot, submitted=NOW - 20)).health is Health.PENDING
+    assert judge(replace(snapshot, submitted=NOW - 2000)).health is Health.UNKNOWN
+
+
+def test_a_job_started_anew_is_not_judged_by_the_attempt_before() -> None:
+    """Between the scheduler's start and the new attempt's, the old outcome still lies there."""
+    outcome = make_outcome(1, "rank 2 on n000 exited 1", 2, "n000")
+    again = with_state(healthy(outcome=outcome), "RUNNING", restarts=1)
+    assert judge(again).health is Health.REQUEUED
+    assert judge(replace(again, attempt=1)).health is Health.DEAD
+    assert judge(replace(again, attempt=1, outcome=None)).health is Health.HEALTHY
+
+
 # Starting
 
 
@@ -244,6 +259,31 @@ def test_a_lost_node_is_named_by_the_schedulers_word() -> None:
     assert judge(fresh).health is Health.HEALTHY
 
 
+def test_after_the_last_step_there_is_time_to_save() -> None:
+    snapshot = with_points(healthy(), make_points([STEP_S] * 200), num_steps=200)
+    assert judge(silent(snapshot, 1500)).health is Health.HEALTHY
+    assert judge(silent(snapshot, 2000)).health is Health.STALLED
+
+
+def test_steps_without_a_time_are_as_old_as_their_log() -> None:
+    points = tuple(replace(point, at=None) for point in make_points([STEP_S] * 200))
+    snapshot = healthy(ranks=())
+    assert snapshot.progress is not None
+    progress = replace(snapshot.progress, points=points, at=None)
+    assert judge(replace(snapshot, progress=progress)).health is Health.HEALTHY
+    assert judge(silent(replace(snapshot, progress=progress), 200)).health is Health.STALLED
+
+
+def test_a_batch_script_that_goes_on_after_its_ranks_is_well() -> None:
+    ranks = tuple(
+        replace(rank, exit=make_exit(rank.rank, rank.node, 0)) for rank in healthy().ranks
+    )
+    assert judge(silent(healthy(ranks=ranks), 900)).health is Health.HEALTHY
+    tidying = with_state(silent(healthy(), 900), "COMPLETING")
+    assert judge(tidying).rule == "ending"
+    assert judge(with_state(healthy(), "COMPLETING")).health is Health.HEALTHY
+
+
 # Checkpoints and evaluations
 
 
@@ -278,6 +318,13 @@ def test_a_checkpoint_beside_the_training_hides_no_stall() -> None:
     beside = replace(snapshot, phase=replace(snapshot.phase, since=NOW - 100))
     assert judge(beside).health is Health.HEALTHY
     assert judge(silent(beside, 200)).health is Health.STALLED
+
+
+def test_an_error_from_before_a_checkpoint_does_not_end_it() -> None:
+    snapshot = in_phase("checkpoint", 400, errors=(OOM,))
+    assert judge(snapshot).health is Health.CHECKPOINTING
+    within = replace(snapshot, errors=(replace(OOM, written_by=NOW + 20),))
+    assert judge(within).health is Health.FAILING
 
 
 # Failing
@@ -383,8 +430,11 @@ def test_a_full_disk_fails_once_a_rank_says_so() -> None:
 
 
 def test_no_process_on_any_gpu_long_after_the_start_fails() -> None:
-    snapshot = change_gpus(healthy(progress=None, ranks=()), None, num_processes=0, utilization=0.0)
+    unused = {"num_processes": 0, "utilization": 0.0, "memory_used_mb": 3}
+    snapshot = change_gpus(healthy(progress=None, ranks=()), None, **unused)
     assert judge(snapshot).rule == "no gpu process"
+    unseen = change_gpus(snapshot, None, memory_used_mb=15000)
+    assert judge(unseen).health is not Health.FAILING
     assert judge(replace(snapshot, went_at=NOW - 300)).health is Health.STARTING
 
 
@@ -483,6 +533,22 @@ def test_fallout_of_the_culprit_points_to_the_rank_that_began() -> None:
     verdict = judge(over(healthy(), outcome=outcome, errors=lines))
     assert (verdict.node, verdict.rank) == ("n001", 6)
     assert "CUDA out of memory" in verdict.reason
+
+
+def test_exits_tell_the_culprit_where_the_batch_script_left_no_outcome() -> None:
+    snapshot = change_rank(healthy(), 6, exit=make_exit(6, "n001", 139, "SIGSEGV"))
+    verdict = judge(over(snapshot, "COMPLETED"))
+    assert (verdict.health, verdict.node, verdict.rank) == (Health.DEAD, "n001", 6)
+    assert "SIGSEGV" in verdict.reason
+
+
+def test_ranks_that_the_scheduler_ended_are_no_cause() -> None:
+    why = "rank 6 on n001 was ended by SIGTERM"
+    outcome = make_outcome(143, why, 6, "n001", culprit_signal="SIGTERM")
+    verdict = judge(over(healthy(), "TIMEOUT", outcome=outcome))
+    assert "time limit" in verdict.reason and verdict.rank is None
+    verdict = judge(over(healthy(), "TIMEOUT", outcome=outcome, errors=(OOM,)))
+    assert "time limit" in verdict.reason and "CUDA out of memory" in verdict.reason
 
 
 @pytest.mark.parametrize(
