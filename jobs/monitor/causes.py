@@ -6,20 +6,32 @@ own lines are mere fallout; a node that was lost; the scheduler's word; what lit
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from jobs.monitor.errors import find_row, first_root, is_kind
 from jobs.monitor.pace import LATE_S
-from jobs.monitor.rules import OVER_WORDS, join, rows_in, say_line, say_names, say_rank, say_step
+from jobs.monitor.rules import (
+    OVER_WORDS,
+    find_failed,
+    join,
+    rows_in,
+    say_line,
+    say_names,
+    say_rank,
+    say_step,
+)
 from jobs.monitor.rules_queue import build_info
 from jobs.monitor.snapshot import Line, Snapshot
 from jobs.pending import explain_launch
 from varuna_core.records.exits import NODE_LOST
 
+_NODE = re.compile(r"Node failure on ([\w.-]+)")
 OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 """Signals that befall the rank itself; SIGABRT and SIGTERM are often others' doing."""
 FULL = 0.97
 """Share of a node's memory that counts as all."""
+TOLD = ("TIMEOUT", "DEADLINE", "CANCELLED", "PREEMPTED")
 WORDS = {
     "TIMEOUT": "the time limit was reached",
     "DEADLINE": "its deadline passed",
@@ -30,6 +42,8 @@ WORDS = {
     "OUT_OF_MEMORY": "memory was used up on a node",
 }
 """What the scheduler's last word means."""
+OF_SCHEDULER = ("time limit", "cancelled", "preempted", "requeued", "host out of memory")
+"""Kinds of lines that say the same."""
 NEXT = {
     "TIMEOUT": "raise cluster.walltime_min, or submit again: with train.checkpoint it goes on",
     "CANCELLED": "submit again: with train.checkpoint it goes on",
@@ -64,16 +78,19 @@ def find_cause(snapshot: Snapshot) -> Cause:
 
 def _by_culprit(snapshot: Snapshot) -> Cause | None:
     """A rank that failed by itself."""
-    outcome = snapshot.outcome
-    if outcome is None or outcome.culprit_rank is None or outcome.code in (0, NODE_LOST):
+    culprit = _find_culprit(snapshot)
+    if culprit is None:
         return None
-    rank, node = outcome.culprit_rank, outcome.culprit_node or ""
+    rank, node, name, reason = culprit
     own = [line for line in snapshot.errors if line.rank == rank]
     root = first_root(own)
-    if outcome.culprit_signal in OWN_SIGNALS:
-        is_telling = root is not None and is_kind(root, "root")
-        return _by_signal(snapshot, rank, node, root if is_telling else None)
-    if root is None or not is_kind(root, "root"):
+    is_telling = root is not None and is_kind(root, "root")
+    is_echo = name in ("SIGTERM", "SIGINT") or (name in (None, "SIGKILL") and not is_telling)
+    if is_echo and _was_told(snapshot):
+        return None
+    if name in OWN_SIGNALS:
+        return _by_signal(snapshot, rank, node, name, root if is_telling else None)
+    if not is_telling:
         other = first_root(snapshot.errors)
         if other is not None and is_kind(other, "root") and other.rank not in (None, rank):
             return Cause(
@@ -83,15 +100,36 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
                 rank=other.rank,
             )
         root = root or (other if other is not None and other.node in ("", node) else None)
-    reason = outcome.reason
     if root is not None and say_line(root)[:40] not in reason:
         reason = f"{reason} ({say_line(root)})"
     return Cause(reason=reason, line=root, node=node, rank=rank)
 
 
-def _by_signal(snapshot: Snapshot, rank: int, node: str, root: Line | None) -> Cause:
+def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None:
+    """Rank, node, signal and a sentence: of the outcome, else of the exits themselves."""
     outcome = snapshot.outcome
-    name = outcome.culprit_signal if outcome is not None else None
+    if outcome is not None:
+        if outcome.culprit_rank is None or outcome.code in (0, NODE_LOST):
+            return None
+        node = outcome.culprit_node or ""
+        return outcome.culprit_rank, node, outcome.culprit_signal, outcome.reason
+    first = find_failed(snapshot)
+    if first is None:
+        return None
+    how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
+    tail = f": {first.last_error}" if first.last_error else ""
+    return first.rank, first.node, first.signal, f"{say_rank(first.rank, first.node)} {how}{tail}"
+
+
+def _was_told(snapshot: Snapshot) -> bool:
+    """The scheduler ended it: what ranks did then is an echo."""
+    said = [row.state for row in snapshot.scheduler.jobs] or [snapshot.record_verdict]
+    return any(word in said for word in TOLD)
+
+
+def _by_signal(
+    snapshot: Snapshot, rank: int, node: str, name: str | None, root: Line | None
+) -> Cause:
     reason = f"{say_rank(rank, node)} was ended by {name}"
     if name != "SIGKILL":
         said = f": {say_line(root)}" if root is not None else ": native code crashed"
@@ -141,18 +179,20 @@ def _by_lost_node(snapshot: Snapshot) -> Cause | None:
     outcome, stop = snapshot.outcome, snapshot.stop or {}
     by_rank = outcome is not None and outcome.code == NODE_LOST and bool(outcome.culprit_node)
     by_stop = stop.get("kind") == "lost" and bool(stop.get("node"))
-    if not (lost or by_rank or by_stop or rows_in(snapshot, ("NODE_FAIL",))):
+    line = next((x for x in snapshot.errors if x.kind == "node failure"), None)
+    by_line = line is not None and line == first_root(snapshot.errors)
+    if not (lost or by_rank or by_stop or by_line or rows_in(snapshot, ("NODE_FAIL",))):
         return None
-    node = next(iter(lost), "")
+    said = _NODE.search(line.text) if line is not None else None
+    node = next(iter(lost), said.group(1) if said is not None else "")
     if not node and outcome is not None and by_rank:
         node = outcome.culprit_node or ""
     node = node or (str(stop["node"]) if by_stop else "") or _find_silent_node(snapshot)
     word = f" (the scheduler calls it {lost[node]})" if lost.get(node) else ""
-    said = f"node {node} was lost{word}" if node else "a node was lost"
+    what = f"node {node} was lost{word}" if node else "a node was lost"
     detail = outcome.reason if outcome is not None and by_rank else ""
-    line = next((x for x in snapshot.errors if x.kind == "node failure"), None)
     return Cause(
-        reason=join([said, detail], ": "),
+        reason=join([what, detail], ": "),
         line=line,
         node=node,
         rank=outcome.culprit_rank if outcome is not None and by_rank else None,
@@ -181,6 +221,10 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
     if snapshot.message and snapshot.message != WORDS[word]:
         reason = f"{snapshot.message}, at {say_step(snapshot)}"
     node = line.node if line is not None else ""
+    root = first_root(snapshot.errors)
+    if root is not None and is_kind(root, "root") and root.kind not in OF_SCHEDULER:
+        reason = f"{reason}; before that, {say_root(root)}"
+        line = line or root
     return Cause(reason=reason, line=line, node=node, remedy=NEXT.get(word, ""))
 
 
@@ -188,7 +232,9 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
     root = first_root(snapshot.errors)
     if root is None:
         return None
-    return Cause(reason=say_root(root), line=root, node=root.node, rank=root.rank)
+    outcome = snapshot.outcome
+    reason = join([say_root(root), outcome.reason if outcome is not None else ""], "; ")
+    return Cause(reason=reason, line=root, node=root.node, rank=root.rank)
 
 
 def _by_start(snapshot: Snapshot) -> Cause | None:

@@ -291,7 +291,7 @@ PROGRAM = (
         r"|\b(found|detected|encountered|unexpected result) (a |an )?(nan|infs?)\b"
         r"|\bnan (or inf )?(loss|values?|gradients?|grads?) (was |were |is |are )?(detected|found"
         r"|encountered)|\bnan (detected|found|encountered)\b|returned nan values in its",
-        "lower train.optimizer.lr or clip gradients; go back to a checkpoint before it, and look "
+        "lower the learning rate or clip gradients; go back to a checkpoint before it, and look "
         "at the samples of that step",
     ),
     _known(

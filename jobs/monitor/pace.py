@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jobs.monitor.snapshot import Point, Snapshot
+from jobs.monitor.snapshot import Phase, Point, Snapshot
 
 WARM_UP_STEPS = 5
 """First steps of an attempt, which teach nothing: caches fill, kernels are compiled."""
@@ -36,8 +36,10 @@ LATE_S = 60.0
 """Files on NFS may be shown so late."""
 
 
-def list_gaps(points: Sequence[Point], first_step: int | None = None) -> list[float]:
-    """Seconds between signs of steps, the first steps of the attempt left out.
+def list_gaps(
+    points: Sequence[Point], first_step: int | None = None, *, skip: int = WARM_UP_STEPS
+) -> list[float]:
+    """Seconds between signs of steps, the first `skip` steps of the attempt left out.
 
     As told, and as seen from the times of the lines, whichever is longer: what a line says of its
     steps leaves out checkpoints and evaluations.
@@ -45,7 +47,7 @@ def list_gaps(points: Sequence[Point], first_step: int | None = None) -> list[fl
     first = first_step if first_step is not None else (points[0].step if points else 0)
     gaps = []
     for before, point in zip([None, *points], points, strict=False):
-        if point.step < first + WARM_UP_STEPS or (before is None and len(points) > 1):
+        if point.step < first + skip or (before is None and len(points) > 1):
             continue
         num_steps = point.step - before.step if before is not None else 1
         if num_steps < 1 or (before is not None and before.step < first):
@@ -68,7 +70,8 @@ def stall_limit_s(
     """
     gaps = list_gaps(points, first_step)
     if len(gaps) < LEARN_GAPS:
-        return max(UNLEARNED_S, floor_s, MEDIANS * max(gaps, default=0.0))
+        longest = max(list_gaps(points, first_step, skip=0), default=0.0)
+        return max(UNLEARNED_S, floor_s, LONGEST * longest)
     return max(
         MEDIANS * statistics.median(gaps),
         P95S * find_quantile(gaps, 0.95),
@@ -85,9 +88,9 @@ def cause_limit_s(points: Sequence[Point], *, first_step: int | None = None) -> 
 
 
 def overdue_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """From so long a silence on, a line about an error is believed: LATE_S, and 3 x median gap."""
+    """From so long a silence on, a line about an error is believed: LATE_S and a few gaps."""
     gaps = list_gaps(points, first_step)
-    return LATE_S + (3 * statistics.median(gaps) if gaps else LATE_S)
+    return LATE_S + (max(3 * statistics.median(gaps), max(gaps)) if gaps else LATE_S)
 
 
 def phase_limit_s(snapshot: Snapshot, name: str) -> float:
@@ -102,7 +105,20 @@ def find_step_at(snapshot: Snapshot) -> float | None:
     times = [rank.step_at for rank in snapshot.ranks if rank.step_at is not None]
     if progress is not None and progress.at is not None:
         times.append(progress.at)
+    if progress is not None and not times:  # it was written before anything that came later
+        times = [node.log_at for node in snapshot.nodes if node.log_at is not None]
     return max(times, default=None)
+
+
+def find_phase(snapshot: Snapshot) -> Phase | None:
+    """None where a step was done since: such a checkpoint is written beside the training."""
+    phase = snapshot.phase
+    if phase is None:
+        return None
+    step_at = find_step_at(snapshot)
+    if phase.since is None or step_at is None or step_at <= phase.since + 1.0:
+        return phase
+    return None
 
 
 def find_silence_s(snapshot: Snapshot) -> float | None:
@@ -115,11 +131,16 @@ def find_silence_s(snapshot: Snapshot) -> float | None:
 
 
 def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
-    """`stall_limit_s` of the job's steps; longer by a phase whose end no line tells."""
+    """`stall_limit_s` of the job's steps; longer where a phase may go on that no line tells.
+
+    As long as few were told, also twice what it took until the first one was.
+    """
     points, first = _points_of(snapshot)
     limit = stall_limit_s(points, first_step=first, floor_s=floor_s)
-    unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
-    return limit + unseen * max(snapshot.phases_s.values(), default=0.0)
+    if len(list_gaps(points, first)) < LEARN_GAPS and points and snapshot.went_at is not None:
+        told_at = points[0].at if points[0].at is not None else find_step_at(snapshot)
+        limit = max(limit, LONGEST * ((told_at or 0.0) - snapshot.went_at))
+    return _lengthen(snapshot, limit)
 
 
 def job_cause_limit_s(snapshot: Snapshot) -> float:
@@ -129,7 +150,7 @@ def job_cause_limit_s(snapshot: Snapshot) -> float:
 
 def job_overdue_s(snapshot: Snapshot) -> float:
     points, first = _points_of(snapshot)
-    return overdue_s(points, first_step=first)
+    return _lengthen(snapshot, overdue_s(points, first_step=first))
 
 
 def list_step_times(snapshot: Snapshot) -> list[float]:
@@ -149,6 +170,15 @@ def find_quantile(values: Sequence[float], share: float) -> float:
     """Of the values themselves: no mean of two."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def _lengthen(snapshot: Snapshot, limit: float) -> float:
+    """By what may lie between steps unseen: a phase whose end no line tells, or the job's end."""
+    unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
+    limit += unseen * max(snapshot.phases_s.values(), default=0.0)
+    progress = snapshot.progress
+    is_last = progress is not None and progress.num_steps and progress.step >= progress.num_steps
+    return max(limit, PHASE_FIRST_S) if is_last else limit
 
 
 def _points_of(snapshot: Snapshot) -> tuple[Sequence[Point], int | None]:

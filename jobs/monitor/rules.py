@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from jobs.monitor.snapshot import JobRow, Line, Node, Rank, Snapshot
 from jobs.monitor.verdict import Verdict
 from jobs.slurm import OVER
+from varuna_core.records.exits import RankExit
 
 Rule = Callable[[Snapshot], Verdict | None]
 
@@ -80,7 +81,7 @@ def name_job(snapshot: Snapshot) -> str:
     if is_bare(snapshot):
         return snapshot.folder
     jobs = snapshot.scheduler.jobs
-    if jobs and snapshot.scheduler.name == "slurm":
+    if jobs:
         return jobs[0].id.partition("+")[0]
     return snapshot.run
 
@@ -105,13 +106,22 @@ def is_over(snapshot: Snapshot) -> bool:
         if all(row.state in OVER_WORDS for row in jobs):
             return True
         is_waiting = bool(rows_in(snapshot, ("PENDING", "REQUEUED", "CONFIGURING")))
-        return snapshot.outcome is not None and not is_waiting and not snapshot.morph
+        is_next = snapshot.morph or is_between(snapshot)
+        return snapshot.outcome is not None and not is_waiting and not is_next
     return snapshot.outcome is not None
+
+
+def is_between(snapshot: Snapshot) -> bool:
+    """The job was started again, and the attempt that is known is the one before."""
+    restarts = max((row.restarts for row in rows_in(snapshot, RUNNING)), default=0)
+    return snapshot.attempt is not None and restarts > snapshot.attempt
 
 
 def is_live(snapshot: Snapshot) -> bool:
     """Its ranks may be at work now."""
-    if is_over(snapshot) or snapshot.record_state in ("refused", "intent"):
+    if is_over(snapshot) or is_between(snapshot):
+        return False
+    if snapshot.record_state in ("refused", "intent"):
         return False
     if not snapshot.scheduler.jobs:
         return bool(snapshot.nodes or snapshot.ranks or snapshot.attempt is not None)
@@ -142,6 +152,14 @@ def node_of_rank(snapshot: Snapshot, rank: int) -> str:
     """Its node, by the rank itself or by the nodes' lists."""
     named = next((item.node for item in snapshot.ranks if item.rank == rank and item.node), "")
     return named or next((node.name for node in snapshot.nodes if rank in node.ranks), "")
+
+
+def find_failed(snapshot: Snapshot) -> RankExit | None:
+    """The exit of the rank that failed first, by itself: who said stop, else the earliest."""
+    named = (snapshot.stop or {}).get("rank")
+    exits = [rank.exit for rank in snapshot.ranks if rank.exit is not None]
+    failed = [item for item in exits if item.code != 0 and not item.stopped]
+    return min(failed, key=lambda x: (x.rank != named, x.ended, x.rank), default=None)
 
 
 def list_alive(snapshot: Snapshot) -> list[Rank]:

@@ -10,6 +10,7 @@ from jobs.monitor.pace import job_limit_s
 from jobs.monitor.rules import (
     OVER_WORDS,
     advise,
+    find_failed,
     find_life,
     is_over,
     join,
@@ -65,7 +66,9 @@ def dead(snapshot: Snapshot) -> Verdict | None:
 
 def abandoned(snapshot: Snapshot) -> Verdict | None:
     """Nobody is known to run it, and it has been silent for long: a folder of old logs."""
-    if is_over(snapshot) or snapshot.scheduler.jobs or snapshot.record_state == "intent":
+    if is_over(snapshot) or snapshot.record_state == "intent":
+        return None
+    if snapshot.scheduler.jobs or snapshot.scheduler.problem:
         return None
     life = find_life(snapshot)
     silence = snapshot.now - life if life is not None else None
@@ -102,6 +105,8 @@ def is_short(snapshot: Snapshot) -> bool:
 def _ended_well(snapshot: Snapshot) -> bool:
     jobs = snapshot.scheduler.jobs
     if snapshot.outcome is not None and snapshot.outcome.code != 0:
+        return False
+    if snapshot.outcome is None and find_failed(snapshot) is not None:
         return False
     if jobs and all(row.state in OVER_WORDS for row in jobs):
         is_completed = all(row.state == "COMPLETED" for row in jobs)

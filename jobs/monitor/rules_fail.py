@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from jobs.monitor.errors import find_row, first_root, is_kind
-from jobs.monitor.pace import find_silence_s, find_step_at, job_overdue_s
+from jobs.monitor.pace import find_phase, find_silence_s, find_step_at, job_overdue_s
 from jobs.monitor.rules import (
     advise,
+    find_failed,
     find_life,
     find_node,
     find_started,
@@ -18,7 +19,7 @@ from jobs.monitor.rules import (
     say_rank,
     say_time,
 )
-from jobs.monitor.snapshot import Echo, Line, Snapshot
+from jobs.monitor.snapshot import Echo, Gpu, Line, Snapshot
 from jobs.monitor.verdict import Health, Verdict
 
 CLOCKS_S = 5.0
@@ -27,6 +28,8 @@ START_SILENCE_S = 120.0
 """Before the first step, an error that nothing follows for so long was the end."""
 NO_PROCESS_S = 600.0
 """After the ranks started, all GPUs should have processes."""
+IDLE, IDLE_MB = 5.0, 1000.0
+"""Per cent and megabytes of a GPU that nobody uses, at most."""
 FULL_BYTES = 64 * 1024 * 1024
 FULL_INODES = 64
 
@@ -35,15 +38,9 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
     """A rank ended by itself with an error, and others are still there."""
     if not is_live(snapshot):
         return None
-    failed = [
-        rank.exit
-        for rank in snapshot.ranks
-        if rank.exit is not None and rank.exit.code != 0 and not rank.exit.stopped
-    ]
-    if not failed:
+    first = find_failed(snapshot)
+    if first is None:
         return None
-    named = (snapshot.stop or {}).get("rank")
-    first = min(failed, key=lambda item: (item.rank != named, item.ended, item.rank))
     how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
     root = first_root([line for line in snapshot.errors if line.rank == first.rank])
     other = first_root(snapshot.errors)
@@ -99,7 +96,11 @@ def wrong_setting(snapshot: Snapshot) -> Verdict | None:
 
 
 def is_wrong(echo: Echo) -> bool:
-    return echo.wanted is not None and _plain(echo.said) != _plain(echo.wanted)
+    return (
+        echo.wanted is not None
+        and bool(echo.said.strip())
+        and _plain(echo.said) != _plain(echo.wanted)
+    )
 
 
 def disk_full(snapshot: Snapshot) -> Verdict | None:
@@ -133,6 +134,11 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
     if not is_live(snapshot):
         return None
     lines = [line for line in snapshot.errors if not went_on(snapshot, line)]
+    phase = find_phase(snapshot)
+    if phase is not None:
+        # Its silence says nothing: only what was written in it, some time ago, does.
+        late = snapshot.now - job_overdue_s(snapshot)
+        lines = [line for line in lines if _is_between(line, phase.since, late)]
     root = first_root(lines)
     if root is None:
         return None
@@ -162,6 +168,11 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
     )
 
 
+def _is_between(line: Line, since: float | None, until: float) -> bool:
+    times = [at for at in (line.at, line.written_by) if at is not None]
+    return bool(times) and since is not None and since <= min(times) <= until
+
+
 def went_on(snapshot: Snapshot, line: Line) -> bool:
     """Whether a step was done after the line was written: then it was not the end."""
     step_at = find_step_at(snapshot)
@@ -175,9 +186,7 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
     gpus = [(node, gpu) for node in snapshot.nodes for gpu in node.gpus if gpu.index != "cpu"]
     if not is_live(snapshot) or not gpus or started is None or snapshot.num_gpus == 0:
         return None
-    if snapshot.now - started < NO_PROCESS_S or any(
-        gpu.num_processes is None or gpu.num_processes > (gpu.num_foreign or 0) for _, gpu in gpus
-    ):
+    if snapshot.now - started < NO_PROCESS_S or any(_is_used(gpu) for _, gpu in gpus):
         return None
     samples = [node.gpus_at for node in snapshot.nodes if node.gpus_at is not None]
     if not samples or snapshot.now - max(samples) > NO_PROCESS_S:
@@ -218,6 +227,15 @@ def failing(
         advice=join([remedy, advise(snapshot, *verbs)], "; "),
         node=node,
         rank=rank,
+    )
+
+
+def _is_used(gpu: Gpu) -> bool:
+    """By a process that is counted as ours, or by one that cannot be seen."""
+    if gpu.num_processes is None or gpu.num_processes > (gpu.num_foreign or 0):
+        return True
+    return not gpu.num_foreign and (
+        (gpu.utilization or 0.0) > IDLE or (gpu.memory_used_mb or 0.0) > IDLE_MB
     )
 
 

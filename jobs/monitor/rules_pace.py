@@ -167,11 +167,18 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
 
 
 def ending(snapshot: Snapshot) -> Verdict | None:
-    """The scheduler ends it, and nobody has said how it went yet."""
-    if not rows_in(snapshot, ("COMPLETING",)):
+    """All ranks exited 0, or the scheduler ends the job, and nobody has said how it went yet."""
+    exits = [rank.exit for rank in snapshot.ranks]
+    if is_live(snapshot) and exits and all(item is not None and item.code == 0 for item in exits):
+        return Verdict(
+            health=Health.HEALTHY,
+            rule="ending",
+            reason=f"all {len(exits)} ranks exited 0, the batch script goes on",
+        )
+    if not rows_in(snapshot, ("COMPLETING",)) or rows_in(snapshot, ("RUNNING",)):
         return None
     return Verdict(
-        health=Health.UNKNOWN,
+        health=Health.HEALTHY if _steps_on(snapshot) else Health.UNKNOWN,
         rule="ending",
         reason=f"the scheduler tidies up after it, at {say_step(snapshot)}",
         advice="ask again in a minute",

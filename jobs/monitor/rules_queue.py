@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jobs.monitor.rules import RUNNING, advise, is_over, rows_in, say_time
+from jobs.monitor.rules import RUNNING, advise, is_between, is_over, rows_in, say_time
 from jobs.monitor.snapshot import JobRow, Snapshot
 from jobs.monitor.verdict import Health, Verdict
 from jobs.pending import explain_reason
@@ -12,6 +12,8 @@ from jobs.slurm import JobInfo, JobState
 
 ORPHAN_S = 600.0
 """A submit that left no job after so long was cut off."""
+FRESH_S = 120.0
+"""The scheduler shows a job after so long at the latest."""
 WAITS: tuple[tuple[str, str], ...] = (
     (r"Priority", "jobs of higher priority are before it"),
     (r"Resources", "no nodes are free for it yet"),
@@ -40,9 +42,14 @@ def refused(snapshot: Snapshot) -> Verdict | None:
 
 
 def submitting(snapshot: Snapshot) -> Verdict | None:
-    if snapshot.record_state != "intent" or snapshot.scheduler.jobs:
+    """Also just after: the scheduler may not show the job yet."""
+    if snapshot.scheduler.jobs or snapshot.attempt is not None:
         return None
     age = snapshot.now - snapshot.submitted if snapshot.submitted is not None else 0.0
+    if snapshot.record_state == "submitted" and age < FRESH_S:
+        return Verdict(health=Health.PENDING, rule="submitting", reason="it was submitted just now")
+    if snapshot.record_state != "intent":
+        return None
     if age > ORPHAN_S:
         return Verdict(
             health=Health.UNKNOWN,
@@ -68,6 +75,12 @@ def never_starts(snapshot: Snapshot) -> Verdict | None:
 
 
 def requeued(snapshot: Snapshot) -> Verdict | None:
+    if is_between(snapshot):
+        return Verdict(
+            health=Health.REQUEUED,
+            rule="requeued",
+            reason="the scheduler started it again, its next attempt is about to begin",
+        )
     rows = rows_in(snapshot, ("PENDING", "REQUEUED"))
     if not rows or rows_in(snapshot, RUNNING) or is_over(snapshot):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jobs.monitor.errors import first_root
 from jobs.monitor.pace import (
     FLOOR_S,
+    find_phase,
     find_silence_s,
     find_step_at,
     job_cause_limit_s,
@@ -22,7 +23,7 @@ from jobs.monitor.rules import (
     say_step,
     say_time,
 )
-from jobs.monitor.snapshot import Phase, Snapshot
+from jobs.monitor.snapshot import Snapshot
 from jobs.monitor.suspects import SILENT_S, describe_gpus, find_sure_suspect, find_suspect
 from jobs.monitor.verdict import Health, Verdict
 
@@ -90,7 +91,7 @@ def held_up(snapshot: Snapshot) -> Verdict | None:
 
 def in_phase(snapshot: Snapshot) -> Verdict | None:
     """A checkpoint or an evaluation, as long as it may take."""
-    phase = _current_phase(snapshot)
+    phase = find_phase(snapshot) if is_live(snapshot) else None
     if phase is None:
         return None
     age = snapshot.now - phase.since if phase.since is not None else None
@@ -248,17 +249,6 @@ def _is_working(snapshot: Snapshot) -> bool:
     if used:
         return max(used) > 5 and not describe_gpus(snapshot)
     return any((rank.cpu_percent or 0) > 20 for rank in snapshot.ranks)
-
-
-def _current_phase(snapshot: Snapshot) -> Phase | None:
-    """None where a step was done since: such a checkpoint is written beside the training."""
-    phase = snapshot.phase
-    if phase is None or not is_live(snapshot):
-        return None
-    step_at = find_step_at(snapshot)
-    if phase.since is None or step_at is None or step_at <= phase.since + 1.0:
-        return phase
-    return None
 
 
 def _facts(snapshot: Snapshot) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ SILENT_S = 150.0
 IDLE, BUSY = 5.0, 90.0
 """Per cent of a GPU or a core."""
 SPINS = 98.0
+TRACE_LATE_S = 6.0
+"""A trace is written out every five seconds, and by a rank that goes on alone."""
 FEW = 0.25
 """At most this share of the ranks is the odd part."""
 
@@ -184,7 +186,9 @@ def _behind(snapshot: Snapshot) -> Suspect | None:
     """Ranks whose trace ends before that of the others."""
     ranks = [rank for rank in list_alive(snapshot) if rank.step is not None]
     last = max((rank.step or 0 for rank in ranks), default=0)
-    found = [rank for rank in ranks if (rank.step or 0) < last]
+    found = [
+        rank for rank in ranks if (last - (rank.step or 0)) * (rank.step_s or 0.0) > TRACE_LATE_S
+    ]
     if not _is_few(len(found), len(ranks)):
         return None
     first = min(found, key=lambda rank: (rank.step or 0, rank.rank))

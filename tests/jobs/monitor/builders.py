@@ -18,6 +18,7 @@ from jobs.monitor.snapshot import (
     JobRow,
     Line,
     Node,
+    Phase,
     Point,
     Progress,
     Rank,
@@ -260,3 +261,26 @@ def from_log(name: str, *, code: int | None = None, **facts: Any) -> Snapshot:
         word = "COMPLETED" if code == 0 else "FAILED"
         snapshot = with_state(snapshot, word, exit_code=f"{code}:0")
     return replace(snapshot, **facts)
+
+
+OOM = make_line("[rank6]: torch.OutOfMemoryError: CUDA out of memory.", node="n001", rank=6)
+"""An error that ends a rank."""
+
+
+def over(snapshot: Snapshot, state: str = "FAILED", **facts: Any) -> Snapshot:
+    """The same, ended."""
+    return replace(with_state(snapshot, state), **facts)
+
+
+def starting(**facts: Any) -> Snapshot:
+    """The same before its first step: the nodes meet."""
+    begun = healthy(progress=None, ranks=(), went_at=None, attempt_started=NOW - 30)
+    nodes = tuple(replace(node, phase="ready", gpus=()) for node in begun.nodes)
+    return replace(begun, **{"nodes": nodes, **facts})
+
+
+def in_phase(name: str, age: float, **facts: Any) -> Snapshot:
+    """The same, so many seconds in a checkpoint or an evaluation."""
+    line = make_line(f"{name} begins")
+    snapshot = replace(healthy(), phase=Phase(name=name, since=NOW, line=line), **facts)
+    return silent(snapshot, age)

@@ -1,0 +1,152 @@
+"""Verdicts on jobs that are over, and on folders of logs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jobs.monitor.judge import judge
+from jobs.monitor.snapshot import JobRow, Scheduler, Snapshot
+from jobs.monitor.verdict import Health
+from tests.jobs.monitor.builders import (
+    NOW,
+    OOM,
+    STEP_S,
+    change_node,
+    change_rank,
+    healthy,
+    make_exit,
+    make_line,
+    make_outcome,
+    make_points,
+    over,
+    silent,
+    with_points,
+    with_state,
+)
+
+
+def killed() -> Snapshot:
+    why = "rank 6 on n001 was ended by SIGKILL"
+    outcome = make_outcome(137, why, 6, "n001", culprit_signal="SIGKILL")
+    noise = make_line("RuntimeError: Connection closed by peer", node="n000", rank=2)
+    return over(healthy(), outcome=outcome, errors=(noise,))
+
+
+def test_a_job_whose_ranks_exited_0_is_done() -> None:
+    verdict = judge(over(healthy(), "COMPLETED", outcome=make_outcome(0, "all 16 ranks exited 0")))
+    assert (verdict.health, verdict.exit_code) == (Health.DONE, 0)
+    assert "vjob report 4711" in verdict.advice
+
+
+def test_a_job_finished_yesterday_is_done_by_its_record() -> None:
+    snapshot = healthy(
+        scheduler=Scheduler(name="slurm"),
+        record_state="ended",
+        record_verdict="COMPLETED",
+        outcome=make_outcome(0, "all 16 ranks exited 0"),
+    )
+    assert judge(silent(snapshot, 86400)).health is Health.DONE
+
+
+def test_a_killed_rank_is_named_with_its_signal() -> None:
+    verdict = judge(killed())
+    assert (verdict.health, verdict.exit_code) == (Health.DEAD, 10)
+    assert (verdict.node, verdict.rank) == ("n001", 6)
+    assert "SIGKILL" in verdict.reason and "nothing tells who" in verdict.reason
+    assert verdict.evidence[0].kind == "connection lost"
+
+
+def test_memory_is_the_cause_where_something_proves_it() -> None:
+    proof = make_line("slurmstepd: error: Detected 2 oom_kill events in StepId=1.0.", node="n001")
+    verdict = judge(replace(killed(), errors=(*killed().errors, proof)))
+    assert "memory was used up" in verdict.reason
+    assert verdict.evidence[0] == proof
+    full = change_node(killed(), "n001", memory_used_mb=749_000)
+    assert "749000 of 750000" in judge(full).reason
+    assert "memory" in judge(with_state(killed(), "OUT_OF_MEMORY")).reason
+
+
+def test_fallout_of_the_culprit_points_to_the_rank_that_began() -> None:
+    lines = (
+        make_line("RuntimeError: Connection closed by peer", node="n000", rank=2),
+        OOM,
+    )
+    outcome = make_outcome(1, "rank 2 on n000 exited 1", 2, "n000")
+    verdict = judge(over(healthy(), outcome=outcome, errors=lines))
+    assert (verdict.node, verdict.rank) == ("n001", 6)
+    assert "CUDA out of memory" in verdict.reason
+
+
+def test_exits_tell_the_culprit_where_the_batch_script_left_no_outcome() -> None:
+    snapshot = change_rank(healthy(), 6, exit=make_exit(6, "n001", 139, "SIGSEGV"))
+    verdict = judge(over(snapshot, "COMPLETED"))
+    assert (verdict.health, verdict.node, verdict.rank) == (Health.DEAD, "n001", 6)
+    assert "SIGSEGV" in verdict.reason
+
+
+def test_ranks_that_the_scheduler_ended_are_no_cause() -> None:
+    why = "rank 6 on n001 was ended by SIGTERM"
+    outcome = make_outcome(143, why, 6, "n001", culprit_signal="SIGTERM")
+    verdict = judge(over(healthy(), "TIMEOUT", outcome=outcome))
+    assert "time limit" in verdict.reason and verdict.rank is None
+    verdict = judge(over(healthy(), "TIMEOUT", outcome=outcome, errors=(OOM,)))
+    assert "time limit" in verdict.reason and "CUDA out of memory" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("TIMEOUT", "time limit"),
+        ("CANCELLED", "cancelled"),
+        ("PREEMPTED", "preempted"),
+        ("OUT_OF_MEMORY", "memory"),
+    ],
+)
+def test_the_schedulers_word_is_a_cause(state: str, said: str) -> None:
+    outcome = make_outcome(143, "SIGTERM from the scheduler")
+    verdict = judge(over(healthy(), state, outcome=outcome))
+    assert verdict.health is Health.DEAD
+    assert said in verdict.reason
+
+
+def test_a_lost_node_is_a_cause() -> None:
+    why = "n003 was lost: rank 12 left no exit code"
+    verdict = judge(over(healthy(), "NODE_FAIL", outcome=make_outcome(113, why, 12, "n003")))
+    assert (verdict.health, verdict.node, verdict.rank) == (Health.DEAD, "n003", 12)
+    assert "cluster.exclude" in verdict.advice
+
+
+def test_a_batch_script_that_never_ran_says_why() -> None:
+    snapshot = over(healthy(progress=None, nodes=(), ranks=(), attempt=None), "FAILED")
+    jobs = (JobRow(id="4711", state="FAILED", exit_code="0:53"),)
+    lost = replace(snapshot, scheduler=Scheduler(name="slurm", jobs=jobs))
+    assert "output could not be made" in judge(lost).reason
+    said = replace(snapshot, scheduler_lines=("module: command not found",))
+    assert "command not found" in judge(said).reason
+
+
+def bare(age: float, **facts: object) -> Snapshot:
+    snapshot = healthy(scheduler=Scheduler(name=""), record_state="", attempt=None, **facts)
+    return replace(snapshot, now=NOW + age)
+
+
+def test_a_bare_folder_whose_last_step_is_done_is_done() -> None:
+    points = make_points([STEP_S] * 50)
+    assert judge(with_points(bare(1e6), points, num_steps=50)).health is Health.DONE
+    said = ("[after training is done] datetime: 2023-06-14 16:08:12 ",)
+    assert judge(change_node(bare(1e6), "n000", out=said)).health is Health.DONE
+
+
+def test_an_old_bare_folder_that_stopped_short_is_dead() -> None:
+    verdict = judge(bare(1e6))
+    assert (verdict.health, verdict.rule) == (Health.DEAD, "abandoned")
+    assert "step 200 of 5000" in verdict.reason
+    assert judge(bare(1e6, progress=None)).health is Health.UNKNOWN
+    assert judge(bare(1e6, progress=None, errors=(OOM,))).health is Health.DEAD
+
+
+def test_a_young_bare_folder_is_judged_like_a_running_job() -> None:
+    assert judge(bare(10)).health is Health.HEALTHY
+    assert judge(bare(600)).health is Health.STALLED

@@ -1,0 +1,128 @@
+"""Verdicts on jobs that are about to fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jobs.monitor.judge import judge
+from jobs.monitor.snapshot import Disk, Echo
+from jobs.monitor.verdict import Health
+from tests.jobs.monitor.builders import (
+    NOW,
+    OOM,
+    STEP_S,
+    change_gpus,
+    change_rank,
+    healthy,
+    make_exit,
+    make_line,
+    make_points,
+    silent,
+    starting,
+    with_points,
+)
+
+
+def test_a_rank_that_failed_is_named_while_the_others_live() -> None:
+    snapshot = change_rank(healthy(), 6, exit=make_exit(6, "n001", 137, "SIGKILL"))
+    verdict = judge(snapshot)
+    assert (verdict.health, verdict.node, verdict.rank) == (Health.FAILING, "n001", 6)
+    assert "SIGKILL" in verdict.reason
+
+
+def test_a_wrong_echo_fails_at_once() -> None:
+    line = make_line("WORLD_SIZE: 32", node="n000", rank=0)
+    echoes = (
+        Echo(name="NNODES", said="4", wanted="4.0", line=line),
+        Echo(name="PROFILE", said="True", wanted="true", line=line),
+        Echo(name="PARTITION", said="0-11-8", wanted="0, 11, 8", line=line),
+        Echo(name="MODEL", said="xl", wanted=None, line=line),
+    )
+    assert judge(starting(echoes=echoes)).health is Health.STARTING
+    wrong = Echo(name="WORLD_SIZE", said="32", wanted="16", line=line)
+    verdict = judge(starting(echoes=(*echoes, wrong)))
+    assert (verdict.health, verdict.rule, verdict.exit_code) == (
+        Health.FAILING,
+        "wrong setting",
+        15,
+    )
+    assert verdict.evidence == (line,)
+    assert "vjob cancel 4711" in verdict.advice
+
+
+def test_a_loss_that_is_no_number_fails() -> None:
+    points = make_points([STEP_S] * 50)
+    bad = (*points[:-1], replace(points[-1], loss=float("nan")))
+    verdict = judge(with_points(healthy(checkpoint_step=40), bad))
+    assert (verdict.health, verdict.rule) == (Health.FAILING, "not a number")
+    assert "step 50" in verdict.reason and "step 40" in verdict.advice
+    skipped = (*points[:-1], replace(points[-1], loss=float("inf"), skipped=1))
+    assert judge(with_points(healthy(), skipped)).health is Health.HEALTHY
+    recovered = (*points[:20], replace(points[20], loss=float("nan")), *points[21:])
+    assert judge(with_points(healthy(), recovered)).health is Health.HEALTHY
+
+
+def test_overflow_without_end_fails_and_the_search_for_a_scale_does_not() -> None:
+    points = make_points([STEP_S] * 40)
+    search = tuple(
+        replace(point, skipped=1, loss=None, loss_scale=2.0 ** (20 - number))
+        for number, point in enumerate(points[:15])
+    )
+    assert judge(with_points(healthy(), search)).health is Health.HEALTHY
+    endless = tuple(
+        replace(point, skipped=1, loss=None, loss_scale=max(2.0 ** (20 - number), 1.0))
+        for number, point in enumerate(points)
+    )
+    verdict = judge(with_points(healthy(), endless))
+    assert (verdict.health, verdict.rule) == (Health.FAILING, "loss scale")
+
+
+def test_exploding_gradients_fail_and_one_spike_does_not() -> None:
+    points = make_points([STEP_S] * 40)
+    spike = (*points[:-1], replace(points[-1], grad_norm=900.0))
+    assert judge(with_points(healthy(), spike)).health is Health.HEALTHY
+    wild = (*points[:-3], *(replace(point, grad_norm=900.0, loss=50.0) for point in points[-3:]))
+    assert judge(with_points(healthy(), wild)).rule == "gradients explode"
+
+
+def test_an_error_that_nothing_follows_fails() -> None:
+    snapshot = healthy(errors=(OOM,))
+    assert judge(snapshot).health is Health.HEALTHY
+    verdict = judge(silent(snapshot, 80))
+    assert (verdict.health, verdict.rule) == (Health.FAILING, "error line")
+    assert (verdict.node, verdict.rank, verdict.evidence[0]) == ("n001", 6, OOM)
+    assert "micro_batch_size" in verdict.advice
+
+
+def test_an_error_after_which_steps_were_done_is_a_remark() -> None:
+    snapshot = healthy(errors=(replace(OOM, written_by=NOW - 500),))
+    verdict = judge(silent(snapshot, 80))
+    assert verdict.health is Health.HEALTHY
+    assert any("went on" in remark for remark in verdict.remarks)
+
+
+def test_an_error_in_a_start_that_goes_no_further_fails() -> None:
+    line = make_line("ModuleNotFoundError: No module named 'x'", node="n000", rank=0, num_same=16)
+    snapshot = healthy(progress=None, ranks=(), errors=(line,), went_at=NOW - 300)
+    assert judge(snapshot).health is Health.STARTING
+    verdict = judge(silent(snapshot, 130))
+    assert (verdict.health, verdict.rule) == (Health.FAILING, "error line")
+    assert "16 times" in verdict.reason
+
+
+def test_a_full_disk_fails_once_a_rank_says_so() -> None:
+    disk = Disk(path="/data", what="checkpoints", free_bytes=0, total_bytes=10**12)
+    verdict = judge(healthy(disks=(disk,)))
+    assert verdict.health is Health.HEALTHY
+    assert any("0.0 GB" in remark for remark in verdict.remarks)
+    line = make_line("OSError: [Errno 28] No space left on device", node="n001", rank=4)
+    assert judge(healthy(disks=(disk,), errors=(line,))).rule == "disk full"
+
+
+def test_no_process_on_any_gpu_long_after_the_start_fails() -> None:
+    unused = {"num_processes": 0, "utilization": 0.0, "memory_used_mb": 3}
+    snapshot = change_gpus(healthy(progress=None, ranks=()), None, **unused)
+    assert judge(snapshot).rule == "no gpu process"
+    unseen = change_gpus(snapshot, None, memory_used_mb=15000)
+    assert judge(unseen).health is not Health.FAILING
+    assert judge(replace(snapshot, went_at=NOW - 300)).health is Health.STARTING

@@ -1,0 +1,95 @@
+"""Verdicts on jobs that wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jobs.monitor.judge import judge
+from jobs.monitor.snapshot import Attempt, JobRow, Scheduler, Snapshot
+from jobs.monitor.verdict import Health
+from tests.jobs.monitor.builders import (
+    NOW,
+    healthy,
+    make_outcome,
+    starting,
+    with_state,
+)
+
+
+def waiting(reason: str, **facts: object) -> Snapshot:
+    row = JobRow(id="4711", state="PENDING", word="PENDING", reason=reason, **facts)  # type: ignore[arg-type]
+    return healthy(
+        scheduler=Scheduler(name="slurm", jobs=(row,)),
+        attempt=None,
+        went_at=None,
+        nodes=(),
+        ranks=(),
+        progress=None,
+    )
+
+
+def test_a_refused_job_is_dead_with_the_schedulers_message() -> None:
+    verdict = judge(healthy(record_state="refused", message="invalid account"))
+    assert (verdict.health, verdict.rule) == (Health.DEAD, "refused")
+    assert "invalid account" in verdict.reason
+
+
+def test_a_pending_job_has_its_reason_and_start() -> None:
+    verdict = judge(waiting("Priority", start="2024-05-01T12:00:00"))
+    assert (verdict.health, verdict.exit_code) == (Health.PENDING, 0)
+    assert "higher priority" in verdict.reason and "2024-05-01T12:00:00" in verdict.reason
+
+
+def test_a_job_that_cannot_run_says_so_and_what_to_do() -> None:
+    verdict = judge(waiting("PartitionNodeLimit"))
+    assert (verdict.health, verdict.never_starts, verdict.exit_code) == (Health.PENDING, True, 12)
+    assert "lower count" in verdict.reason
+    assert verdict.advice.startswith("vjob cancel 4711")
+
+
+def test_one_pending_job_of_a_split_run_holds_the_others() -> None:
+    rows = (
+        JobRow(id="1", group="master", state="RUNNING"),
+        JobRow(id="2", group="slave", state="PENDING", reason="Resources"),
+    )
+    verdict = judge(starting(scheduler=Scheduler(name="slurm", jobs=rows)))
+    assert verdict.health is Health.PENDING
+    assert "group slave" in verdict.reason
+
+
+def test_a_requeued_job_counts_its_starts() -> None:
+    earlier = (Attempt(number=0, reason="node n001 was lost", step=90),)
+    snapshot = replace(waiting("BeginTime", restarts=2), earlier=earlier)
+    verdict = judge(snapshot)
+    assert verdict.health is Health.REQUEUED
+    assert "2 time(s)" in verdict.reason and "n001" in verdict.reason
+
+
+def test_a_suspended_job_waits() -> None:
+    assert judge(with_state(healthy(), "SUSPENDED")).rule == "suspended"
+
+
+def test_a_morph_is_no_end() -> None:
+    snapshot = healthy(morph="8 x 4 to 6 x 4", outcome=make_outcome(113, "n001 was lost"))
+    assert judge(snapshot).health is Health.MORPHING
+
+
+def test_a_submit_that_was_cut_off_is_unknown_after_a_while() -> None:
+    snapshot = healthy(record_state="intent", scheduler=Scheduler(name="slurm"), attempt=None)
+    assert judge(replace(snapshot, submitted=NOW - 5)).health is Health.PENDING
+    assert judge(replace(snapshot, submitted=NOW - 5000)).health is Health.UNKNOWN
+
+
+def test_a_job_that_was_just_submitted_may_not_be_shown_yet() -> None:
+    snapshot = replace(waiting(""), scheduler=Scheduler(name="slurm"))
+    assert judge(replace(snapshot, submitted=NOW - 20)).health is Health.PENDING
+    assert judge(replace(snapshot, submitted=NOW - 2000)).health is Health.UNKNOWN
+
+
+def test_a_job_started_anew_is_not_judged_by_the_attempt_before() -> None:
+    """Between the scheduler's start and the new attempt's, the old outcome still lies there."""
+    outcome = make_outcome(1, "rank 2 on n000 exited 1", 2, "n000")
+    again = with_state(healthy(outcome=outcome), "RUNNING", restarts=1)
+    assert judge(again).health is Health.REQUEUED
+    assert judge(replace(again, attempt=1)).health is Health.DEAD
+    assert judge(replace(again, attempt=1, outcome=None)).health is Health.HEALTHY

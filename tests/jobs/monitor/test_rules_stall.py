@@ -1,0 +1,204 @@
+"""Verdicts on jobs that start, save, or do no steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jobs.monitor.judge import judge
+from jobs.monitor.verdict import Health
+from tests.jobs.monitor.builders import (
+    NOW,
+    OOM,
+    STEP_S,
+    change_gpus,
+    change_node,
+    change_rank,
+    healthy,
+    in_phase,
+    make_exit,
+    make_points,
+    silent,
+    starting,
+    with_points,
+    with_state,
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "node_phase", "went"),
+    [("container", "container", None), ("rendezvous", "ready", None), ("warm-up", "running", NOW)],
+)
+def test_a_start_has_its_phase(phase: str, node_phase: str, went: float | None) -> None:
+    snapshot = starting(went_at=went)
+    snapshot = change_node(snapshot, "n002", phase=node_phase)
+    verdict = judge(snapshot)
+    assert (verdict.health, verdict.phase) == (Health.STARTING, phase)
+
+
+def test_missing_nodes_are_counted() -> None:
+    snapshot = starting(num_nodes=6)
+    assert "2 of 6" in judge(snapshot).reason
+
+
+def test_a_warm_up_without_an_end_is_stalled() -> None:
+    snapshot = change_gpus(silent(healthy(progress=None), 0), None, utilization=0.0)
+    snapshot = replace(snapshot, went_at=NOW - 1500, ranks=())
+    assert judge(snapshot).health is Health.HEALTHY  # its logs go on
+    quiet = replace(
+        snapshot, nodes=tuple(replace(node, log_at=NOW - 1400) for node in snapshot.nodes)
+    )
+    verdict = judge(quiet)
+    assert (verdict.health, verdict.rule) == (Health.STALLED, "starting")
+    assert "vjob stacks 4711" in verdict.advice
+
+
+def test_the_first_step_ends_the_start() -> None:
+    snapshot = with_points(healthy(went_at=NOW - 100), make_points([9.0]))
+    assert judge(snapshot).health is Health.HEALTHY
+    assert judge(silent(snapshot, 600)).health is Health.HEALTHY
+    assert judge(silent(snapshot, 1300)).health is Health.STALLED
+
+
+def test_silence_longer_than_the_jobs_own_steps_allow_is_a_stall() -> None:
+    assert judge(silent(healthy(), 100)).health is Health.HEALTHY
+    verdict = judge(silent(healthy(), 130))
+    assert (verdict.health, verdict.exit_code) == (Health.STALLED, 14)
+    assert "step 200" in verdict.reason
+
+
+def test_slow_steps_have_a_longer_limit() -> None:
+    snapshot = with_points(healthy(), make_points([60.0] * 50))
+    snapshot = replace(
+        snapshot, ranks=tuple(replace(rank, step_at=None) for rank in snapshot.ranks)
+    )
+    assert judge(silent(snapshot, 290)).health is Health.HEALTHY
+    assert judge(silent(snapshot, 310)).health is Health.STALLED
+
+
+def test_a_line_every_ten_steps_is_waited_for() -> None:
+    snapshot = with_points(healthy(), make_points([10.0] * 50, every=10))
+    assert judge(silent(snapshot, 450)).health is Health.HEALTHY
+
+
+def test_a_stopped_rank_is_named_before_the_ordinary_limit() -> None:
+    snapshot = change_rank(healthy(), 6, process_state="T")
+    assert judge(silent(snapshot, 10)).health is Health.HEALTHY
+    verdict = judge(silent(snapshot, 25))
+    assert (verdict.health, verdict.node, verdict.rank) == (Health.STALLED, "n001", 6)
+    assert "kill -CONT 1006" in verdict.advice
+
+
+def test_a_rank_stuck_in_the_kernel_is_the_suspect() -> None:
+    verdict = judge(silent(change_rank(healthy(), 9, process_state="D"), 200))
+    assert (verdict.health, verdict.node, verdict.rank) == (Health.STALLED, "n002", 9)
+
+
+def test_a_silent_node_is_the_suspect() -> None:
+    snapshot = change_node(silent(healthy(), 300), "n003", beat_at=NOW)
+    verdict = judge(snapshot)
+    assert (verdict.health, verdict.node) == (Health.STALLED, "n003")
+
+
+def test_the_idle_node_is_the_suspect_where_the_others_spin() -> None:
+    snapshot = change_gpus(silent(healthy(), 300), None, utilization=100.0, history=(100.0,) * 6)
+    snapshot = change_gpus(snapshot, "n002", utilization=0.0, history=(0.0,) * 6)
+    verdict = judge(snapshot)
+    assert (verdict.health, verdict.node) == (Health.STALLED, "n002")
+    assert "idle" in verdict.reason
+
+
+def test_the_only_rank_that_computes_is_the_suspect() -> None:
+    snapshot = silent(healthy(), 300)
+    ranks = tuple(replace(rank, cpu_percent=1.0) for rank in snapshot.ranks)
+    verdict = judge(change_rank(replace(snapshot, ranks=ranks), 7, cpu_percent=99.0))
+    assert (verdict.health, verdict.rank) == (Health.STALLED, 7)
+
+
+def test_the_rank_whose_trace_is_behind_is_the_suspect() -> None:
+    slow = silent(healthy(), 300)
+    slow = replace(slow, ranks=tuple(replace(rank, step_s=20.0) for rank in slow.ranks))
+    verdict = judge(change_rank(slow, 5, step=199))
+    assert (verdict.health, verdict.rank, verdict.node) == (Health.STALLED, 5, "n001")
+    quick = judge(change_rank(silent(healthy(), 300), 5, step=199))
+    assert quick.rank is None  # it may just not be written out
+
+
+def test_all_gpus_at_their_most_spin_in_a_collective() -> None:
+    snapshot = change_gpus(silent(healthy(), 300), None, utilization=100.0, history=(100.0,) * 6)
+    assert "spin in a collective" in judge(snapshot).reason
+
+
+def test_all_gpus_idle_points_to_the_host() -> None:
+    snapshot = change_gpus(silent(healthy(), 300), None, utilization=0.0, history=(0.0,) * 6)
+    assert "on the host" in judge(snapshot).reason
+
+
+def test_a_lost_node_is_named_by_the_schedulers_word() -> None:
+    snapshot = change_node(silent(healthy(), 300), "n001", beat_at=NOW)
+    scheduler = replace(snapshot.scheduler, lost_nodes={"n001": "DOWN*"})
+    verdict = judge(replace(snapshot, scheduler=scheduler))
+    assert (verdict.health, verdict.node) == (Health.DEAD, "n001")
+    assert "DOWN*" in verdict.reason
+    fresh = healthy(scheduler=replace(healthy().scheduler, lost_nodes={"n001": "DOWN*"}))
+    assert judge(fresh).health is Health.HEALTHY
+
+
+def test_after_the_last_step_there_is_time_to_save() -> None:
+    snapshot = with_points(healthy(), make_points([STEP_S] * 200), num_steps=200)
+    assert judge(silent(snapshot, 1500)).health is Health.HEALTHY
+    assert judge(silent(snapshot, 2000)).health is Health.STALLED
+
+
+def test_steps_without_a_time_are_as_old_as_their_log() -> None:
+    points = tuple(replace(point, at=None) for point in make_points([STEP_S] * 200))
+    snapshot = healthy(ranks=())
+    assert snapshot.progress is not None
+    progress = replace(snapshot.progress, points=points, at=None)
+    assert judge(replace(snapshot, progress=progress)).health is Health.HEALTHY
+    assert judge(silent(replace(snapshot, progress=progress), 200)).health is Health.STALLED
+
+
+def test_a_batch_script_that_goes_on_after_its_ranks_is_well() -> None:
+    ranks = tuple(
+        replace(rank, exit=make_exit(rank.rank, rank.node, 0)) for rank in healthy().ranks
+    )
+    assert judge(silent(healthy(ranks=ranks), 900)).health is Health.HEALTHY
+    tidying = with_state(silent(healthy(), 900), "COMPLETING")
+    assert judge(tidying).rule == "ending"
+    assert judge(with_state(healthy(), "COMPLETING")).health is Health.HEALTHY
+
+
+def test_a_checkpoint_is_no_stall() -> None:
+    assert judge(in_phase("checkpoint", 1500)).health is Health.CHECKPOINTING
+    assert judge(in_phase("evaluation", 1500)).health is Health.HEALTHY
+    assert judge(in_phase("checkpoint", 2000)).health is Health.STALLED
+
+
+def test_the_limit_of_a_checkpoint_is_learned() -> None:
+    facts = {"phases_s": {"checkpoint": 200.0}}
+    assert judge(in_phase("checkpoint", 500, **facts)).health is Health.CHECKPOINTING
+    assert judge(in_phase("checkpoint", 700, **facts)).health is Health.STALLED
+
+
+def test_the_time_after_a_checkpoint_counts_from_its_end() -> None:
+    snapshot = silent(healthy(phases_s={"checkpoint": 400.0}), 500)
+    assert judge(replace(snapshot, phase_ended_at=NOW + 420)).health is Health.HEALTHY
+    assert judge(snapshot).health is Health.HEALTHY  # its end may just not be told
+    assert judge(replace(snapshot, phase_ended_at=NOW + 300)).health is Health.STALLED
+
+
+def test_a_checkpoint_beside_the_training_hides_no_stall() -> None:
+    snapshot = in_phase("checkpoint", 0)
+    assert snapshot.phase is not None
+    beside = replace(snapshot, phase=replace(snapshot.phase, since=NOW - 100))
+    assert judge(beside).health is Health.HEALTHY
+    assert judge(silent(beside, 200)).health is Health.STALLED
+
+
+def test_an_error_from_before_a_checkpoint_does_not_end_it() -> None:
+    snapshot = in_phase("checkpoint", 400, errors=(OOM,))
+    assert judge(snapshot).health is Health.CHECKPOINTING
+    within = replace(snapshot, errors=(replace(OOM, written_by=NOW + 20),))
+    assert judge(within).health is Health.FAILING
