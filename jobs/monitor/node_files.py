@@ -11,11 +11,11 @@ from jobs.monitor.node_logs import Classifier, LogFile
 from jobs.monitor.snapshot import Gpu, Line, Phase, Point, Progress
 from jobs.monitor.tails import TAIL_BYTES, Tail
 
-FIRST_LOOK_BYTES = 48 * 1024 * 1024
+FIRST_LOOK_BYTES = 32 * 1024 * 1024
 """Of all files together, at their first look."""
 COUNTED_BYTES = 128 * 1024 * 1024
 """Of logs whose lines are counted."""
-LEAST_BYTES = 16 * 1024
+LEAST_BYTES = 8 * 1024
 NUM_ERRORS = 200
 """Lines of a known kind that a snapshot holds."""
 
@@ -29,13 +29,19 @@ class NodeFiles:
     """<node>.out .err .gpu and .gpu.jsonl."""
 
     def __init__(
-        self, name: str, files: Mapping[str, Path], classifier: Classifier, tail_bytes: int
+        self,
+        name: str,
+        files: Mapping[str, Path],
+        classifier: Classifier,
+        tail_bytes: int,
+        num_lines: int,
     ) -> None:
         """`files` by kind: out, err, gpu, gpu.jsonl; those that are there."""
         self.name = name
         self.logs: dict[str, LogFile] = {}
         self.gpus: dict[str, GpuSamples] = {}
         self._classifier, self._tail_bytes = classifier, tail_bytes
+        self._num_lines = num_lines
         self.add(files)
 
     def add(self, files: Mapping[str, Path]) -> None:
@@ -43,10 +49,15 @@ class NodeFiles:
         for kind, path in files.items():
             if kind in ("out", "err") and kind not in self.logs:
                 self.logs[kind] = LogFile(
-                    path, self.name, path.name, self._classifier, self._tail_bytes
+                    path,
+                    self.name,
+                    path.name,
+                    self._classifier,
+                    self._tail_bytes,
+                    self._num_lines,
                 )
             elif kind.startswith("gpu") and kind not in self.gpus:
-                share = 4 if kind == "gpu.jsonl" else 12
+                share = 2 if kind == "gpu.jsonl" else 8
                 some = min(FIRST_BYTES, self._tail_bytes // share)
                 self.gpus[kind] = GpuSamples(path, tail_bytes=some)
 

@@ -64,10 +64,10 @@ class Tail:
     def look(self) -> Added | None:
         """What is new; None where nothing is, which costs one stat."""
         try:
-            found = os.stat(self.path)
-            mark = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if mark == self._seen:
-                return None
+            if self._seen is not None:
+                found = os.stat(self.path)
+                if (found.st_ino, found.st_size, found.st_mtime_ns) == self._seen:
+                    return None
             return self._read()
         except FileNotFoundError:
             self.is_missing, self.problem, self._seen = True, "", None
