@@ -24,7 +24,7 @@ from jobs.monitor.node_files import (
     merge_errors,
 )
 from jobs.monitor.node_logs import Classifier
-from jobs.monitor.settings import compare
+from jobs.monitor.settings import compare, take_first
 from jobs.monitor.snapshot import Disk, Line, Node, Scheduler, Snapshot
 
 ENDINGS = {"out": "out", "err": "err", "gpu": "gpu", "gpu.jsonl": "gpu.jsonl", "log": "out"}
@@ -144,7 +144,7 @@ class FolderReader:
             phase=find_phase(nodes),
             phases_s=find_longest(nodes),
             echoes=echoes,
-            info={echo.name: echo.said for echo in reversed(echoes)},
+            info=take_first(echoes),
             errors=merge_errors((log for x in nodes for log in x.logs.values()), {}),
             unreadable={name: why for x in nodes for name, why in x.problems().items()},
         )

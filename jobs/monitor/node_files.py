@@ -198,7 +198,7 @@ def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[L
     writers: dict[tuple[str, str], set[tuple[str, int | None]]] = {}
     most: dict[tuple[str, str], int] = {}
     for log in logs:
-        for line in log.known:
+        for line, ranks in zip(log.known, log.writers, strict=True):
             key = (line.kind, line.text.translate(_NO_DIGITS))
             at = line.at
             if at is None:
@@ -206,7 +206,7 @@ def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[L
             age = (log.tail.mtime if at is None else at, line.order)
             if key not in first or age < first[key][0]:
                 first[key] = age, line
-            writers.setdefault(key, set()).add((line.node, line.rank))
+            writers.setdefault(key, set()).update((line.node, rank) for rank in ranks)
             most[key] = max(line.num_same, most.get(key, 0))
     merged = [
         (age, replace(line, num_same=max(len(writers[key]), most[key])))

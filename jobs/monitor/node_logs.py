@@ -141,6 +141,8 @@ class LogFile:
         self.tail = Tail(path, tail_bytes=tail_bytes)
         self.name = name
         self.known: list[Line] = []
+        self.writers: list[set[int | None]] = []
+        """The ranks that wrote each of these."""
         self.points: deque[Point] = deque(maxlen=NUM_POINTS)
         self.num_steps: int | None = None
         self.first_step: int | None = None
@@ -299,10 +301,12 @@ class LogFile:
         seen = self._keys.get(key)
         if seen is not None:
             self.known[seen] = replace(self.known[seen], num_same=self.known[seen].num_same + 1)
+            self.writers[seen].add(split_tag(show(lines[at][:20]))[0])
         elif len(self.known) < NUM_KNOWN:
             self._keys[key] = len(self.known)
             order = start + sum(map(len, lines[:at])) + at
             self.known.append(self._line(show(lines[at]), order, kind))
+            self.writers.append({self.known[-1].rank})
 
     def _line(self, text: str, order: int, kind: str) -> Line:
         rank, plain = split_tag(text)

@@ -13,7 +13,7 @@ from jobs.monitor.disks import look_at_disks
 from jobs.monitor.node_files import count_lines, merge_errors
 from jobs.monitor.node_logs import Classifier, LogFile
 from jobs.monitor.scheduler import SchedulerDesk
-from jobs.monitor.settings import compare, read_asked
+from jobs.monitor.settings import compare, read_asked, take_first
 from jobs.monitor.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
 from jobs.pending import explain_reason
 from jobs.runs import RunView
@@ -115,7 +115,7 @@ class RunReader:
             phase=shown.phase,
             phases_s=shown.phases_s,
             echoes=echoes,
-            info={echo.name: echo.said for echo in reversed(echoes)},
+            info=take_first(echoes),
             errors=shown.errors + merge_errors(self._scripts.values(), {}),
             checkpoint_step=store.newest.step if store.newest else None,
             checkpoint_at=store.newest.written if store.newest else None,

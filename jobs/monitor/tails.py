@@ -166,5 +166,7 @@ def show(line: bytes) -> str:
     """A line as a terminal may get it: of a progress bar the last state, escapes made visible."""
     text = line.rstrip(b"\r\n")
     text = text[text.rfind(b"\r") + 1 :]
-    shown = clean(text[: 4 * SHOWN_CHARS].decode(errors="replace"))
+    shown = text[: 4 * SHOWN_CHARS].decode(errors="replace")
+    if not shown.isprintable():
+        shown = clean(shown)
     return shown if len(shown) <= SHOWN_CHARS else shown[:SHOWN_CHARS] + " ..."
