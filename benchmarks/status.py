@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.spine import ROOT
-from jobs.monitor.reader import Reader, RunReader, open_reader
+from jobs.monitor.reader import Reader, open_reader
+from jobs.monitor.run import RunReader
 from varuna_core.records import record as records
 from varuna_core.records.files import write_json
 from varuna_core.records.plan import GroupPlan, Plan, Timing, write_plan

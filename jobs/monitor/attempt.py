@@ -134,7 +134,9 @@ class AttemptReader:
             if node in self.files:
                 self.files[node].add(files)
             else:
-                self.files[node] = NodeFiles(node, files, self._classifier, tail_bytes)
+                self.files[node] = NodeFiles(
+                    node, files, self._classifier, tail_bytes, self._num_lines
+                )
 
     def _find_traces(self) -> None:
         folder = str(self.attempt.path / "trace")

@@ -24,11 +24,11 @@ from jobs.monitor.node_files import (
     merge_errors,
 )
 from jobs.monitor.node_logs import Classifier
-from jobs.monitor.settings import compare
+from jobs.monitor.settings import compare, take_first
 from jobs.monitor.snapshot import Disk, Line, Node, Scheduler, Snapshot
 
 ENDINGS = {"out": "out", "err": "err", "gpu": "gpu", "gpu.jsonl": "gpu.jsonl", "log": "out"}
-"""Of file names, and what such a file is."""
+"""Endings of file names, and what such a file is."""
 SLOW_EVERY_S = 10.0
 _OURS = re.compile(r"record\.json|plan\.json|attempt-\d+")
 
@@ -44,7 +44,7 @@ def is_bare_folder(path: Path) -> bool:
 
 def _split(name: str) -> tuple[str, str] | None:
     """Node and kind of a log's name."""
-    for ending, kind in sorted(ENDINGS.items(), key=lambda item: -len(item[0])):
+    for ending, kind in ENDINGS.items():
         if name.endswith("." + ending) and not name.startswith("."):
             return name[: -len(ending) - 1], kind
     return None
@@ -94,7 +94,7 @@ class FolderReader:
             mark = os.stat(self._folder).st_mtime_ns
             if mark == self._seen:
                 return False
-            names = sorted(os.listdir(self._folder), key=_natural)
+            names = os.listdir(self._folder)
         except OSError:
             return False
         found: dict[str, dict[str, Path]] = {}
@@ -103,11 +103,14 @@ class FolderReader:
             if split is not None:
                 found.setdefault(split[0], {})[split[1]] = self._folder / name
         tail_bytes = choose_tail(sum(map(len, found.values())))
-        for node, files in found.items():
+        for node in sorted(found, key=_natural):
+            files = found[node]
             if node in self._files:
                 self._files[node].add(files)
             else:
-                self._files[node] = NodeFiles(node, files, self._classifier, tail_bytes)
+                self._files[node] = NodeFiles(
+                    node, files, self._classifier, tail_bytes, self._num_lines
+                )
         self._seen = mark
         return True
 
@@ -141,7 +144,7 @@ class FolderReader:
             phase=find_phase(nodes),
             phases_s=find_longest(nodes),
             echoes=echoes,
-            info={echo.name: echo.said for echo in reversed(echoes)},
+            info=take_first(echoes),
             errors=merge_errors((log for x in nodes for log in x.logs.values()), {}),
             unreadable={name: why for x in nodes for name, why in x.problems().items()},
         )

@@ -32,7 +32,8 @@ class GpuSamples:
         self.memory_used_mb: float | None = None
         self.memory_total_mb: float | None = None
         self._is_json = str(path).endswith(".jsonl")
-        self._last: dict[str, dict[str, Any]] = {}
+        self._last: dict[str, dict[str, Any] | re.Match[str]] = {}
+        """By index; a line of text is taken apart when it is asked for."""
         self._history: dict[str, deque[float | None]] = {}
         self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
 
@@ -46,12 +47,11 @@ class GpuSamples:
             self._shown.clear()
         lines = added.data.split(b"\n")[:-1]
         self._shown.extend(lines[-NUM_SHOWN:])
-        for line in lines[-NUM_SHOWN:]:
-            if self._is_json:
+        if self._is_json:
+            for line in lines[-NUM_HISTORY:]:
                 self._read_sample(line)
-            else:
-                self._read_text(line.decode(errors="replace"))
-        if not self._is_json:
+        else:
+            self._read_text(added.data.decode(errors="replace"))
             self.at = self.tail.mtime
         return True
 
@@ -62,7 +62,14 @@ class GpuSamples:
     def list_gpus(self, ours: Collection[int]) -> tuple[Gpu, ...]:
         """`ours` are the pids of the node's ranks."""
         keys = sorted(self._last, key=lambda key: (len(key), key))
-        return tuple(_make_gpu(self._last[key], self._history[key], ours) for key in keys)
+        found = []
+        for key in keys:
+            told, history = self._last[key], self._history[key]
+            if isinstance(told, re.Match):
+                found.append(_read_match(told, history))
+            else:
+                found.append(_make_gpu(told, history, ours))
+        return tuple(found)
 
     def _read_sample(self, line: bytes) -> None:
         try:
@@ -79,25 +86,42 @@ class GpuSamples:
             self._keep(str(gpu.get("index", "")), gpu)
 
     def _read_text(self, text: str) -> None:
-        match = _LINE.search(text)
-        if match is None:
-            return
-        index, name, *numbers, more = match.groups()
-        heat, busy, used, total = (None if word == "??" else float(word) for word in numbers)
-        if index == "cpu":
-            self.cpu_percent, self.memory_used_mb, self.memory_total_mb = busy, used, total
-            return
-        told: dict[str, Any] = {"index": index, "name": name, "temperature": heat}
-        told |= {"utilization": busy, "memory_used_mb": used, "memory_total_mb": total}
-        users = _USER.findall(more)
-        if users:  # with `gpustat -u`; ours name none, and that is no proof of an idle GPU
-            told["num_processes"] = len(users)
-        self._keep(index, told)
+        for match in _LINE.finditer(text):
+            index, busy = match[1], match[4]
+            self._last[index] = match
+            history = self._history.get(index)
+            if history is None:
+                history = self._history[index] = deque(maxlen=NUM_HISTORY)
+            history.append(None if busy == "??" else float(busy))
+        cpu = self._last.pop("cpu", None)
+        if isinstance(cpu, re.Match):
+            told = _read_match(cpu, ())
+            self.cpu_percent = told.utilization
+            self.memory_used_mb, self.memory_total_mb = told.memory_used_mb, told.memory_total_mb
 
     def _keep(self, index: str, told: dict[str, Any]) -> None:
         self._last[index] = told
         history = self._history.setdefault(index, deque(maxlen=NUM_HISTORY))
         history.append(_number(told.get("utilization")))
+
+
+def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:
+    index, name, heat, busy, used, total, more = match.groups()
+    return Gpu(
+        index=index,
+        name=name,
+        utilization=_read(busy),
+        memory_used_mb=_read(used),
+        memory_total_mb=_read(total),
+        temperature=_read(heat),
+        # With `gpustat -u`; ours names nobody, and that is no proof of an idle GPU.
+        num_processes=len(_USER.findall(more)) or None if more else None,
+        history=tuple(history),
+    )
+
+
+def _read(word: str) -> float | None:
+    return None if word == "??" else float(word)
 
 
 def _make_gpu(

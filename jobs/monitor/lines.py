@@ -21,9 +21,9 @@ from datetime import datetime
 from jobs.monitor.snapshot import Point
 from varuna_core.records.training_log import parse_iteration
 
-MARKS = (b"iter", b"tep", b"Iter", b"it/s", b"s/it", b"oss")
+MARKS = (b"iter", b"tep", b"Iter", b"it/s", b"s/it", b"loss", b"Loss")
 """One of these is in each line that `parse_progress` understands."""
-PHASE_MARKS = (b"aving", b"aved", b"Evaluati", b"'eval_")
+PHASE_MARKS = (b"aving", b"aved", b"Evaluati", b"alidation loss", b"'eval_")
 """One of these is in each line that `parse_mark` of the contract understands."""
 
 _LONGEST = 4000

@@ -11,11 +11,11 @@ from jobs.monitor.node_logs import Classifier, LogFile
 from jobs.monitor.snapshot import Gpu, Line, Phase, Point, Progress
 from jobs.monitor.tails import TAIL_BYTES, Tail
 
-FIRST_LOOK_BYTES = 48 * 1024 * 1024
+FIRST_LOOK_BYTES = 32 * 1024 * 1024
 """Of all files together, at their first look."""
 COUNTED_BYTES = 128 * 1024 * 1024
 """Of logs whose lines are counted."""
-LEAST_BYTES = 16 * 1024
+LEAST_BYTES = 8 * 1024
 NUM_ERRORS = 200
 """Lines of a known kind that a snapshot holds."""
 
@@ -29,13 +29,19 @@ class NodeFiles:
     """<node>.out .err .gpu and .gpu.jsonl."""
 
     def __init__(
-        self, name: str, files: Mapping[str, Path], classifier: Classifier, tail_bytes: int
+        self,
+        name: str,
+        files: Mapping[str, Path],
+        classifier: Classifier,
+        tail_bytes: int,
+        num_lines: int,
     ) -> None:
         """`files` by kind: out, err, gpu, gpu.jsonl; those that are there."""
         self.name = name
         self.logs: dict[str, LogFile] = {}
         self.gpus: dict[str, GpuSamples] = {}
         self._classifier, self._tail_bytes = classifier, tail_bytes
+        self._num_lines = num_lines
         self.add(files)
 
     def add(self, files: Mapping[str, Path]) -> None:
@@ -43,10 +49,15 @@ class NodeFiles:
         for kind, path in files.items():
             if kind in ("out", "err") and kind not in self.logs:
                 self.logs[kind] = LogFile(
-                    path, self.name, path.name, self._classifier, self._tail_bytes
+                    path,
+                    self.name,
+                    path.name,
+                    self._classifier,
+                    self._tail_bytes,
+                    self._num_lines,
                 )
             elif kind.startswith("gpu") and kind not in self.gpus:
-                share = 4 if kind == "gpu.jsonl" else 12
+                share = 2 if kind == "gpu.jsonl" else 8
                 some = min(FIRST_BYTES, self._tail_bytes // share)
                 self.gpus[kind] = GpuSamples(path, tail_bytes=some)
 
@@ -187,7 +198,7 @@ def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[L
     writers: dict[tuple[str, str], set[tuple[str, int | None]]] = {}
     most: dict[tuple[str, str], int] = {}
     for log in logs:
-        for line in log.known:
+        for line, ranks in zip(log.known, log.writers, strict=True):
             key = (line.kind, line.text.translate(_NO_DIGITS))
             at = line.at
             if at is None:
@@ -195,7 +206,7 @@ def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[L
             age = (log.tail.mtime if at is None else at, line.order)
             if key not in first or age < first[key][0]:
                 first[key] = age, line
-            writers.setdefault(key, set()).add((line.node, line.rank))
+            writers.setdefault(key, set()).update((line.node, rank) for rank in ranks)
             most[key] = max(line.num_same, most.get(key, 0))
     merged = [
         (age, replace(line, num_same=max(len(writers[key]), most[key])))

@@ -20,7 +20,7 @@ from varuna_core.records.training_log import parse_job_info, parse_mark
 
 NUM_POINTS = 300
 NUM_SHOWN = 50
-"""Last lines that are kept of each file."""
+"""Last lines that are kept of each file, at most."""
 NUM_KNOWN = 200
 """Distinct lines of a known kind that are kept of each file: the first ones."""
 NUM_FIRST = 8
@@ -34,7 +34,7 @@ _INFO_MARKS = tuple(f"{name}: ".encode() for name in ("WORLD_SIZE", "GLOBAL_BATC
 _ALL_MARKS = (*MARKS, *PHASE_MARKS, *_INFO_MARKS)
 _DIGITS = b"0123456789"
 _NUMBERS_MATTER = re.compile(
-    rb"err|exit|code|xid|fail|signal|status|ecc|abort|kill|memory|loss|warn", re.IGNORECASE
+    rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
 )
 _DAYS_30 = 30 * 86400.0
 
@@ -56,15 +56,18 @@ class Classifier:
 
     def __init__(self) -> None:
         self._plain: set[bytes] = set()
-        """Lines of no known kind, without their digits where those say nothing."""
+        """Lines of no known kind, without their digits: those say nothing."""
+        self._plain_texts: set[str] = set()
+        """The same where they do."""
         self._telling: dict[bytes, bool] = {}
         """By a line without its digits."""
 
-    def sift(self, lines: list[bytes]) -> Sifted:
-        """Look through the lines of one file."""
+    def sift(self, data: bytes, lines: list[bytes]) -> Sifted:
+        """Look through lines of one file; `data` is the same lines in one."""
         if not lines:
             return Sifted([], [])
-        keys = b"\n".join(lines).translate(None, _DIGITS).split(b"\n")
+        keys = data.translate(None, _DIGITS).split(b"\n")
+        keys.pop()
         distinct = set(keys)
         telling = {key for key in distinct if self._is_telling(key)}
         return Sifted(
@@ -90,34 +93,56 @@ class Classifier:
             return found
         judged = 0
         for at, key in enumerate(keys):
-            if key not in fresh or lines[at] in self._plain:
+            if key not in fresh:
                 continue
             judged += 1
             if judged > MOST_CLASSIFIED:
                 break
-            kind = classify_line(split_tag(show(lines[at]))[1].strip())
+            text = split_tag(show(lines[at]))[1].strip()
+            if text in self._plain_texts:
+                continue
+            kind = classify_line(text)
             if kind:
                 found.append((at, kind))
                 continue
-            if len(self._plain) > self.MOST:
+            if len(self._plain) + len(self._plain_texts) > self.MOST:
                 self._plain.clear()
+                self._plain_texts.clear()
             if _NUMBERS_MATTER.search(key):
-                self._plain.add(lines[at])
+                self._plain_texts.add(text)
             else:
                 self._plain.add(key)
                 fresh.discard(key)
         return found
 
 
+def take_last(lines: list[bytes], count: int) -> list[bytes]:
+    """The last lines with something in them."""
+    start = len(lines)
+    found = 0
+    while start > 0 and found < count:
+        start -= 1
+        found += not lines[start].isspace() and lines[start] != b""
+    return [line for line in lines[start:] if line and not line.isspace()]
+
+
 class LogFile:
     """One .out or .err."""
 
     def __init__(
-        self, path: Path, node: str, name: str, classifier: Classifier, tail_bytes: int = TAIL_BYTES
+        self,
+        path: Path,
+        node: str,
+        name: str,
+        classifier: Classifier,
+        tail_bytes: int = TAIL_BYTES,
+        num_lines: int = NUM_SHOWN,
     ) -> None:
         self.tail = Tail(path, tail_bytes=tail_bytes)
         self.name = name
         self.known: list[Line] = []
+        self.writers: list[set[int | None]] = []
+        """The ranks that wrote each of these."""
         self.points: deque[Point] = deque(maxlen=NUM_POINTS)
         self.num_steps: int | None = None
         self.first_step: int | None = None
@@ -130,7 +155,8 @@ class LogFile:
         self.changed = 0
         """Grows with each look that saw something."""
         self._node, self._classifier = node, classifier
-        self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
+        self._has_info = not name.endswith(".err")
+        self._shown: deque[bytes] = deque(maxlen=max(1, num_lines))
         self._keys: dict[tuple[str, bytes], int] = {}
         self._is_bar = False
         self._unread: list[bytes] = []
@@ -147,7 +173,7 @@ class LogFile:
         self.changed += 1
         if added.is_anew:
             self._shown.clear()
-            if added.num_skipped:
+            if added.num_skipped and self._has_info:
                 self._read_info(self.tail.read_head(HEAD_BYTES))
         self._read(added)
         return True
@@ -165,9 +191,8 @@ class LogFile:
         data = added.data
         lines = data.split(b"\n")
         lines.pop()
-        kept = [line for line in lines[-2 * NUM_SHOWN :] if line.strip()]
-        self._shown.extend(kept[-NUM_SHOWN:])
-        sifted = self._classifier.sift(lines)
+        self._shown.extend(take_last(lines, self._shown.maxlen or 1))
+        sifted = self._classifier.sift(data, lines)
         for at, kind in sifted.known:
             self._add_known(lines, at, kind, added.start)
         if any(mark in line for line in sifted.telling for mark in _INFO_MARKS):
@@ -276,10 +301,12 @@ class LogFile:
         seen = self._keys.get(key)
         if seen is not None:
             self.known[seen] = replace(self.known[seen], num_same=self.known[seen].num_same + 1)
+            self.writers[seen].add(split_tag(show(lines[at][:20]))[0])
         elif len(self.known) < NUM_KNOWN:
             self._keys[key] = len(self.known)
             order = start + sum(map(len, lines[:at])) + at
             self.known.append(self._line(show(lines[at]), order, kind))
+            self.writers.append({self.known[-1].rank})
 
     def _line(self, text: str, order: int, kind: str) -> Line:
         rank, plain = split_tag(text)

@@ -1,40 +1,16 @@
-"""A run, read again and again: its scheduler, its record, its attempts and what it writes to."""
+"""Opens the reader of a job: of a run, or of a bare folder of logs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from jobs.errors import InputError
-from jobs.monitor.attempt import AttemptReader, AttemptView
-from jobs.monitor.clocks import Skew, probe
-from jobs.monitor.disks import look_at_disks
 from jobs.monitor.folder import FolderReader, is_bare_folder
-from jobs.monitor.node_files import count_lines, merge_errors
-from jobs.monitor.node_logs import NUM_SHOWN, Classifier, LogFile
-from jobs.monitor.scheduler import SchedulerDesk
-from jobs.monitor.settings import compare, read_asked
-from jobs.monitor.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
-from jobs.pending import explain_reason
-from jobs.runs import RunView, find_run
-from varuna_core.records import record as records
-from varuna_core.records.checkpoints import Newest, find_newest
-from varuna_core.records.exits import read_outcome
-from varuna_core.records.plan import read_plan
-from varuna_core.records.record import RunRecord, read_record
-from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.stop import read_stop
+from jobs.monitor.node_logs import NUM_SHOWN
+from jobs.monitor.snapshot import Snapshot
 
 NUM_LINES = 10
-SLOW_EVERY_S = 10.0
-"""Between two looks at disks and checkpoints."""
-NUM_SCHEDULER_LINES = 8
-NUM_EARLIER = 8
-"""Attempts before this one whose steps are read."""
-MAX_SILENT = 64
 
 
 class Reader(Protocol):
@@ -55,195 +31,7 @@ def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
         path = path if path.is_absolute() else here / path
         if is_bare_folder(path):
             return FolderReader(path.resolve(), num_lines=num_lines)
+    from jobs.monitor.run import RunReader  # needs schedulers and records: a folder does without
+    from jobs.runs import find_run
+
     return RunReader(find_run(job, here), num_lines=num_lines)
-
-
-@dataclass(frozen=True)
-class Store:
-    """What a look at the disks found."""
-
-    disks: tuple[Disk, ...] = ()
-    newest: Newest | None = None
-
-
-class RunReader:
-    """One run of `vjob`."""
-
-    def __init__(
-        self,
-        run: RunFolder,
-        *,
-        num_lines: int = NUM_LINES,
-        desk: SchedulerDesk | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.run = run
-        record = read_record(run)
-        if record is None:
-            raise InputError(
-                f"{run.path} holds no readable record.json; is it a run folder of vjob?"
-            )
-        self._num_lines, self._clock = num_lines, clock
-        self._plan = read_plan(run.plan)
-        self._asked = read_asked(run, self._plan)
-        self._desk = desk or SchedulerDesk(run, record.scheduler)
-        self._skew = Skew()
-        offset = probe(run.path) if record.state == records.SUBMITTED else None
-        if offset is not None:
-            self._skew.note_probe(offset)
-        self._scripts: dict[str, LogFile] = {}
-        self._classifier = Classifier()
-        self._attempt: AttemptReader | None = None
-        self._earlier: dict[int, Attempt] = {}
-        self._store, self._store_at = Store(), float("-inf")
-        self._silent: tuple[str, ...] = ()
-
-    def read(self) -> Snapshot:
-        """The run as it is now."""
-        self._desk.ask(self._silent)
-        attempts = self.run.attempts()
-        shown = self._read_attempt(attempts)
-        self._read_scripts()
-        now = self._note_time()
-        self._look_at_store(now)
-        answer = self._desk.answer()
-        view, scheduler = answer.view, answer.scheduler
-        record = (view.record if view is not None else None) or read_record(self.run)
-        assert record is not None, "there was one when the reader was opened"
-        self._silent = self._find_silent(shown.nodes, now) if _is_live(record) else ()
-        plan, store = self._plan, self._store
-        progress = shown.progress
-        if progress is not None and progress.num_steps is None and self._asked.num_steps:
-            progress = replace(progress, num_steps=self._asked.num_steps)
-        echoes = compare(shown.info, self._asked.wanted)
-        return Snapshot(
-            now=now,
-            run=record.run,
-            folder=str(self.run.path),
-            state=view.state if view is not None else "UNKNOWN",
-            record_state=record.state,
-            record_verdict=record.verdict,
-            message=_explain(record, view, scheduler, shown),
-            layout=record.layout,
-            submitted=record.submitted,
-            walltime_s=self._asked.walltime_s,
-            scheduler=scheduler,
-            attempt=attempts[-1].number if attempts else None,
-            attempt_started=shown.started,
-            went_at=shown.went_at,
-            earlier=self._read_earlier(attempts[:-1]),
-            world=plan.world if plan else None,
-            num_nodes=plan.num_nodes if plan else None,
-            nodes=shown.nodes,
-            ranks=shown.ranks,
-            progress=progress,
-            phase=shown.phase,
-            phases_s=shown.phases_s,
-            echoes=echoes,
-            info={echo.name: echo.said for echo in reversed(echoes)},
-            errors=shown.errors + merge_errors(self._scripts.values(), {}),
-            checkpoint_step=store.newest.step if store.newest else None,
-            checkpoint_at=store.newest.written if store.newest else None,
-            disks=store.disks,
-            clock_skew_s=self._skew.worth_saying,
-            stop=shown.stop,
-            outcome=record.outcome or shown.outcome,
-            scheduler_lines=tuple(
-                line
-                for _, log in sorted(self._scripts.items())
-                for line in log.last_lines(NUM_SCHEDULER_LINES)
-            ),
-            num_gpus=sum(x.gpus * x.count for x in plan.groups) if plan else None,
-            unreadable=shown.unreadable,
-        )
-
-    def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
-        return count_lines(self._attempt.files if self._attempt else {}, nodes)
-
-    def _read_attempt(self, attempts: list[AttemptFolder]) -> AttemptView:
-        if not attempts:
-            self._attempt = None
-            return AttemptView()
-        last = attempts[-1]
-        if self._attempt is None or self._attempt.attempt.number != last.number:
-            self._attempt = AttemptReader(last, self._plan, self._num_lines)
-            return self._attempt.read()
-        opened = self._attempt.opened
-        shown = self._attempt.read()
-        if opened is not None and opened != self._attempt.opened:  # another try, in the same place
-            self._attempt = AttemptReader(last, self._plan, self._num_lines)
-            shown = self._attempt.read()
-        return shown
-
-    def _note_time(self) -> float:
-        """Now by the file server's clock."""
-        ours = self._clock()
-        self._skew.note(self._attempt.newest if self._attempt else None, ours)
-        return ours + self._skew.offset_s
-
-    def _look_at_store(self, now: float) -> None:
-        if abs(now - self._store_at) < SLOW_EVERY_S:
-            return
-        self._store_at = now
-        folders = {"logs": self.run.path}
-        newest = None
-        if self._asked.checkpoints is not None:
-            folders["checkpoints"] = self._asked.checkpoints
-            newest = find_newest(self._asked.checkpoints)
-        self._store = Store(look_at_disks(folders), newest)
-
-    def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
-        """Nodes that should beat and do not: the scheduler may know why."""
-        every_s = self._plan.timing.beat_s if self._plan else 10.0
-        late_s = max(30.0, 4 * every_s)
-        silent = [
-            node.name
-            for node in nodes
-            if node.phase in ("ready", "running")
-            and (node.beat_at is None or now - node.beat_at > late_s)
-        ]
-        return tuple(silent[:MAX_SILENT])
-
-    def _read_earlier(self, attempts: list[AttemptFolder]) -> tuple[Attempt, ...]:
-        for at, attempt in enumerate(attempts):
-            if attempt.number in self._earlier:
-                continue
-            outcome, stop = read_outcome(attempt), read_stop(attempt)
-            reason = "ended without a word: requeued, or its host was lost"
-            if outcome is not None:
-                reason = outcome.reason
-            elif stop is not None:
-                reason = str(stop["reason"])
-            is_recent = at >= len(attempts) - NUM_EARLIER
-            progress = AttemptReader(attempt, self._plan, 0).read().progress if is_recent else None
-            self._earlier[attempt.number] = Attempt(
-                number=attempt.number, reason=reason, step=progress.step if progress else None
-            )
-        return tuple(self._earlier[attempt.number] for attempt in attempts)
-
-    def _read_scripts(self) -> None:
-        """What the batch scripts' hosts printed: srun and slurmstepd speak there."""
-        for path in self.run.path.glob("scheduler*.out"):
-            if path.name not in self._scripts:
-                self._scripts[path.name] = LogFile(path, "", path.name, self._classifier)
-        for log in self._scripts.values():
-            log.look()
-
-
-def _is_live(record: RunRecord) -> bool:
-    return record.state == records.SUBMITTED
-
-
-def _explain(
-    record: RunRecord, view: RunView | None, scheduler: Scheduler, shown: AttemptView
-) -> str:
-    """One sentence where there is something to say."""
-    infos = view.infos if view is not None else ()
-    said = record.message or explain_reason(infos)
-    if said:
-        return said
-    if record.state == records.SUBMITTED and (view is None or not infos):
-        return f"{record.scheduler} does not answer, or knows the job no more; last lines below"
-    if shown.stop is not None and shown.outcome is None:
-        return f"ending: {shown.stop.get('reason')}"
-    return ""

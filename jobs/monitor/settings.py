@@ -73,6 +73,14 @@ def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> t
     return tuple(echoes)
 
 
+def take_first(echoes: Iterable[Echo]) -> dict[str, str]:
+    """What was printed, in its order; where nodes differ, what the first of them said."""
+    info: dict[str, str] = {}
+    for echo in echoes:
+        info.setdefault(echo.name, echo.said)
+    return info
+
+
 def _read_conf(run: RunFolder) -> Mapping[str, Any]:
     try:
         text = run.resolved.read_text(encoding="utf-8", errors="replace")

@@ -64,10 +64,10 @@ class Tail:
     def look(self) -> Added | None:
         """What is new; None where nothing is, which costs one stat."""
         try:
-            found = os.stat(self.path)
-            mark = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if mark == self._seen:
-                return None
+            if self._seen is not None:
+                found = os.stat(self.path)
+                if (found.st_ino, found.st_size, found.st_mtime_ns) == self._seen:
+                    return None
             return self._read()
         except FileNotFoundError:
             self.is_missing, self.problem, self._seen = True, "", None
@@ -166,5 +166,7 @@ def show(line: bytes) -> str:
     """A line as a terminal may get it: of a progress bar the last state, escapes made visible."""
     text = line.rstrip(b"\r\n")
     text = text[text.rfind(b"\r") + 1 :]
-    shown = clean(text[: 4 * SHOWN_CHARS].decode(errors="replace"))
+    shown = text[: 4 * SHOWN_CHARS].decode(errors="replace")
+    if not shown.isprintable():
+        shown = clean(shown)
     return shown if len(shown) <= SHOWN_CHARS else shown[:SHOWN_CHARS] + " ..."

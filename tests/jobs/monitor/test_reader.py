@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.monitor.reader import RunReader, open_reader
+from jobs.monitor.reader import open_reader
+from jobs.monitor.run import RunReader
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.files import write_json
 from varuna_core.records.runfolder import RunFolder

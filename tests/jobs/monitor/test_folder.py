@@ -1,0 +1,231 @@
+"""Bare folders of per-node logs: the seed's, and sad ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import VjobError
+from jobs.monitor.folder import is_bare_folder
+from jobs.monitor.reader import open_reader
+from jobs.monitor.snapshot import Snapshot
+from tests.command import ROOT, Vjob
+
+INFO = """\
+NODE_RANK: {rank}
+MASTER_ADDR: 192.168.120.70
+NNODES: 8
+WORLD_SIZE: 32
+GLOBAL_BATCH_SIZE: 64
+MICRO_BATCH_SIZE: 1
+TENSOR_MP_SIZE: 1
+DP_SIZE: 4
+PIPELINE_MP_SIZE: 8
+PARTITION: 0-11-8-8-8-8-5-0
+MODEL: xl
+HIDDEN_SIZE: 1600
+NUM_LAYERS: 48
+PROFILE: false
+"""
+ITERATION = (
+    " iteration {step:8d}/      50 | consumed samples:         1920 | elapsed time per iteration "
+    "(ms): {ms} | learning rate: 7.031E-07 | global batch size:    64 | lm loss: 1.017721E+01 | "
+    "loss scale: 262144.0 | grad norm: 16.666 | number of skipped iterations:   0 | number of nan "
+    "iterations:   0 |\n"
+)
+TIMES = {10: 4541.6, 20: 1401.5, 30: 1423.8, 40: 1373.9, 50: 1409.8}
+
+
+def write_seed(folder: Path) -> Path:
+    """Eight nodes of four GPUs, as `get_result.sh` met them."""
+    folder.mkdir(parents=True)
+    for rank in range(8):
+        name = f"n{60 + rank:03d}"
+        out = INFO.format(rank=rank)
+        out += "[before the start of training step] datetime: 2023-06-14 16:08:12 \n"
+        out += f"[Rank {4 * rank}] (after 20 iterations) memory (MB) | allocated: 1570.7 | "
+        out += "max allocated: 3869.2 | reserved: 4020.0 | max reserved: 4020.0\n"
+        if rank == 7:
+            out += "".join(ITERATION.format(step=step, ms=ms) for step, ms in TIMES.items())
+        (folder / f"{name}.out").write_text(out)
+        (folder / f"{name}.err").write_text("x.py:1: UserWarning: odd\n  warnings.warn(\n")
+        gpu = "".join(
+            f"[{at}] NVIDIA A10       | 49'C,   {at} % |     0 / 22731 MB |\n" for at in range(4)
+        )
+        (folder / f"{name}.gpu").write_text(gpu * 3)
+    return folder
+
+
+def read(folder: Path) -> Snapshot:
+    return open_reader(str(folder), folder.parent).read()
+
+
+def test_the_seeds_folder_tells_all_that_get_result_printed(tmp_path: Path) -> None:
+    found = read(write_seed(tmp_path / "10932251"))
+    assert [node.name for node in found.nodes] == [f"n{60 + at:03d}" for at in range(8)]
+    assert found.progress is not None
+    assert (found.progress.step, found.progress.num_steps) == (50, 50)
+    assert {point.step: point.step_s for point in found.progress.points} == {
+        step: pytest.approx(ms / 1000) for step, ms in TIMES.items()
+    }
+    assert found.progress.source == "n067.out"
+    assert found.info["WORLD_SIZE"] == "32" and found.info["PARTITION"] == "0-11-8-8-8-8-5-0"
+    assert list(found.info) == [line.partition(":")[0] for line in INFO.splitlines()]
+    assert all(echo.wanted is None for echo in found.echoes)
+    gpu = found.nodes[3].gpus[2]
+    assert (gpu.index, gpu.name, gpu.temperature, gpu.utilization) == ("2", "NVIDIA A10", 49, 2)
+    assert gpu.history == (2.0, 2.0, 2.0) and gpu.memory_total_mb == 22731
+    assert found.nodes[0].err == ("x.py:1: UserWarning: odd", "  warnings.warn(")
+    assert found.scheduler.name == "" and found.record_state == "" and found.ranks == ()
+
+
+def test_the_command_prints_the_seeds_folder(tmp_path: Path) -> None:
+    vjob = Vjob(tmp_path)
+    write_seed(tmp_path / "log2" / "10932251")
+    said = vjob("status", "log2/10932251", code=None).stdout
+    for words in (
+        "step 50 of 50, 1.41 s a step, loss 10.1772",
+        "out 21 lines, err 2 lines, gpu 12 lines",
+        "  WORLD_SIZE: 32\n",
+        "items: n060.err n060.gpu n060.out n061.err",
+        "  iteration 10 : 4.5416 s\n  iteration 20 : 1.4015 s\n",
+        "  gpu  [3] NVIDIA A10       | 49'C,   3 % |     0 / 22731 MB |",
+    ):
+        assert words in said
+    found = json.loads(vjob("status", "log2/10932251", "--json", code=None).stdout)
+    assert found["format"] == 2 and found["progress"]["step"] == 50
+    assert found["nodes"][7]["gpus"][3]["utilization"] == 3
+
+
+def test_a_run_folder_or_an_empty_one_is_no_bare_folder(tmp_path: Path) -> None:
+    assert not is_bare_folder(tmp_path) and not is_bare_folder(tmp_path / "missing")
+    (tmp_path / "n0.out").touch()
+    assert is_bare_folder(tmp_path)
+    (tmp_path / "record.json").touch()
+    assert not is_bare_folder(tmp_path)
+    with pytest.raises(VjobError, match="no run"):
+        open_reader(str(tmp_path / "missing"), tmp_path)
+
+
+def test_settings_at_the_head_of_a_long_log_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    with (folder / "n0.out").open("w") as handle:
+        handle.write(INFO.format(rank=0))
+        handle.write("noise\n" * 200_000)
+    assert read(folder).info["DP_SIZE"] == "4"
+
+
+def test_what_is_added_is_seen_and_what_is_not_costs_nothing_new(tmp_path: Path) -> None:
+    folder = write_seed(tmp_path / "logs")
+    reader = open_reader(str(folder), tmp_path)
+    first = reader.read()
+    assert reader.read().nodes is first.nodes
+    with (folder / "n060.out").open("a") as handle:
+        handle.write(ITERATION.format(step=60, ms=1000.0))
+    (folder / "n099.err").write_text("ValueError: late\n")
+    found = reader.read()
+    assert found.progress is not None and found.progress.step == 60
+    assert found.nodes[-1].name == "n099" and found.nodes[-1].err == ("ValueError: late",)
+    assert found.nodes[1] is first.nodes[1], "the others are as they were"
+
+
+def test_bars_tell_the_step_and_lines_the_loss(tmp_path: Path) -> None:
+    (tmp_path / "n0.out").write_text("{'loss': 2.5, 'grad_norm': 1.0, 'epoch': 0.1}\n")
+    (tmp_path / "n0.err").write_text(
+        "Loading checkpoint shards: 100%|##| 2/2 [00:01<00:00,  1.00s/it]\n"
+        "\r  9%|#  | 9/100 [00:10<01:30,  1.00it/s]\r 10%|#  | 10/100 [00:11<01:30,  2.00it/s]"
+    )
+    progress = read(tmp_path).progress
+    assert progress is not None
+    assert (progress.step, progress.num_steps, progress.points[-1].loss) == (10, 100, 2.5)
+    assert progress.points[-1].step_s == 0.5
+
+
+def test_a_small_bar_within_a_large_one_is_no_step_back(tmp_path: Path) -> None:
+    (tmp_path / "n0.err").write_text(
+        " 50%|##| 50/100 [00:10<00:10,  5.00it/s]\n 10%|#  | 1/10 [00:01<00:09,  1.00it/s]\n"
+    )
+    progress = read(tmp_path).progress
+    assert progress is not None and (progress.step, progress.num_steps) == (50, 100)
+
+
+def test_losses_without_any_step_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "n0.out").write_text("{'loss': 2.5, 'epoch': 0.1}\n{'loss': nan, 'epoch': 0.2}\n")
+    progress = read(tmp_path).progress
+    assert progress is not None and progress.step == 2 and progress.points[-1].nan == 1
+    assert json.loads(say_json(tmp_path))["progress"]["points"][-1]["loss"] == "nan"
+
+
+def say_json(folder: Path) -> str:
+    return Vjob(folder)("status", str(folder), "--json", code=None).stdout
+
+
+def test_known_lines_are_told_once_with_how_many_ranks_wrote_them(tmp_path: Path) -> None:
+    for node in range(2):
+        lines = [f"{4 * node + rank}: ValueError: bad value {rank}\n" for rank in range(4)]
+        path = tmp_path / f"n{node}.err"
+        path.write_text("".join(lines))
+        os.utime(path, (1000 - node, 1000 - node))
+    (line,) = read(tmp_path).errors
+    assert (line.node, line.rank, line.num_same) == ("n1", 4, 8), "the older file's is the first"
+    assert (line.text, line.kind != "", line.file) == ("ValueError: bad value 0", True, "n1.err")
+
+
+def test_a_checkpoint_that_began_is_a_phase_until_it_ends(tmp_path: Path) -> None:
+    log = tmp_path / "n0.out"
+    log.write_text(ITERATION.format(step=10, ms=1.0) + "saving checkpoint at iteration 10 to /c\n")
+    reader = open_reader(str(tmp_path), tmp_path)
+    phase = reader.read().phase
+    assert phase is not None and phase.name == "checkpoint" and phase.since == log.stat().st_mtime
+    with log.open("a") as handle:
+        handle.write("  successfully saved checkpoint from iteration 10 to /c\n")
+    os.utime(log, (phase.since + 7, phase.since + 7))
+    found = reader.read()
+    assert found.phase is None and found.phases_s["checkpoint"] == pytest.approx(7)
+
+
+def test_sad_files_are_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "binary.out").write_bytes(os.urandom(200_000))
+    (tmp_path / "escape.err").write_bytes(b"\x1b]0;owned\x07\x1b[2Jtext\n" * 10)
+    with (tmp_path / "long.out").open("wb") as handle:
+        handle.truncate(1 << 30)
+    (tmp_path / "empty.gpu").touch()
+    (tmp_path / "bad.gpu.jsonl").write_bytes(b'{"time": 1, "gpus": 5}\n{"torn": \n[]\nnull\n\xff\n')
+    (tmp_path / "folder.out").mkdir()
+    (tmp_path / "dangling.out").symlink_to(tmp_path / "nowhere")
+    locked = tmp_path / "locked.err"
+    locked.write_text("secret\n")
+    locked.chmod(0)
+    reader = open_reader(str(tmp_path), tmp_path)
+    found = reader.read()
+    names = {node.name for node in found.nodes}
+    assert names == {"binary", "escape", "long", "empty", "bad", "folder", "dangling", "locked"}
+    assert "folder.out" in found.unreadable
+    for name in ("binary.out", "escape.err"):
+        (tmp_path / name).write_bytes(b"short\n")
+    (tmp_path / "long.out").unlink()
+    reader.read()
+    said = say_json(tmp_path)
+    assert "\x1b" not in said and "\x07" not in said
+    assert all(char not in Vjob(tmp_path)("status", str(tmp_path), "--all", code=None).stdout
+               for char in "\x1b\x07\x9b")  # fmt: skip
+
+
+def test_a_look_at_a_thousand_nodes_imports_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "n0.out").write_text("x\n")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom jobs.monitor.reader import open_reader\n"
+        f"open_reader({str(tmp_path)!r}, Path('.')).read()\n"
+        "bad = {'torch', 'pandas', 'numpy', 'textual', 'submitit', 'yaml'} & set(sys.modules)\n"
+        "sys.exit(f'imported {bad}' if bad else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
