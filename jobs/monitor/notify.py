@@ -111,7 +111,7 @@ def read_webhook(path: Path | None) -> str | None:
     """The URL that stands in a file. In a command line all users of the machine could read it."""
     if path is None:
         return None
-    if "://" in str(path):
+    if str(path).startswith(("http:/", "https:/")):
         raise InputError(
             f"--webhook takes a file with the URL in it, or set {WEBHOOK_VARIABLE}: whoever is on "
             "this machine can read your command lines"
@@ -127,9 +127,12 @@ def read_webhook(path: Path | None) -> str | None:
 
 def check_webhook(url: str) -> None:
     """Refuse what is no web address, without repeating it."""
-    parts = urllib.parse.urlsplit(url)
-    good = parts.scheme in ("http", "https") and parts.hostname and url.isascii()
-    if not good or not url.isprintable() or " " in url:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
         raise InputError("the webhook must be a URL that begins with https:// or http://")
 
 
