@@ -348,14 +348,14 @@ class Morph:
 
 @dataclass(frozen=True, kw_only=True)
 class Notify:
-    """Who hears of changes; nobody yet in this version."""
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
 
     mail: str | None = None
-    """Mail address."""
+    """Mail address; goes through `sendmail` of the machine that watches."""
     webhook: str | None = None
-    """URL that receives a JSON body."""
+    """URL that gets a JSON body, its `text` as chat services want it."""
     command: str | None = None
-    """Command that receives the JSON on its standard input."""
+    """Shell command that gets the JSON on its standard input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,7 +394,7 @@ class JobConf:
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for the planner; not in this version."""
     notify: Notify = field(default_factory=Notify)
-    """Who hears of changes; nobody yet in this version."""
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
     log_folder: str = "log"
     """Where run folders are made (relative to the conf's folder), on the shared file system."""
 

@@ -63,7 +63,7 @@ def test_completion_in_bash_completes_commands_and_jobs(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (line,) = re.findall(r'`(eval "\$\(vjob completion bash\)")`', text)
     script = f"""{line}
-COMP_WORDS=(vjob statu); COMP_CWORD=1; _vjob_completion vjob; echo "${{COMPREPLY[@]}}"
+COMP_WORDS=(vjob stat); COMP_CWORD=1; _vjob_completion vjob; echo "${{COMPREPLY[@]}}"
 COMPREPLY=(); COMP_WORDS=(vjob status la); COMP_CWORD=2; _vjob_completion vjob
 echo "${{COMPREPLY[@]}}"
 complete -p vjob"""

@@ -26,6 +26,7 @@ import yaml
 from jobs import process
 from jobs.conf import REDACTED, Notify
 from jobs.conf_read import read_conf
+from jobs.conf_redact import redact_string
 from jobs.errors import InputError, VjobError
 from jobs.monitor.watch import Notice
 from varuna_core.records.runfolder import RunFolder
@@ -110,7 +111,7 @@ def read_webhook(path: Path | None) -> str | None:
     """The URL that stands in a file. In a command line all users of the machine could read it."""
     if path is None:
         return None
-    if "://" in str(path):
+    if str(path).startswith(("http:/", "https:/")):
         raise InputError(
             f"--webhook takes a file with the URL in it, or set {WEBHOOK_VARIABLE}: whoever is on "
             "this machine can read your command lines"
@@ -126,9 +127,12 @@ def read_webhook(path: Path | None) -> str | None:
 
 def check_webhook(url: str) -> None:
     """Refuse what is no web address, without repeating it."""
-    parts = urllib.parse.urlsplit(url)
-    good = parts.scheme in ("http", "https") and parts.hostname and url.isascii()
-    if not good or not url.isprintable() or " " in url:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
         raise InputError("the webhook must be a URL that begins with https:// or http://")
 
 
@@ -140,20 +144,20 @@ def find_host(url: str) -> str:
         return "?"
 
 
-def send(notice: Notice, channels: Channels, pause: Pause) -> list[str]:
-    """To all channels; what went wrong, in words without secrets."""
-    problems = []
+def send(notice: Notice, channels: Channels, pause: Pause) -> dict[str, str]:
+    """To all channels; of those that failed what went wrong, by name, without secrets."""
     deliveries: list[tuple[str | None, Callable[[str], None]]] = [
         (channels.mail, lambda to: send_mail(notice, to)),
         (channels.webhook, lambda url: post(url, notice.as_json(), pause)),
         (channels.command, lambda text: run_command(text, notice.as_json())),
     ]
-    for wanted, deliver in deliveries:
-        if wanted:
-            try:
-                deliver(wanted)
-            except VjobError as error:
-                problems.append(str(error))
+    wanted = [(value, deliver) for value, deliver in deliveries if value]
+    problems = {}
+    for name, (value, deliver) in zip(channels.names, wanted, strict=True):
+        try:
+            deliver(value)
+        except VjobError as error:
+            problems[name] = redact_string(str(error).replace(channels.webhook or "\n", REDACTED))
     return problems
 
 
@@ -180,13 +184,12 @@ def send_mail(notice: Notice, to: str) -> None:
     program = shutil.which("sendmail") or next(filter(os.path.exists, MAILERS), None)
     if program is None:
         raise VjobError(
-            "mail: this machine has no sendmail: run `vjob watch` where there is one, or use a "
-            "webhook"
+            "this machine has no sendmail: run `vjob watch` where there is one, or use a webhook"
         )
     text = build_mail(notice, to).as_bytes()
     result = process.run_fed([program, "-oi", "-t"], text, env=os.environ, timeout_s=COMMAND_S)
     if result.code != 0:
-        raise VjobError(f"mail: {program} exited {result.code}: {result.err.strip()[-300:]}")
+        raise VjobError(f"{program} exited {result.code}: {result.err.strip()[-300:]}")
 
 
 # Webhook.
@@ -201,7 +204,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def post(url: str, value: Mapping[str, Any], pause: Pause) -> None:
     """Until it is taken, four times at most; what is refused for good is not sent again."""
-    where = f"webhook at {find_host(url)}"
     opener = urllib.request.build_opener(_NoRedirects)
     for wait_s in (*WAITS_S, None):
         request = urllib.request.Request(
@@ -214,14 +216,14 @@ def post(url: str, value: Mapping[str, Any], pause: Pause) -> None:
             with opener.open(request, timeout=TRY_S):
                 return
         except urllib.error.HTTPError as error:
-            problem = f"{where}: HTTP {error.code}"
+            problem = f"HTTP {error.code}"
             error.close()
             if error.code < 500 and error.code not in (408, 429):
                 raise VjobError(
                     f"{problem}; it does not want this, so it is not sent again"
                 ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            problem = f"{where}: {_explain(error)} after {time.monotonic() - begun:.0f} s"
+            problem = f"{_explain(error)} after {time.monotonic() - begun:.0f} s"
         if wait_s is None or not pause(wait_s):
             break
     raise VjobError(problem)
@@ -246,6 +248,4 @@ def run_command(text: str, value: Mapping[str, Any]) -> None:
     data = json.dumps(value).encode() + b"\n"
     result = process.run_fed(RUN_COMMAND, data, env=env, timeout_s=COMMAND_S)
     if result.code != 0:
-        raise VjobError(
-            f"command: exited {result.code}: {(result.err or result.out).strip()[-300:]}"
-        )
+        raise VjobError(f"exited {result.code}: {(result.err or result.out).strip()[-300:]}")

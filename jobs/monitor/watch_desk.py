@@ -92,9 +92,14 @@ def find_own_run(snapshot: Snapshot) -> RunFolder | None:
 
 
 def read_told(run: RunFolder | None) -> str:
-    """What the last notice said, maybe of a watch before this one."""
-    notices = [] if run is None else [e for e in read_events(run) if e.get("kind") == "notice"]
-    return str(notices[-1].get("news", FINE)) if notices else FINE
+    """What the last notice said that reached anybody, maybe of a watch before this one."""
+    told = FINE
+    for event in [] if run is None else read_events(run):
+        if event.get("kind") == "notice" and (
+            not event.get("to") or event["to"] != event["failed"]
+        ):
+            told = str(event.get("news", FINE))
+    return told
 
 
 class Desk:
@@ -147,9 +152,11 @@ class Desk:
         self._print(text, told)
 
     def notify(self, notice: Notice) -> None:
-        self._note("notice", news=notice.news, to=self.channels.names)
-        for problem in send(notice, self.channels, lambda seconds: not self._left.wait(seconds)):
-            self.complain(problem)
+        problems = send(notice, self.channels, lambda seconds: not self._left.wait(seconds))
+        for name, problem in problems.items():
+            self.complain(f"{name}: {problem}")
+        # Not the problems themselves: what a user's command says of itself may hold secrets.
+        self._note("notice", news=notice.news, to=self.channels.names, failed=[*problems])
         for action in self._actions:
             if action.news == notice.news:
                 self._act(action, notice)

@@ -28,14 +28,16 @@ from varuna_core.records.training import Training
 from varuna_core.records.training_log import (
     Iteration,
     Memory,
-    format_evaluation,
     format_iteration,
     format_job_info,
     format_memory,
     format_phase,
+    format_validation,
+)
+from varuna_core.records.training_marks import (
+    format_evaluation,
     format_saved,
     format_saving,
-    format_validation,
 )
 from varuna_core.varuna import Varuna
 

@@ -4,9 +4,6 @@
 [Rank 24] (after 20 iterations) memory (MB) | allocated: 3035.1 | max allocated: 3869.2 | ...
  validation loss at iteration 1000 | lm loss value: 3.2E+00 | lm loss PPL: 2.5E+01 |
 [before the start of training step] datetime: 2023-06-14 16:08:12
-saving checkpoint at iteration      30 to ckpt
-  successfully saved checkpoint from iteration      30 to ckpt
-Evaluating on 640 samples
 NODE_RANK: 1                                        the block of settings before the first step
 times across ranks (ms):                            timers: all ranks, minmax or max
   forward-compute:
@@ -21,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Mapping, Match, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 TAG = r"(?:\d+: |\[[^\]\n]{1,40}\]:[ ]?)?"
 """What stands before a line of a merged log: `3: ` of ours and srun's, `[rank3]:` of torchrun."""
@@ -30,8 +27,6 @@ ITERATION_MARK = b"iteration "
 MEMORY_MARK = b"memory (MB)"
 TIMERS_MARK = b"across ranks (ms):"
 PHASE_MARK = b"datetime: "
-SAVE_MARK = b"checkpoint "
-EVALUATION_MARK = b"Evaluating on "
 
 JOB_INFO = (
     "NODE_RANK",
@@ -71,11 +66,6 @@ _MEMORY = re.compile(
 )
 _MEMORY_FIELD = re.compile(r"\|? *(max )?(allocated|reserved): *([0-9.eE+-]+)")
 _PHASE = re.compile(r"\[([^\]]{1,200})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
-_SAVING = re.compile(r"\bsaving checkpoint at iteration +(\d{1,18}) to (\S.*)")
-_SAVED = re.compile(r"\bsuccessfully saved checkpoint from iteration +(\d{1,18}) to (\S.*)")
-_SAVE_ENDING = re.compile(r" in \S+ format$| \[ t .*\]$")
-"""What newer versions write behind the folder."""
-_EVALUATION = re.compile(r"\bEvaluating on (\d{1,18}) samples")
 _JOB_INFO = re.compile(rf"{TAG}({'|'.join(JOB_INFO)}): ?(.*)")
 
 
@@ -238,42 +228,6 @@ def parse_phase(line: str) -> Optional[Tuple[str, str]]:
     """The phase's name and its local time."""
     match = _PHASE.search(line)
     return None if match is None else (match.group(1), match.group(2))
-
-
-def format_saving(step: int, folder: str) -> str:
-    """A checkpoint begins; `folder` is that of all checkpoints."""
-    return f"saving checkpoint at iteration {step:7d} to {folder}"
-
-
-def format_saved(step: int, folder: str) -> str:
-    """A checkpoint is complete."""
-    return f"  successfully saved checkpoint from iteration {step:7d} to {folder}"
-
-
-def parse_saving(line: str) -> Optional[Tuple[int, str]]:
-    """The step and the folder."""
-    return _parse_save(_SAVING.search(line))
-
-
-def parse_saved(line: str) -> Optional[Tuple[int, str]]:
-    return _parse_save(_SAVED.search(line))
-
-
-def _parse_save(match: Optional[Match[str]]) -> Optional[Tuple[int, str]]:
-    if match is None:
-        return None
-    return int(match.group(1)), _SAVE_ENDING.sub("", match.group(2).rstrip())
-
-
-def format_evaluation(num_samples: int) -> str:
-    """An evaluation begins."""
-    return f"Evaluating on {num_samples} samples"
-
-
-def parse_evaluation(line: str) -> Optional[int]:
-    """The number of samples."""
-    match = _EVALUATION.search(line)
-    return None if match is None else int(match.group(1))
 
 
 def format_job_info(settings: Mapping[str, object]) -> str:

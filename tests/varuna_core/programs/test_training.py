@@ -21,10 +21,12 @@ from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.training import build_model, plan_layers
 from varuna_core.records.training import Training
 from varuna_core.records.training_log import (
+    parse_validation,
+)
+from varuna_core.records.training_marks import (
     parse_evaluation,
     parse_saved,
     parse_saving,
-    parse_validation,
 )
 
 WORLD = 4

@@ -1,0 +1,42 @@
+"""What `vjob watch` may do to a job, done to one of the lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.monitor.verdict import Health, Verdict
+from jobs.monitor.watch import Notice
+from jobs.monitor.watch_actions import act, check_actions, parse_action
+from tests.cluster.lab import Lab
+from tests.cluster.test_jobs import conf, wait_ready
+from tests.command import Vjob
+from tests.jobs.monitor.test_watch import make_snapshot
+from varuna_core.records.record import read_record
+
+pytestmark = pytest.mark.slurm
+
+PAIR = "    - {group: pair, count: 2, queue: gpu2, ranks: 2}"
+
+
+@pytest.mark.parametrize("layout", ["single", "hetjob"])
+def test_a_requeue_starts_the_same_job_anew(
+    clean_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    for name, value in clean_lab.env.items():
+        monkeypatch.setenv(name, value)
+    vjob = Vjob(tmp_path, clean_lab.env)
+    nodes = PAIR if layout == "single" else None
+    text = conf("fate.py", ["-1", "hang"], layout=layout, requeue=True, nodes=nodes)
+    run = vjob.submit(text)
+    world = 4 if layout == "single" else 16
+    wait_ready(vjob, run, world)
+    record = read_record(run)
+    assert record is not None
+    action = parse_action("STALLED=requeue")
+    check_actions([action], record)
+    verdict = Verdict(health=Health.STALLED, reason="no step", rule="stalled")
+    notice = Notice(news="STALLED", snapshot=make_snapshot(run.path), verdict=verdict)
+    assert "is requeued" in act(action, notice, run, record, lambda text: None)
+    wait_ready(vjob, run, world, attempt=1)

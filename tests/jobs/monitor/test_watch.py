@@ -1,0 +1,386 @@
+"""`vjob watch`: which changes make lines, which make notices, and what is done on them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.errors import InputError, UncertainError, VjobError
+from jobs.monitor import watch_desk
+from jobs.monitor.notify import Channels
+from jobs.monitor.snapshot import JobRow, Scheduler, Snapshot
+from jobs.monitor.verdict import Health, Verdict
+from jobs.monitor.watch import FINE, HOLD, OVER, Notice, news_of, watch_job
+from jobs.monitor.watch_actions import ALLOWED, act, check_actions, parse_action
+from jobs.monitor.watch_desk import Wishes, read_told, run_watch
+from tests.command import PROGRAMS, ROOT, Vjob, read_out, wait_for
+from varuna_core.records.events import append_event, read_events
+from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
+from varuna_core.records.runfolder import RunFolder
+
+BAD = (Health.SLOW, Health.STALLED, Health.FAILING, Health.UNKNOWN)
+
+
+def make_snapshot(folder: Path | str = "/run", **changes: object) -> Snapshot:
+    scheduler = Scheduler(name="slurm", jobs=(JobRow(id="12", state="RUNNING"),))
+    return Snapshot(now=1e9, run="gpt-1", folder=str(folder), scheduler=scheduler, **changes)  # type: ignore[arg-type]
+
+
+def make_verdict(health: Health, **changes: object) -> Verdict:
+    facts = {"reason": f"it is {health.value}", "rule": health.value.lower(), **changes}
+    return Verdict(health=health, **facts)  # type: ignore[arg-type]
+
+
+class Recorded:
+    """Surroundings that only note what they hear."""
+
+    def __init__(self, most: int = 10**6) -> None:
+        self.told: list[Verdict] = []
+        self.notices: list[str] = []
+        self.complaints: list[str] = []
+        self.waits: list[float] = []
+        self._most = most
+
+    def tell(self, verdict: Verdict, snapshot: Snapshot) -> None:
+        self.told.append(verdict)
+
+    def notify(self, notice: Notice) -> None:
+        self.notices.append(notice.news)
+
+    def complain(self, text: str) -> None:
+        self.complaints.append(text)
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return len(self.waits) < self._most
+
+
+def play(healths: Sequence[Health], told: str = FINE) -> tuple[Recorded, int]:
+    """A watch that sees these, one a look."""
+    around = Recorded(len(healths))
+    left = iter(healths)
+    code = watch_job(
+        lambda: (make_snapshot(), make_verdict(next(left))), around, every_s=30, told=told
+    )
+    return around, code
+
+
+LIVING = st.sampled_from([health for health in Health if health not in OVER])
+
+
+@given(st.lists(LIVING, min_size=1, max_size=40))
+def test_lines_tell_each_change_and_notices_only_what_held(healths: list[Health]) -> None:
+    around, code = play(healths)
+    changes = [b for a, b in zip([None, *healths], healths, strict=False) if a != b]
+    assert [verdict.health for verdict in around.told] == changes
+    assert code == make_verdict(healths[-1]).exit_code
+    news = [news_of(make_verdict(health)) for health in healths]
+    held = [b for a, b in itertools.pairwise(news) if a == b]
+    told = around.notices
+    assert all(a != b for a, b in zip([FINE, *told], told, strict=False)), "nothing twice"
+    left = iter(held)
+    assert all(item in left for item in told), "each one held, and they come in order"
+
+
+@given(
+    st.lists(
+        st.tuples(LIVING, LIVING).filter(
+            lambda ab: news_of(make_verdict(ab[0])) != news_of(make_verdict(ab[1]))
+        ),
+        max_size=1,
+    ),
+    st.integers(1, 20),
+)
+def test_a_verdict_that_flaps_makes_no_notice(pairs: list[tuple[Health, Health]], n: int) -> None:
+    around, _ = play([health for pair in pairs for health in pair * n] or [Health.HEALTHY])
+    assert around.notices == []
+
+
+@given(LIVING, st.integers(HOLD, 30), st.integers(HOLD, 30))
+def test_a_stall_is_told_once_and_its_end_once(other: Health, stalled: int, after: int) -> None:
+    healths = [Health.HEALTHY] * 3 + [Health.STALLED] * stalled + [other] * after
+    around, _ = play(healths)
+    news = news_of(make_verdict(other))
+    assert around.notices == (["STALLED"] if news == "STALLED" else ["STALLED", news])
+
+
+@pytest.mark.parametrize("health", OVER)
+def test_the_end_is_confirmed_told_and_ends_the_watch(health: Health) -> None:
+    around, code = play([Health.HEALTHY, health, health, Health.HEALTHY])
+    assert around.notices == [health.value]
+    assert around.waits == [30, 5], "the second look comes soon"
+    assert code == (10 if health is Health.DEAD else 0)
+
+
+def test_what_an_earlier_watch_told_is_not_told_again() -> None:
+    assert play([Health.STALLED] * 5, told="STALLED")[0].notices == []
+    assert play([Health.HEALTHY] * 5, told="STALLED")[0].notices == [FINE]
+    around, code = play([Health.DEAD] * 5, told="DEAD")
+    assert (around.notices, around.waits, code) == ([], [], 10)
+
+
+def test_a_requeue_is_told_and_that_it_goes_on_is_not() -> None:
+    assert play([Health.REQUEUED] * 3 + [Health.HEALTHY] * 3)[0].notices == ["requeued"]
+
+
+def test_a_look_that_fails_is_said_once_and_the_watch_goes_on() -> None:
+    answers: Iterator[Exception | Health] = iter(
+        [UncertainError("no answer"), UncertainError("no answer"), OSError("gone"), Health.DONE,
+         UncertainError("no answer"), Health.DONE]
+    )  # fmt: skip
+
+    def look() -> tuple[Snapshot, Verdict]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return make_snapshot(), make_verdict(answer)
+
+    around = Recorded()
+    assert watch_job(look, around, every_s=30) == 0
+    assert around.complaints == ["no answer", "gone", "no answer"]
+    assert around.notices == ["DONE"]
+
+
+def test_without_any_look_nothing_is_known() -> None:
+    def look() -> tuple[Snapshot, Verdict]:
+        raise VjobError("no")
+
+    assert watch_job(look, Recorded(2), every_s=1) == 11
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_only_what_is_listed_can_be_asked_for(news: str, verb: str) -> None:
+    with pytest.raises(InputError, match="allowed are"):
+        parse_action(f"{news}={verb}")
+
+
+def test_the_actions_that_are_listed() -> None:
+    for news, verbs in ALLOWED.items():
+        for verb in verbs:
+            action = parse_action(f"{news.lower()}={verb}")
+            assert (action.news, action.verb) == (news, verb)
+    for text in ("UNKNOWN=cancel", "DEAD=requeue", "HEALTHY=cancel", "STALLED"):
+        with pytest.raises(InputError):
+            parse_action(text)
+
+
+def make_run(folder: Path, **changes: object) -> RunFolder:
+    run = RunFolder(folder)
+    folder.mkdir(exist_ok=True)
+    facts: dict[str, object] = {
+        "run": "gpt-1", "name": "gpt", "state": "submitted", "scheduler": "slurm",
+        "layout": "single", "num_jobs": 1, "jobs": (JobRecord("12", None),), "submitted": 1.0,
+        "user": "me", "host": "login", "conf": "/home/me/my conf.yaml", "version": "1", "pid": 1,
+        "pid_start": None, **changes,
+    }  # fmt: skip
+    write_record(run, RunRecord(**facts))  # type: ignore[arg-type]
+    return run
+
+
+def test_exclude_names_the_nodes_of_this_run_for_the_next_submit(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    record = read_record(run)
+    assert record is not None
+    run.resolved.write_text("cluster: {exclude: [b9]}\n")
+    action = parse_action("STALLED=exclude")
+    said = []
+    for node in ("b2", "b1", ""):
+        verdict = make_verdict(Health.STALLED, node=node)
+        notice = Notice(news="STALLED", snapshot=make_snapshot(), verdict=verdict)
+        said.append(act(action, notice, run, record, lambda text: None))
+    submit = "vjob submit '/home/me/my conf.yaml' --set 'cluster.exclude=[{}]'"
+    assert said[0] == "b2 is to be avoided: " + submit.format("b2, b9")
+    assert said[1] == "b1 is to be avoided: " + submit.format("b1, b2, b9")
+    assert "none is excluded" in said[2]
+
+
+def test_a_requeue_that_cannot_be_is_refused_before_the_watch(tmp_path: Path) -> None:
+    for number, changes in enumerate(({"scheduler": "local"}, {"layout": "split"})):
+        record = read_record(make_run(tmp_path / str(number), **changes))
+        assert record is not None
+        check_actions([parse_action("STALLED=cancel")], record)
+        with pytest.raises(InputError, match="requeue"):
+            check_actions([parse_action("STALLED=requeue")], record)
+
+
+# With a run's folder.
+
+Watched = Callable[..., int]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Runs a watch of a run folder whose looks come to these verdicts, and no further."""
+    monkeypatch.setattr(watch_desk.Desk, "listen", lambda desk: None)
+
+    def start(run: RunFolder, verdicts: Sequence[Verdict], **wishes: object) -> int:
+        left = [*verdicts]
+
+        def look() -> tuple[Snapshot, Verdict]:
+            return make_snapshot(run.path), left.pop(0)
+
+        monkeypatch.setattr(watch_desk.Desk, "wait", lambda desk, seconds: bool(left))
+        monkeypatch.setattr(watch_desk, "open_look", lambda job, here: look)
+        return run_watch(str(run.path), Path("/"), Wishes(every_s=0.001, **wishes))  # type: ignore[arg-type]
+
+    return start
+
+
+def stalled(**changes: object) -> Verdict:
+    return make_verdict(Health.STALLED, node="b2", rank=3, advice="vjob stacks 12", **changes)
+
+
+def test_changes_are_printed_and_become_events(
+    watched: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    healthy, dead = make_verdict(Health.HEALTHY), make_verdict(Health.DEAD)
+    assert watched(run, [healthy, healthy, stalled(), stalled(), stalled(), dead, dead]) == 10
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if "it is" in line] == ["HEALTHY", "STALLED", "DEAD"]
+    assert lines[2].strip() == "vjob stacks 12"
+    events = [event for event in read_events(run) if event["kind"] == "verdict"]
+    assert [event["health"] for event in events] == ["HEALTHY", "STALLED", "DEAD"]
+    assert (events[1]["node"], events[1]["rank"], events[1]["rule"]) == ("b2", 3, "stalled")
+    notices = [event for event in read_events(run) if event["kind"] == "notice"]
+    assert [(event["news"], event["to"]) for event in notices] == [("STALLED", []), ("DEAD", [])]
+    assert read_told(run) == "DEAD"
+
+
+def test_json_lines_are_for_scripts(
+    watched: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    watched(run, [stalled(), stalled(), stalled(), make_verdict(Health.DONE)], as_json=True,
+            on=("STALLED=exclude",))  # fmt: skip
+    values = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [value["kind"] for value in values] == ["verdict", "action", "verdict"]
+    assert (values[0]["health"], values[0]["exit_code"]) == ("STALLED", 14)
+    assert values[1]["done"].startswith("b2 is to be avoided")
+
+
+def test_a_notice_that_reached_nobody_is_told_by_the_next_watch(
+    watched: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    assert watched(run, [stalled()] * 4, command="exit 3") == 14
+    assert "command: exited 3" in capsys.readouterr().err
+    assert read_told(run) == FINE
+    heard = tmp_path / "heard"
+    watched(run, [stalled()] * 4, command=f"cat >> {heard}")
+    assert [json.loads(line)["news"] for line in heard.read_text().splitlines()] == ["STALLED"]
+    assert read_told(run) == "STALLED"
+    watched(run, [stalled()] * 4, command=f"cat >> {heard}")
+    assert len(heard.read_text().splitlines()) == 1
+
+
+def test_quiet_notifies_nobody(watched: Watched, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    heard = tmp_path / "heard"
+    run.resolved.write_text(f"notify: {{command: 'cat > {heard}'}}\n")
+    watched(run, [make_verdict(Health.DONE)] * 3, quiet=True)
+    assert not heard.exists()
+    run.vjob_events.unlink()
+    watched(run, [make_verdict(Health.DONE)] * 3)
+    assert json.loads(heard.read_text())["news"] == "DONE"
+
+
+def test_events_that_cannot_be_written_end_no_watch(
+    watched: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    run.vjob_events.mkdir()
+    assert watched(run, [make_verdict(Health.DONE)] * 3) == 0
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_bare_folder_is_watched_and_never_acted_on(watched: Watched, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert watched(run, [make_verdict(Health.DONE)] * 3) == 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match="folder of logs"):
+        watched(run, [stalled()], on=("STALLED=cancel",))
+
+
+CONF = """
+name: fate
+program: {{script: {script}, args: ["-1", hang]}}
+cluster:
+  scheduler: local
+  walltime_min: 2
+  grace_s: 2
+  nodes: [{{group: m, count: 1, ranks: 2}}]
+"""
+
+
+def test_cancel_ends_a_real_run_once_the_stall_has_held(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vjob = Vjob(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
+    run = vjob.submit(CONF.format(script=PROGRAMS / "fate.py"))
+    wait_for(lambda: read_out(run).count("ready") == 2, 60, lambda: vjob.explain(run))
+    healthy = make_verdict(Health.HEALTHY)
+    watched(run, [healthy, stalled(), healthy, stalled(), healthy], 
+            on=("STALLED=cancel",))  # fmt: skip
+    assert vjob.status(str(run.path))["exit_code"] == 0, "a flapping verdict cancels nothing"
+    watched(run, [stalled(), stalled(), stalled(), make_verdict(Health.DEAD)],
+            on=("STALLED=cancel",))  # fmt: skip
+    assert vjob.wait_over(run)["verdict"] == "CANCELLED"
+    actions = [event for event in read_events(run) if event["kind"] == "action"]
+    assert [(event["verb"], event["because"]) for event in actions] == [("cancel", "STALLED")]
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from jobs.monitor import watch_desk
+from tests.jobs.monitor.test_watch import make_snapshot, stalled
+folder = Path(sys.argv[1])
+watch_desk.open_look = lambda job, here: lambda: (make_snapshot(folder), stalled())
+sys.exit(watch_desk.run_watch(str(folder), folder, watch_desk.Wishes(every_s=3600)))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_the_last_verdict(number: int, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    child = subprocess.Popen(
+        [sys.executable, "-c", ALONE, str(run.path)],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert "STALLED" in child.stdout.readline()
+    child.send_signal(number)
+    child.communicate(timeout=30)
+    assert child.returncode == 14
+
+
+def test_the_time_that_was_asked_for_ends_a_watch() -> None:
+    def make(end: float | None) -> watch_desk.Desk:
+        return watch_desk.Desk(None, None, Channels(), [], end, as_json=False)
+
+    assert not make(time.monotonic() - 1).wait(3600)
+    assert make(None).wait(0.001)
+    assert make(time.monotonic() + 3600).wait(0.001)
+    left = make(None)
+    left.leave(signal.SIGUSR2, None)
+    assert not left.wait(3600)
+
+
+def test_events_of_others_do_not_disturb(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    append_event(run.vjob_events, "cancel-asked", now=True)
+    append_event(run.vjob_events, "notice", news="SLOW", to=["command"], failed=["command"])
+    assert read_told(run) == FINE
