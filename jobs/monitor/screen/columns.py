@@ -27,7 +27,7 @@ Key = float | str | None
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column."""
+    """One column. Its width leaves room for the arrow of a sorted one."""
 
     title: str
     width: int
@@ -91,7 +91,7 @@ COLUMNS = (
         key=lambda row: f"{not row.is_bad}{row.state}" if row.state else None,
     ),
     Column(
-        title="beat", width=4, place=4, is_number=True, first_down=True,
+        title="beat", width=5, place=4, is_number=True, first_down=True,
         show=lambda row, marks: _age_cell(row.beat_age_s), key=lambda row: row.beat_age_s,
     ),
     Column(
@@ -104,7 +104,7 @@ COLUMNS = (
         key=lambda row: row.step,
     ),
     Column(
-        title="s/step", width=6, place=7, is_number=True, first_down=True,
+        title="s/step", width=7, place=7, is_number=True, first_down=True,
         show=lambda row, marks: (show_seconds(row.step_s), paint.PLAIN), key=lambda row: row.step_s,
     ),
     Column(
@@ -116,7 +116,7 @@ COLUMNS = (
         show=lambda row, marks: _percent_cell(row.memory), key=lambda row: row.memory,
     ),
     Column(
-        title="temp", width=4, place=12, is_number=True, first_down=True,
+        title="temp", width=5, place=12, is_number=True, first_down=True,
         show=lambda row, marks: _temperature_cell(row.temperature, marks),
         key=lambda row: row.temperature,
     ),

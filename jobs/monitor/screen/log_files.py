@@ -14,8 +14,8 @@ from varuna_core.records.tail import Follower
 ENDINGS = ("out", "err", "log")
 FIRST_LINES = 400
 """Of a node, or of all nodes together, when they are first looked at."""
-FIRST_BYTES = 64 * 1024
-"""Of one file, for those."""
+FIRST_BYTES, LEAST_BYTES, ALL_BYTES = 64 * 1024, 4 * 1024, 8 * 1024 * 1024
+"""Read for those: of one file at most and at least, and of all together about."""
 MOST_LINES = 4000
 """Of one look: the pane keeps little more."""
 FILES_A_LOOK = 1000
@@ -42,8 +42,8 @@ class LogFiles:
         self._folder: Path | None = None
         self._node: str | None = None
         self._is_first = True
-        self._followers: dict[str, Follower] = {}
-        """By the file's name, in the order in which their turn comes."""
+        self._followers: dict[str, Follower | None] = {}
+        """By the file's name, in the order in which their turn comes; None before the first."""
         self._listed = 0.0
 
     def read_new(self, node: str | None) -> list[Line]:
@@ -58,25 +58,31 @@ class LogFiles:
             self._open(folder, node)
         lines: list[Line] = []
         for name in list(self._followers)[:FILES_A_LOOK]:
-            follower = self._followers[name] = self._followers.pop(name)
+            follower = self._followers.pop(name) or self._follow(folder / name)
+            self._followers[name] = follower
             lines += [self._make_line(name, text) for text in follower.read()]
             if len(lines) > 2 * MOST_LINES:
                 del lines[:-MOST_LINES]
         return lines[-MOST_LINES:]
 
     def _open(self, folder: Path, node: str | None) -> None:
-        """Follow files that are not followed yet: what they hold so far is read only in part."""
+        """Note files that are not followed yet."""
         self._listed = self._clock()
         if node is None:
             names = sorted(name for name in os.listdir(folder) if _split(name)[1] in ENDINGS)
         else:
             names = [f"{node}.{ending}" for ending in ENDINGS]
-        new = [name for name in names if name not in self._followers]
-        lines = max(1, FIRST_LINES // max(1, len(names)))
-        for name in new:
-            self._followers[name] = Follower(
-                folder / name, start_lines=lines, within_bytes=FIRST_BYTES
-            )
+        for name in names:
+            self._followers.setdefault(name)
+
+    def _follow(self, path: Path) -> Follower:
+        """From the file's last lines on; the more files, the fewer."""
+        num_files = len(self._followers) + 1
+        return Follower(
+            path,
+            start_lines=max(1, FIRST_LINES // num_files),
+            within_bytes=max(LEAST_BYTES, min(FIRST_BYTES, ALL_BYTES // num_files)),
+        )
 
     def _make_line(self, name: str, text: str) -> Line:
         tag = TAG.match(text)

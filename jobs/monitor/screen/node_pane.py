@@ -50,6 +50,8 @@ class NodePane(ScrollPane):
         self.filter = ""
         self.chosen: str | None = None
         """The node of the cursor."""
+        self.is_moved = False
+        """Whether the user moved the cursor; until then it stands on the culprit."""
         self.rows: list[NodeRow] = []
         """As shown: sorted and filtered."""
         self._all: tuple[NodeRow, ...] = ()
@@ -69,15 +71,15 @@ class NodePane(ScrollPane):
         return 0
 
     def take(self, rows: tuple[NodeRow, ...], num_planned: int | None) -> None:
-        """Rows of a new look. The first cursor is the culprit's, where there is one."""
+        """Rows of a new look."""
         self._all, self._num_planned = rows, num_planned
-        if self.chosen is None and rows:
-            row = next((row for row in rows if row.is_culprit), rows[0])
-            self.chosen = row.node.name
-            self.renew()
-            self._reveal()
-            self.post_message(self.Chosen(self.chosen, is_meant=False))
         self.renew()
+        culprit = next((row.node.name for row in rows if row.is_culprit), None)
+        wanted = culprit if culprit and not self.is_moved else self.chosen
+        if rows and (wanted != self.chosen or wanted is None):
+            self.chosen = wanted or rows[0].node.name
+            self.post_message(self.Chosen(self.chosen, is_meant=False))
+            self._reveal()
 
     def renew(self) -> None:
         """Filter, sort, and show."""
@@ -129,6 +131,7 @@ class NodePane(ScrollPane):
         """Put the cursor on a row."""
         if not self.rows:
             return
+        self.is_moved = True
         name = self.rows[max(0, min(number, self.num_rows - 1))].node.name
         if name != self.chosen or is_meant:
             self.chosen = name

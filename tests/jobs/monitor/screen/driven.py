@@ -1,0 +1,72 @@
+"""The screen in Textual's own driver: no terminal, real keys, waits for what is to come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from textual.pilot import Pilot
+
+from jobs.monitor.screen.app import StatusApp
+from jobs.monitor.screen.marks import UNICODE, Marks
+from jobs.monitor.screen.pane import Pane
+from jobs.monitor.screen.sources import Actions, Source
+from tests.jobs.monitor.screen.played import PlayedActions
+
+DEADLINE_S = 60.0
+
+
+class Driven:
+    """A screen under test, and what one does with it."""
+
+    def __init__(self, app: StatusApp, pilot: Pilot[None]) -> None:
+        self.app = app
+        self.live = app.live
+        self.pilot = pilot
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Fails where it does not come to hold."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"never came\n{self.text()}"
+            await self.pilot.pause(0.01)
+        await self.pilot.pause()
+
+    async def until_shown(self, text: str) -> None:
+        await self.until(lambda: text in self.text())
+
+    def text(self) -> str:
+        """All that is drawn, pane by pane."""
+        panes = [pane for pane in self.app.screen.query(Pane) if pane.display]
+        return "\n".join(shown(pane) for pane in panes)
+
+
+def shown(pane: Pane) -> str:
+    """What is drawn in a pane."""
+    lines = [pane.render_line(y).text.rstrip() for y in range(pane.size.height)]
+    return "\n".join(lines)
+
+
+def drive(
+    source: Source,
+    script: Callable[[Driven], Awaitable[None]],
+    *,
+    actions: Actions | None = None,
+    size: tuple[int, int] = (120, 36),
+    marks: Marks = UNICODE,
+    interval_s: float = 0.05,
+) -> StatusApp:
+    """Run the script on a screen; returns the app as it was left."""
+    app = StatusApp(source, actions or PlayedActions(), interval_s=interval_s, marks=marks)
+
+    async def run() -> None:
+        async with app.run_test(size=size) as pilot:
+            await script(Driven(app, pilot))
+
+    asyncio.run(run())
+    return app
