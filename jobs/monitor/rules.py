@@ -108,7 +108,8 @@ def is_over(snapshot: Snapshot) -> bool:
         is_waiting = bool(rows_in(snapshot, ("PENDING", "REQUEUED", "CONFIGURING")))
         is_next = snapshot.morph or is_between(snapshot)
         return snapshot.outcome is not None and not is_waiting and not is_next
-    return snapshot.outcome is not None
+    # Who cannot ask cannot know whether it starts again.
+    return snapshot.outcome is not None and not snapshot.scheduler.problem
 
 
 def is_between(snapshot: Snapshot) -> bool:

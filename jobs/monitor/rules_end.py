@@ -40,10 +40,16 @@ def done(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.DONE,
         rule="done",
-        reason=f"it ended well after {say_step(snapshot)}" + (f": {how}" if how else ""),
+        reason=join([_say_end(snapshot), how], ": "),
         facts=("it stopped before its last step",) if short else (),
         advice=advise(snapshot, "report JOB"),
     )
+
+
+def _say_end(snapshot: Snapshot) -> str:
+    """A job that tells of no steps has none to be counted."""
+    after = "" if snapshot.progress is None else f" after {say_step(snapshot)}"
+    return f"it ended well{after}"
 
 
 def dead(snapshot: Snapshot) -> Verdict | None:

@@ -191,10 +191,13 @@ def unknown(snapshot: Snapshot) -> Verdict | None:
     words = sorted({row.word or row.state for row in snapshot.scheduler.jobs})
     what = f"the scheduler calls it {say_names(words)}" if words else "no scheduler knows it"
     why = f"the scheduler did not answer: {said}" if said else what
+    known = [f"{say_step(snapshot)} is known"] if snapshot.progress is not None else []
+    if snapshot.outcome is not None:
+        known.append(f"its last attempt ended: {snapshot.outcome.reason}")
     return Verdict(
         health=Health.UNKNOWN,
         rule="unknown",
-        reason=f"nothing tells how it is: {why}, {say_step(snapshot)} is known",
+        reason="; ".join([f"nothing tells how it is: {why}", *known]),
         advice=advise(snapshot, "logs JOB") or "ask again later",
     )
 

@@ -106,7 +106,8 @@ def test_the_rank_that_failed_is_there_with_its_exit_and_its_line(vjob: Vjob) ->
     assert (found.state, found.record_verdict) == ("FAILED", "FAILED")
     assert [rank.exit.code for rank in found.ranks if rank.exit and not rank.exit.stopped] == [9]
     assert found.outcome is not None and found.outcome.culprit_rank == 2
-    (line,) = [line for line in found.errors if "this is the end" in line.text]
+    said = [line for line in found.errors if line.rank is not None]
+    (line,) = [line for line in said if "this is the end" in line.text]
     assert (line.node, line.rank, line.file) == ("local1", 2, "local1.err")
     assert line.text == "ValueError: this is the end"
     assert {node.phase for node in found.nodes} == {"done"}
