@@ -125,6 +125,8 @@ def is_live(snapshot: Snapshot) -> bool:
     if snapshot.record_state in ("refused", "intent"):
         return False
     if not snapshot.scheduler.jobs:
+        if snapshot.outcome is not None:
+            return False
         return bool(snapshot.nodes or snapshot.ranks or snapshot.attempt is not None)
     return bool(rows_in(snapshot, RUNNING))
 
