@@ -64,7 +64,7 @@ def say_rank(rank: int | None, node: str) -> str:
 
 def say_line(line: Line) -> str:
     """The line for a sentence: short."""
-    text = line.text.strip()
+    text = line.text.strip().rstrip(".,;:")
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 

@@ -81,15 +81,15 @@ def find_stragglers(snapshot: Snapshot) -> list[tuple[Rank, float, float]]:
             groups.setdefault((rank.stage, rank.device), []).append(rank)
     found = []
     for members in groups.values():
-        for rank in members:
-            peers = [item.work_s or 0.0 for item in members if item is not rank]
-            own = rank.work_s or 0.0
-            if not peers:
-                continue
-            median = statistics.median(peers)
-            longer = own - median
-            worth = max(STRAGGLE_S, STRAGGLE_SHARE * (rank.step_s or own))
-            if median < SCORE * own and longer > worth:
+        # The slowest first: peers of a quicker one are slower, so that its score is higher.
+        members.sort(key=lambda rank: -(rank.work_s or 0.0))
+        works = [rank.work_s or 0.0 for rank in members]
+        for at, rank in enumerate(members):
+            peers = [*works[:at], *works[at + 1 :]]
+            own = works[at]
+            if not peers or (median := statistics.median(peers)) >= SCORE * own:
+                break
+            if own - median > max(STRAGGLE_S, STRAGGLE_SHARE * (rank.step_s or own)):
                 found.append((rank, median, median / own))
     return sorted(found, key=lambda item: item[2])
 
