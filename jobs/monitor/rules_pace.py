@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jobs.monitor.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
 from jobs.monitor.rules import (
@@ -21,7 +22,8 @@ from jobs.monitor.snapshot import Node, Rank, Snapshot
 from jobs.monitor.verdict import Health, Verdict
 
 RECENT = 10
-"""Points that are compared with those before."""
+LASTS_S = 60.0
+"""Points that are compared with those before: so many at least, and of so long a time."""
 BASELINE = 20
 """So many points before them, at least."""
 SLOWER = 1.5
@@ -140,13 +142,27 @@ def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
     times = list_step_times(snapshot)
     if len(times) < RECENT + BASELINE or not _steps_on(snapshot):
         return None
-    before, recent = times[:-RECENT], times[-RECENT:]
+    every = _find_interval(snapshot)
+    count, lasts = 0, 0.0
+    while count < len(times) and (count < RECENT or lasts < LASTS_S):
+        count += 1
+        lasts += times[-count] * every
+    before, recent = times[:-count], times[-count:]
+    if len(before) < BASELINE:
+        return None
     return Slowdown(
         before_s=statistics.median(before),
         recent_s=statistics.median(recent),
         least_s=find_quantile(recent, 0.25),
         usual_most_s=find_quantile(before, 0.9),
     )
+
+
+def _find_interval(snapshot: Snapshot) -> float:
+    """Steps between two points."""
+    points = snapshot.progress.points if snapshot.progress is not None else ()
+    gaps = [b.step - a.step for a, b in pairwise(points) if b.step > a.step]
+    return statistics.median(gaps) if gaps else 1.0
 
 
 def healthy(snapshot: Snapshot) -> Verdict | None:
