@@ -10,6 +10,7 @@ from itertools import pairwise
 from jobs.monitor.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
 from jobs.monitor.rules import (
     advise,
+    find_step_line,
     is_live,
     list_alive,
     rows_in,
@@ -18,7 +19,7 @@ from jobs.monitor.rules import (
     say_step,
     say_time,
 )
-from jobs.monitor.snapshot import Node, Rank, Snapshot
+from jobs.monitor.snapshot import Line, Node, Rank, Snapshot
 from jobs.monitor.verdict import Health, Verdict
 
 RECENT = 10
@@ -131,6 +132,7 @@ def slower(snapshot: Snapshot) -> Verdict | None:
         rule="slower",
         reason=f"a step takes {change.recent_s:.3g} s now and took {change.before_s:.3g} s before "
         f"({times:.1f} times)",
+        evidence=_last_line(snapshot),
         facts=(say_step(snapshot),),
         advice=f"look for a node that others use too, a slow file server, or heat; "
         f"{advise(snapshot, 'report JOB', 'stacks JOB')}",
@@ -179,6 +181,7 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
         health=Health.HEALTHY,
         rule="healthy",
         reason=f"{say_step(snapshot)} {say_time(silence)} ago{pace}{_say_left(snapshot, times)}",
+        evidence=_last_line(snapshot),
     )
 
 
@@ -213,6 +216,11 @@ def unknown(snapshot: Snapshot) -> Verdict | None:
         reason=f"nothing tells how it is: {why}, {say_step(snapshot)} is known",
         advice=advise(snapshot, "logs JOB") or "ask again later",
     )
+
+
+def _last_line(snapshot: Snapshot) -> tuple[Line, ...]:
+    line = find_step_line(snapshot)
+    return (line,) if line is not None else ()
 
 
 def _is_slower(change: Slowdown, times: float) -> bool:
