@@ -61,6 +61,8 @@ RULES: tuple[Rule, ...] = (
 """In order; the last one always speaks."""
 ALSO = (Health.FAILING, Health.STALLED, Health.SLOW)
 """Of the rules after the first that spoke, those that say so are remarks."""
+RUNS = (*ALSO, Health.HEALTHY, Health.CHECKPOINTING, Health.STARTING)
+"""Only where it runs; what is over is over."""
 LOOKS = 3
 """SLOW is said when so many looks in a row found it, or all where there were fewer."""
 
@@ -79,7 +81,7 @@ def judge(
     if first.health is Health.SLOW and history and not _lasts(first, snapshot, history, floor_s):
         others = [first, *others]
         first = next(item for item in spoken if item.health is not Health.SLOW)
-    also = [item.reason for item in others if item.health in ALSO and item.rule != first.rule]
+    also = [item.reason for item in others if _adds(item, first)]
     remarks = tuple(dict.fromkeys([*first.remarks, *also, *list_remarks(snapshot)]))
     return replace(first, remarks=remarks)
 
@@ -94,6 +96,13 @@ def _list_verdicts(snapshot: Snapshot, floor_s: float) -> list[Verdict]:
         if verdict is not None:
             found.append(verdict)
     return found
+
+
+def _adds(other: Verdict, first: Verdict) -> bool:
+    """Whether a rule that came later says more of a job that runs: one stall is enough."""
+    if first.health not in RUNS or other.health not in ALSO:
+        return False
+    return not first.health is other.health is Health.STALLED
 
 
 def _lasts(

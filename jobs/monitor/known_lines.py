@@ -61,13 +61,6 @@ NEVER = (
         r"(?i)\brecovered\b|\brecovering from\b|\bretrying\b|\bwill (retry|try again)\b"
         r"|\btrying again\b|^Exception ignored (in|while)",
     ),
-    _known(
-        "never",
-        "no error",
-        r"(?i)\b(no|0|zero|without( any)?) (errors?|exceptions?|failures?)\b"
-        r"|\b(errors?|failures?|exceptions?)[\"']? ?[:=] ?(0|none|null|false)\b(?!\.\d)"
-        r"|\bDetected 0 oom",
-    ),
     _known("never", "source line", r"^\s*(raise|except|assert) "),
 )
 """Looked for first: a line that one of these fits is a line like any other."""
@@ -162,7 +155,7 @@ CUDA = (
         "cuda out of memory",
         r"(CUDA|HIP|XPU|NPU) out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|^(\w+\.)*OutOfMemoryError\b"
-        r"|CUDA failure.{0,20}out of memory",
+        r"|(?i:cuda failure).{0,20}out of memory",
         "lower train.micro_batch_size, set parallel.recompute: full, take more stages or zero, or "
         "give this stage fewer layers in parallel.partition",
         is_final=True,
@@ -229,7 +222,7 @@ SCHEDULER = (
         r"(?i)Detected [1-9]\d* oom[-_ ]?kill|Out of memory: Killed process|oom-kill:constraint"
         r"|Memory cgroup out of memory|oom_kill_process|invoked oom-killer"
         r"|cgroup out-of-memory handler|Exceeded (job|step) memory limit"
-        r"|tasks? [\d,\[\]-]+: Out Of Memory|error: .*\bbeing killed.*exceeded memory limit",
+        r"|tasks? [\d,\[\]-]+: Out Of Memory|exceeded (virtual )?memory limit",
         "the node's memory was used up: raise memory_gb of the node group (0 is all), or lower "
         "the number of data workers",
         is_final=True,
@@ -275,9 +268,11 @@ SCHEDULER = (
         "launch failed",
         r"srun: error: (Task|Application) launch (.*)failed|slurmstepd: error: execve\(\)"
         r"|slurmstepd: error: couldn't chdir|Slurmd could not connect IO"
-        r"|[Jj]ob credential (expired|revoked|replayed)",
-        "the node could not start the step: is log_folder there, and do its clock and Slurm's "
-        "version fit the others'?",
+        r"|[Jj]ob credential (expired|revoked|replayed)"
+        r"|srun: error: Unable to (create step|confirm allocation|allocate)"
+        r"|Requested (node|partition) configuration (is )?not available|More processors requested",
+        "the step could not start: is log_folder there on that node, does the job ask for what its "
+        "nodes have, and do its clock and Slurm's version fit the others'?",
         is_final=True,
     ),
 )
@@ -430,7 +425,8 @@ NETWORK = (
         r"collective operation timeout|before timing out|Timeout at NCCL work"
         r"|[Hh]eartbeat.{0,60}(timed out|timeout)|operations have failed or timed out"
         r"|[Ff]light [Rr]ecorder|observed a timeout|\bTimed out waiting \d+ ?ms for (recv|send)"
-        r"|monitored[Bb]arrier|c10d::.*barrier.*timed out|Application timeout caused pair closure",
+        r"|monitored[Bb]arrier|^RuntimeError: Socket Timeout"
+        r"|c10d::.*barrier.*timed out|Application timeout caused pair closure",
         "a rank did not come to the collective: look at the rank that is not among those that "
         "timed out, and at its first error; `vjob stacks JOB` while it hangs",
     ),
@@ -606,7 +602,7 @@ PYTHON = (
         "root",
         "python exception",
         r"^(?:[A-Za-z_]\w*\.)*(?:(?:ArithmeticError|AssertionError|AttributeError|Exception"
-        r"|IndexError|KeyError|NotImplementedError|OSError|OverflowError|RuntimeError|TypeError"
+        r"|IndexError|KeyError|NotImplementedError|OSError|OutOfResources|OverflowError|RuntimeError|TypeError"
         r"|ValueError|ZeroDivisionError)(?:: .*)?$|[A-Z]\w*(?:Error|Exception)"
         rf"{_NUMBER_ALONE}(?:: .*)?$)",
         "the last line of a Python traceback: `vjob logs JOB --errors` shows what led there",
@@ -627,6 +623,13 @@ CONTAINERS = tuple(
 """What container runtimes say: containers/catalogue.py."""
 
 LOGGED = (
+    _known(
+        "never",
+        "no error",
+        r"(?i)\b(no|0|zero|without( any)?) (errors?|exceptions?|failures?)\b"
+        r"|\b(errors?|failures?|exceptions?)[\"']? ?[:=] ?(0|none|null|false)\b(?!\.\d)"
+        r"|\bDetected 0 oom",
+    ),
     _known(
         "warning",
         "logged error",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from jobs.monitor.errors import find_row, first_root, is_kind, merge_same
-from jobs.monitor.pace import LATE_S
+from jobs.monitor.pace import LATE_S, find_step_at
 from jobs.monitor.rules import OVER_WORDS, is_live, say_line, say_names, say_rank, say_time
 from jobs.monitor.rules_fail import went_on
 from jobs.monitor.snapshot import Snapshot
@@ -48,7 +48,8 @@ def errors_that_passed(snapshot: Snapshot) -> Iterator[str]:
     """Root lines after which the training went on; ones that the verdict names are left out."""
     if not is_live(snapshot):
         return
-    passed = [line for line in snapshot.errors if is_kind(line, "root") and went_on(snapshot, line)]
+    step_at = find_step_at(snapshot)
+    passed = [line for line in snapshot.errors if is_kind(line, "root") and went_on(line, step_at)]
     root = first_root(passed)
     if root is not None:
         who = say_rank(root.rank, root.node)

@@ -7,6 +7,7 @@ heading of docs/status.md.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from jobs.monitor.snapshot import JobRow, Line, Node, Rank, Snapshot
@@ -18,6 +19,7 @@ Rule = Callable[[Snapshot], Verdict | None]
 
 RUNNING = ("RUNNING", "COMPLETING")
 OVER_WORDS = frozenset(state.value for state in OVER)
+_TAG = re.compile(r"(\d{1,7}): ")
 MANY = 8
 """How many nodes or ranks a sentence names."""
 
@@ -64,7 +66,7 @@ def say_rank(rank: int | None, node: str) -> str:
 
 def say_line(line: Line) -> str:
     """The line for a sentence: short."""
-    text = line.text.strip()
+    text = line.text.strip().rstrip(".,;:")
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
@@ -155,6 +157,23 @@ def node_of_rank(snapshot: Snapshot, rank: int) -> str:
     """Its node, by the rank itself or by the nodes' lists."""
     named = next((item.node for item in snapshot.ranks if item.rank == rank and item.node), "")
     return named or next((node.name for node in snapshot.nodes if rank in node.ranks), "")
+
+
+def find_step_line(snapshot: Snapshot, step: int | None = None) -> Line | None:
+    """The line that told of a step, of the last one if none is given; as long as it is kept."""
+    progress = snapshot.progress
+    if progress is None:
+        return None
+    named = re.compile(rf"(?<![\d.]){progress.step if step is None else step}(?![\d.]\d|\d)")
+    told_by = [node for node in snapshot.nodes if progress.source.startswith(f"{node.name}.")]
+    for node in told_by or snapshot.nodes:
+        for text in reversed(node.out):
+            low = text.lower()
+            if ("step" in low or "iter" in low or "loss" in low) and named.search(text):
+                tag = _TAG.match(text)
+                rank = int(tag.group(1)) if tag is not None else None
+                return Line(text=text, node=node.name, rank=rank, file=f"{node.name}.out")
+    return None
 
 
 def find_failed(snapshot: Snapshot) -> RankExit | None:

@@ -133,7 +133,8 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
     """An error was written, and no step was done since."""
     if not is_live(snapshot):
         return None
-    lines = [line for line in snapshot.errors if not went_on(snapshot, line)]
+    step_at = find_step_at(snapshot)
+    lines = [line for line in snapshot.errors if not went_on(line, step_at)]
     phase = find_phase(snapshot)
     if phase is not None:
         # Its silence says nothing: only what was written in it, some time ago, does.
@@ -173,9 +174,8 @@ def _is_between(line: Line, since: float | None, until: float) -> bool:
     return bool(times) and since is not None and since <= min(times) <= until
 
 
-def went_on(snapshot: Snapshot, line: Line) -> bool:
-    """Whether a step was done after the line was written: then it was not the end."""
-    step_at = find_step_at(snapshot)
+def went_on(line: Line, step_at: float | None) -> bool:
+    """Whether the last step was done after the line was written: then it was not the end."""
     times = [at for at in (line.at, line.written_by) if at is not None]
     return step_at is not None and bool(times) and step_at > min(times) + CLOCKS_S
 

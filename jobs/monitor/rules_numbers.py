@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jobs.monitor.rules import is_live
+from jobs.monitor.rules import find_step_line, is_live
 from jobs.monitor.rules_fail import failing
-from jobs.monitor.snapshot import Point, Snapshot
+from jobs.monitor.snapshot import Line, Point, Snapshot
 from jobs.monitor.verdict import Verdict
 
 SKIPS = 20
@@ -39,7 +39,7 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
         snapshot,
         "not a number",
         f"{what} at step {point.step}, first at step {first}",
-        (line,) if line is not None else (),
+        _evidence(snapshot, point.step, line),
         facts=(_say_source(snapshot),),
         remedy="lower the learning rate or clip gradients, and look at the samples of that step"
         + back,
@@ -64,7 +64,7 @@ def loss_scale(snapshot: Snapshot) -> Verdict | None:
         snapshot,
         "loss scale",
         f"the last {num_skipped} step(s) were all skipped for overflow{scale}",
-        (),
+        _evidence(snapshot, points[-1].step),
         facts=(_say_source(snapshot),),
         remedy="lower the learning rate, look for a NaN in data or weights, or use "
         "train.precision: bf16",
@@ -89,7 +89,7 @@ def gradients_explode(snapshot: Snapshot) -> Verdict | None:
         "gradients explode",
         f"the gradient norm is {norms[-1]:.3g}, usually {usual:.3g}, and the loss rose to "
         f"{losses[-1]:.4g}",
-        (),
+        _evidence(snapshot, points[-1].step),
         facts=(_say_source(snapshot),),
         remedy="lower the learning rate or set train.clip_grad_norm, from a checkpoint before",
         verbs=("cancel JOB",),
@@ -121,6 +121,11 @@ def _skipped_run(points: Sequence[Point]) -> list[Point]:
             break
         run.insert(0, points[at])
     return run
+
+
+def _evidence(snapshot: Snapshot, step: int, line: Line | None = None) -> tuple[Line, ...]:
+    """A line that says so in words, and the one of the step."""
+    return tuple(x for x in (line, find_step_line(snapshot, step)) if x is not None)
 
 
 def _say_source(snapshot: Snapshot) -> str:

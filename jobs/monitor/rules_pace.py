@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jobs.monitor.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
 from jobs.monitor.rules import (
     advise,
+    find_step_line,
     is_live,
     list_alive,
     rows_in,
@@ -17,11 +19,12 @@ from jobs.monitor.rules import (
     say_step,
     say_time,
 )
-from jobs.monitor.snapshot import Node, Rank, Snapshot
+from jobs.monitor.snapshot import Line, Node, Rank, Snapshot
 from jobs.monitor.verdict import Health, Verdict
 
 RECENT = 10
-"""Points that are compared with those before."""
+LASTS_S = 60.0
+"""Points that are compared with those before: so many at least, and of so long a time."""
 BASELINE = 20
 """So many points before them, at least."""
 SLOWER = 1.5
@@ -81,15 +84,15 @@ def find_stragglers(snapshot: Snapshot) -> list[tuple[Rank, float, float]]:
             groups.setdefault((rank.stage, rank.device), []).append(rank)
     found = []
     for members in groups.values():
-        for rank in members:
-            peers = [item.work_s or 0.0 for item in members if item is not rank]
-            own = rank.work_s or 0.0
-            if not peers:
-                continue
-            median = statistics.median(peers)
-            longer = own - median
-            worth = max(STRAGGLE_S, STRAGGLE_SHARE * (rank.step_s or own))
-            if median < SCORE * own and longer > worth:
+        # The slowest first: peers of a quicker one are slower, so that its score is higher.
+        members.sort(key=lambda rank: -(rank.work_s or 0.0))
+        works = [rank.work_s or 0.0 for rank in members]
+        for at, rank in enumerate(members):
+            peers = [*works[:at], *works[at + 1 :]]
+            own = works[at]
+            if not peers or (median := statistics.median(peers)) >= SCORE * own:
+                break
+            if own - median > max(STRAGGLE_S, STRAGGLE_SHARE * (rank.step_s or own)):
                 found.append((rank, median, median / own))
     return sorted(found, key=lambda item: item[2])
 
@@ -129,6 +132,7 @@ def slower(snapshot: Snapshot) -> Verdict | None:
         rule="slower",
         reason=f"a step takes {change.recent_s:.3g} s now and took {change.before_s:.3g} s before "
         f"({times:.1f} times)",
+        evidence=_last_line(snapshot),
         facts=(say_step(snapshot),),
         advice=f"look for a node that others use too, a slow file server, or heat; "
         f"{advise(snapshot, 'report JOB', 'stacks JOB')}",
@@ -140,13 +144,27 @@ def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
     times = list_step_times(snapshot)
     if len(times) < RECENT + BASELINE or not _steps_on(snapshot):
         return None
-    before, recent = times[:-RECENT], times[-RECENT:]
+    every = _find_interval(snapshot)
+    count, lasts = 0, 0.0
+    while count < len(times) and (count < RECENT or lasts < LASTS_S):
+        count += 1
+        lasts += times[-count] * every
+    before, recent = times[:-count], times[-count:]
+    if len(before) < BASELINE:
+        return None
     return Slowdown(
         before_s=statistics.median(before),
         recent_s=statistics.median(recent),
         least_s=find_quantile(recent, 0.25),
         usual_most_s=find_quantile(before, 0.9),
     )
+
+
+def _find_interval(snapshot: Snapshot) -> float:
+    """Steps between two points."""
+    points = snapshot.progress.points if snapshot.progress is not None else ()
+    gaps = [b.step - a.step for a, b in pairwise(points) if b.step > a.step]
+    return statistics.median(gaps) if gaps else 1.0
 
 
 def healthy(snapshot: Snapshot) -> Verdict | None:
@@ -163,6 +181,7 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
         health=Health.HEALTHY,
         rule="healthy",
         reason=f"{say_step(snapshot)} {say_time(silence)} ago{pace}{_say_left(snapshot, times)}",
+        evidence=_last_line(snapshot),
     )
 
 
@@ -200,6 +219,11 @@ def unknown(snapshot: Snapshot) -> Verdict | None:
         reason="; ".join([f"nothing tells how it is: {why}", *known]),
         advice=advise(snapshot, "logs JOB") or "ask again later",
     )
+
+
+def _last_line(snapshot: Snapshot) -> tuple[Line, ...]:
+    line = find_step_line(snapshot)
+    return (line,) if line is not None else ()
 
 
 def _is_slower(change: Slowdown, times: float) -> bool:

@@ -16,6 +16,7 @@ from jobs.monitor.rules import (
     advise,
     find_life,
     find_started,
+    find_step_line,
     is_live,
     join,
     rows_in,
@@ -82,6 +83,7 @@ def held_up(snapshot: Snapshot) -> Verdict | None:
         rule="held up",
         reason=f"{suspect.reason}; no step for {say_time(silence)} (limit {say_time(limit)}), "
         f"after {say_step(snapshot)}",
+        evidence=tuple(x for x in (find_step_line(snapshot),) if x is not None),
         facts=_facts(snapshot),
         advice=join([suspect.remedy, advise(snapshot, "stacks JOB")], "; "),
         node=suspect.node,
@@ -131,7 +133,7 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
         return None
     suspect = find_suspect(snapshot)
     gpus = describe_gpus(snapshot)
-    root = first_root(snapshot.errors)
+    root = first_root(snapshot.errors) or find_step_line(snapshot)
     who = suspect.reason if suspect is not None else gpus
     facts = [fact for fact in (gpus if suspect is not None else "", *_facts(snapshot)) if fact]
     return Verdict(

@@ -154,6 +154,63 @@ OTHERS = {
     "interrupted": "KeyboardInterrupt",
     "logged error": "2024-05-01 10:00:00,123 ERROR wandb: network down",
 }
+VARIANTS = (
+    # Slurm 18 to 25.05
+    (
+        "host out of memory",
+        "slurmstepd: error: Step 4711.0 exceeded memory limit (9 > 8), being killed",
+    ),
+    (
+        "host out of memory",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=10.0 cgroup. Some of your "
+        "processes may have been killed by the cgroup out-of-memory handler.",
+    ),
+    ("host out of memory", "Out of memory: Killed process 2193 (python) total-vm:9kB"),
+    (
+        "srun ends the step",
+        "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2025-05-01T10:00:00 DUE to SIGNAL "
+        "Terminated ***",
+    ),
+    (
+        "cancelled",
+        "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2025-05-01T10:00:00 DUE to SIGNAL "
+        "Terminated ***",
+    ),
+    (
+        "time limit",
+        "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO "
+        "TIME LIMIT ***",
+    ),
+    ("srun ends the step", "srun: error: n060: task 3: Killed"),
+    ("launch failed", "srun: error: Unable to create step for job 12: Job step already completing"),
+    ("segmentation fault", "srun: error: n061: task 7: Segmentation fault (core dumped)"),
+    # torch
+    ("cuda out of memory", "ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'"),
+    ("cuda out of memory", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    ("collective timeout", "RuntimeError: Socket Timeout"),
+    ("rendezvous", "RuntimeError: Gloo connectFullMesh failed with [/gloo/pair.cc:144] no error"),
+    (
+        "collective timeout",
+        "RuntimeError: [pair.cc:81] Timed out waiting 1800000ms for recv operation",
+    ),
+    ("python exception", "triton.runtime.errors.OutOfResources: out of resource: shared memory"),
+    ("python exception", "KeyError: 5"),
+    ("python exception", "AssertionError"),
+    ("checkpoint", "RuntimeError: PytorchStreamReader failed reading zip archive: not found"),
+    ("not a number", "Loss is nan, stopping training"),
+    (
+        "not a number",
+        "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",
+    ),
+    (
+        "import",
+        "python: error while loading: libcudnn.so.9: cannot open shared object file: No such",
+    ),
+    (
+        "no such file",
+        "python: can't open file '/work/train.py': [Errno 2] No such file or directory",
+    ),
+)
 NOTHING = (
     "",
     " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration "
@@ -191,7 +248,7 @@ NOTHING = (
 )
 
 
-@pytest.mark.parametrize(("name", "text"), [*ROOTS.items(), *OTHERS.items()])
+@pytest.mark.parametrize(("name", "text"), [*ROOTS.items(), *OTHERS.items(), *VARIANTS])
 def test_known_lines_are_recognised(name: str, text: str) -> None:
     assert classify_line(text) == name
 

@@ -85,3 +85,14 @@ def test_a_job_with_many_warnings_is_healthy() -> None:
 def test_each_log_is_used() -> None:
     names = {path.stem for path in DATA.glob("*.log")}
     assert names == {*ENDED, "gloo_closed", "healthy_warnings"}
+
+
+def test_numbers_have_the_line_that_told_them_as_evidence() -> None:
+    verdict = judge(replace(from_log("megatron_nan"), errors=()))
+    assert verdict.health is Health.FAILING
+    assert "iteration      110/" in verdict.evidence[0].text
+    assert verdict.evidence[0].node == "n063"
+    stalled = judge(silent(from_log("healthy_warnings"), 4000))
+    assert stalled.health is Health.STALLED
+    assert "iteration       40/" in stalled.evidence[0].text
+    assert "iteration       40/" in judge(from_log("healthy_warnings")).evidence[0].text

@@ -143,6 +143,7 @@ def test_an_old_bare_folder_that_stopped_short_is_dead() -> None:
     verdict = judge(bare(1e6))
     assert (verdict.health, verdict.rule) == (Health.DEAD, "abandoned")
     assert "step 200 of 5000" in verdict.reason
+    assert not any("no step" in remark for remark in verdict.remarks)
     assert judge(bare(1e6, progress=None)).health is Health.UNKNOWN
     assert judge(bare(1e6, progress=None, errors=(OOM,))).health is Health.DEAD
 

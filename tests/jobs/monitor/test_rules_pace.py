@@ -32,7 +32,7 @@ def test_a_slower_stage_or_device_is_no_straggler() -> None:
 
 
 def test_steps_that_became_slower_are_slow() -> None:
-    slow = with_points(healthy(), make_points([STEP_S] * 60 + [2.6] * 10))
+    slow = with_points(healthy(), make_points([STEP_S] * 60 + [2.6] * 25))
     verdict = judge(slow)
     assert (verdict.health, verdict.rule) == (Health.SLOW, "slower")
     once = with_points(healthy(), make_points([STEP_S] * 66 + [9.0] * 4))
@@ -40,7 +40,7 @@ def test_steps_that_became_slower_are_slow() -> None:
 
 
 def test_a_slowness_that_just_began_is_a_remark_where_there_is_a_history() -> None:
-    slow = with_points(healthy(), make_points([STEP_S] * 60 + [2.6] * 10))
+    slow = with_points(healthy(), make_points([STEP_S] * 60 + [2.6] * 25))
     verdict = judge(slow, [healthy(), healthy()])
     assert verdict.health is Health.HEALTHY
     assert any("1.9 times" in remark for remark in verdict.remarks)
@@ -51,5 +51,5 @@ def test_heat_with_slower_steps_is_slow_and_heat_alone_a_remark() -> None:
     hot = change_gpus(healthy(), "n002", throttle="hw_thermal", temperature=93)
     assert judge(hot).health is Health.HEALTHY
     assert any("n002:0" in remark for remark in judge(hot).remarks)
-    slow = with_points(hot, make_points([STEP_S] * 60 + [1.9] * 10))
+    slow = with_points(hot, make_points([STEP_S] * 60 + [1.9] * 32))
     assert (judge(slow).rule, judge(slow).node) == ("throttled", "n002")
