@@ -6,6 +6,7 @@ Pure; `stacks_collect` asks the nodes.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -106,8 +107,8 @@ class Stacks:
 def parse_rank(value: Mapping[str, Any]) -> RankStack:
     """From what the agent sends of a rank: `threads` is what `py-spy dump --json` prints."""
     rank, node = int(value["rank"]), str(value.get("node", ""))
-    threads = [_parse_thread(item) for item in value.get("threads") or () if isinstance(item, dict)]
-    threads = [thread for thread in threads if thread.frames]
+    items = [item for item in value.get("threads") or () if isinstance(item, dict)]
+    threads = [thread for thread in map(_parse_thread, sorted(items, key=_order)) if thread.frames]
     problem = str(value.get("problem", ""))
     if not threads and not problem:
         problem = "py-spy saw no Python in it"
@@ -115,7 +116,7 @@ def parse_rank(value: Mapping[str, Any]) -> RankStack:
         rank=rank,
         node=node,
         state=str(value.get("state", "")),
-        threads=tuple(sorted(threads, key=lambda thread: (thread.name != MAIN, thread.name))),
+        threads=tuple(threads),
         problem=problem,
     )
 
@@ -130,10 +131,13 @@ def _parse_thread(value: Mapping[str, Any]) -> Thread:
         for item in value.get("frames") or ()
         if isinstance(item, dict)
     )
-    # A fork's first thread keeps the name that it had before; its number is the process' own.
-    is_first = value.get("os_thread_id") == value.get("pid") is not None
-    name = MAIN if is_first else clean(str(value.get("thread_name") or "a thread"))
-    return Thread(name=name, frames=frames)
+    return Thread(name=clean(str(value.get("thread_name") or "a thread")), frames=frames)
+
+
+def _order(value: Mapping[str, Any]) -> tuple[bool, int]:
+    """The main thread first; in a fork it may have no name of its own, and is the oldest."""
+    number = value.get("os_thread_id")
+    return value.get("thread_name") != MAIN, number if isinstance(number, int) else sys.maxsize
 
 
 def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[Group]:

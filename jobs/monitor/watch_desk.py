@@ -164,6 +164,7 @@ class Desk:
     def _act(self, action: Action, notice: Notice) -> None:
         assert self._run is not None and self._record is not None
         told: dict[str, Any] = {"verb": action.verb, "because": action.news}
+        told |= {"node": notice.verdict.node} if notice.verdict.node else {}
         try:
             done = act(action, notice, self._run, self._record, self._say)
         except VjobError as error:
