@@ -6,6 +6,7 @@ Pure; `stacks_collect` asks the nodes.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from varuna_core.records.tail import clean
 STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waits for a disk", "Z": "ended"}
 """States of a process that explain a hang by themselves."""
 MAIN = "MainThread"
+ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
+"""A native function without a name is where it was loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +32,8 @@ class Frame:
 
     @property
     def place(self) -> tuple[str, str]:
-        """What makes two frames equal: lines move within a loop."""
-        return self.function, self.file
+        """What makes two frames equal: lines move within a loop, and libraries in memory."""
+        return ADDRESS.sub("0x", self.function), self.file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +195,9 @@ def _render_group(group: Group, *, whole: bool) -> list[str]:
             lines.append(f"  {thread.name}")
             indent = "    "
         for depth, frame in enumerate(thread.frames):
-            where = _spell_lines(group, number) if depth == 0 else str(frame.line)
-            lines.append(f"{indent}{frame.function} ({shorten_path(frame.file)}:{where})")
+            where = _spell_lines(group, number) if depth == 0 else str(frame.line or "")
+            place = ":".join(filter(None, (shorten_path(frame.file), where)))
+            lines.append(f"{indent}{frame.function} ({place})")
     return lines
 
 
@@ -205,12 +209,12 @@ def _spell_ranks(stacks: Sequence[RankStack]) -> str:
 
 
 def _spell_lines(group: Group, thread: int) -> str:
-    """Of the innermost frame: `33`, or where ranks differ `33 (3), 35 (0-2)`."""
+    """Of the innermost frame: `33`, or where ranks differ `33 (3), 35 (0-2)`; native: nothing."""
     held: dict[int, list[int]] = {}
     for stack in group.stacks:
         held.setdefault(stack.threads[thread].frames[0].line, []).append(stack.rank)
     if len(held) == 1:
-        return str(next(iter(held)))
+        return str(next(iter(held)) or "")
     counted = sorted(held.items(), key=lambda item: (len(item[1]), item[0]))
     return ", ".join(f"{line} ({spell_numbers(ranks)})" for line, ranks in counted)
 

@@ -180,6 +180,14 @@ no answer: n2: gone"""
     assert json.dumps(shown)
 
 
+def test_native_functions_without_a_name_are_equal_wherever_they_were_loaded() -> None:
+    stacks = [make_stack(rank, f"0x7f94e8a3b2{rank}a", 0) for rank in range(3)]
+    (group,) = group_stacks(stacks)
+    assert group.ranks == [0, 1, 2]
+    text = render_stacks(Stacks(run="r", world=3, groups=(group,), failed=(), silent={}))
+    assert "  0x7f94e8a3b20a (torch/wait.py)\n" in text
+
+
 def test_a_stopped_rank_stands_apart_from_those_at_the_same_place() -> None:
     stacks = [make_stack(rank, "recv", state="T" if rank == 2 else "S") for rank in range(4)]
     groups = group_stacks(stacks)
@@ -305,6 +313,8 @@ def test_the_rank_that_is_elsewhere_is_found(vjob: Vjob, hetero: str) -> None:
         assert text.startswith("5 of 5 ranks, 2 different stacks")
         assert text.index("load_data (programs/odd.py:") < text.index("wait_for_the_others (")
         assert "beside" not in text
+        native = json.loads(vjob("stacks", str(run.path), "--native", "--json").stdout)
+        assert [group["ranks"] for group in native["groups"]] == [[3], [0, 1, 2, 4]]
         full = vjob("stacks", str(run.path), "--full").stdout
         assert "MainThread" in full and "beside" in full
     finally:
