@@ -96,7 +96,7 @@ def read_told(run: RunFolder | None) -> str:
     told = FINE
     for event in [] if run is None else read_events(run):
         if event.get("kind") == "notice" and (
-            not event.get("to") or event["to"] != event["failed"]
+            not event.get("to") or event["to"] != event.get("failed")
         ):
             told = str(event.get("news", FINE))
     return told
