@@ -6,6 +6,8 @@ Pure; `stacks_collect` asks the nodes.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +18,8 @@ from varuna_core.records.tail import clean
 STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waits for a disk", "Z": "ended"}
 """States of a process that explain a hang by themselves."""
 MAIN = "MainThread"
+ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
+"""A native function without a name is where it was loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +32,8 @@ class Frame:
 
     @property
     def place(self) -> tuple[str, str]:
-        """What makes two frames equal: lines move within a loop."""
-        return self.function, self.file
+        """What makes two frames equal: lines move within a loop, and libraries in memory."""
+        return ADDRESS.sub("0x", self.function), self.file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +110,8 @@ class Stacks:
 def parse_rank(value: Mapping[str, Any]) -> RankStack:
     """From what the agent sends of a rank: `threads` is what `py-spy dump --json` prints."""
     rank, node = int(value["rank"]), str(value.get("node", ""))
-    threads = [_parse_thread(item) for item in value.get("threads") or () if isinstance(item, dict)]
-    threads = [thread for thread in threads if thread.frames]
+    items = [item for item in value.get("threads") or () if isinstance(item, dict)]
+    threads = [thread for thread in map(_parse_thread, sorted(items, key=_order)) if thread.frames]
     problem = str(value.get("problem", ""))
     if not threads and not problem:
         problem = "py-spy saw no Python in it"
@@ -115,7 +119,7 @@ def parse_rank(value: Mapping[str, Any]) -> RankStack:
         rank=rank,
         node=node,
         state=str(value.get("state", "")),
-        threads=tuple(sorted(threads, key=lambda thread: (thread.name != MAIN, thread.name))),
+        threads=tuple(threads),
         problem=problem,
     )
 
@@ -130,10 +134,13 @@ def _parse_thread(value: Mapping[str, Any]) -> Thread:
         for item in value.get("frames") or ()
         if isinstance(item, dict)
     )
-    # A fork's first thread keeps the name that it had before; its number is the process' own.
-    is_first = value.get("os_thread_id") == value.get("pid") is not None
-    name = MAIN if is_first else clean(str(value.get("thread_name") or "a thread"))
-    return Thread(name=name, frames=frames)
+    return Thread(name=clean(str(value.get("thread_name") or "a thread")), frames=frames)
+
+
+def _order(value: Mapping[str, Any]) -> tuple[bool, int]:
+    """The main thread first; in a fork it may have no name of its own, and is the oldest."""
+    number = value.get("os_thread_id")
+    return value.get("thread_name") != MAIN, number if isinstance(number, int) else sys.maxsize
 
 
 def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[Group]:
@@ -188,8 +195,9 @@ def _render_group(group: Group, *, whole: bool) -> list[str]:
             lines.append(f"  {thread.name}")
             indent = "    "
         for depth, frame in enumerate(thread.frames):
-            where = _spell_lines(group, number) if depth == 0 else str(frame.line)
-            lines.append(f"{indent}{frame.function} ({shorten_path(frame.file)}:{where})")
+            where = _spell_lines(group, number) if depth == 0 else str(frame.line or "")
+            place = ":".join(filter(None, (shorten_path(frame.file), where)))
+            lines.append(f"{indent}{frame.function} ({place})")
     return lines
 
 
@@ -201,12 +209,12 @@ def _spell_ranks(stacks: Sequence[RankStack]) -> str:
 
 
 def _spell_lines(group: Group, thread: int) -> str:
-    """Of the innermost frame: `33`, or where ranks differ `33 (3), 35 (0-2)`."""
+    """Of the innermost frame: `33`, or where ranks differ `33 (3), 35 (0-2)`; native: nothing."""
     held: dict[int, list[int]] = {}
     for stack in group.stacks:
         held.setdefault(stack.threads[thread].frames[0].line, []).append(stack.rank)
     if len(held) == 1:
-        return str(next(iter(held)))
+        return str(next(iter(held)) or "")
     counted = sorted(held.items(), key=lambda item: (len(item[1]), item[0]))
     return ", ".join(f"{line} ({spell_numbers(ranks)})" for line, ranks in counted)
 

@@ -20,7 +20,7 @@ from jobs.cancel import cancel_run
 from jobs.errors import InputError, VjobError
 from jobs.monitor.verdict import Health
 from jobs.monitor.watch import Notice
-from varuna_core.records.events import append_event, read_events
+from varuna_core.records.events import read_events
 from varuna_core.records.record import RunRecord
 from varuna_core.records.runfolder import RunFolder
 
@@ -91,7 +91,6 @@ def _exclude(notice: Notice, run: RunFolder, record: RunRecord) -> str:
     ]
     nodes = sorted({*_read_excluded(run), *before, node})
     words = ["vjob", "submit", record.conf, "--set", f"cluster.exclude=[{', '.join(nodes)}]"]
-    append_event(run.vjob_events, "action", verb=EXCLUDE, node=node)
     return f"{node} is to be avoided: {shlex.join(words)}"
 
 

@@ -96,7 +96,7 @@ def read_told(run: RunFolder | None) -> str:
     told = FINE
     for event in [] if run is None else read_events(run):
         if event.get("kind") == "notice" and (
-            not event.get("to") or event["to"] != event["failed"]
+            not event.get("to") or event["to"] != event.get("failed")
         ):
             told = str(event.get("news", FINE))
     return told
@@ -164,6 +164,7 @@ class Desk:
     def _act(self, action: Action, notice: Notice) -> None:
         assert self._run is not None and self._record is not None
         told: dict[str, Any] = {"verb": action.verb, "because": action.news}
+        told |= {"node": notice.verdict.node} if notice.verdict.node else {}
         try:
             done = act(action, notice, self._run, self._record, self._say)
         except VjobError as error:

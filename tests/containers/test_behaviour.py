@@ -13,6 +13,7 @@ import pytest
 from containers.registry import RUNTIMES
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.containers.real import REAL, Tools
+from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
 
 NOTE = "two\nlines $HOME `id` 'q' \"d\" \\ ünï  "
@@ -120,6 +121,18 @@ def test_usr1_reaches_the_program_once_and_cancel_finds_its_handler(box: Box) ->
     assert read_out(run).count("got SIGUSR1") == 4
     assert read_out(run).count("child lives") == 4
     assert not find_processes(run)
+
+
+@every_runtime
+def test_stacks_are_seen_from_outside(box: Box) -> None:
+    run = box.vjob.submit(box.conf(box.copy("odd.py"), "2"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 60, lambda: box.vjob.explain(run))
+    beats = [run.attempt(0).beat(index) for index in (0, 1)]
+    wait_for(lambda: all(len(read_json(beat).get("ranks", ())) == 2 for beat in beats), 30)
+    found = json.loads(box.vjob("stacks", "last", "--json").stdout)
+    assert [group["ranks"] for group in found["groups"]] == [[2], [0, 1, 3]], found
+    assert found["groups"][0]["stacks"][0]["threads"][0]["frames"][0]["function"] == "load_data"
+    box.vjob("cancel", "last", "--now")
 
 
 @every_runtime

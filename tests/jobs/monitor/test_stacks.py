@@ -97,11 +97,21 @@ def test_numbers_are_spelt_so_that_they_come_back(numbers: set[int]) -> None:
 @given(st.text(max_size=300), st.binary(max_size=50))
 def test_whatever_pyspy_says_of_a_rank_is_read(text: str, junk: bytes) -> None:
     frame = {"name": text, "filename": None, "line": None}
-    threads = [{"pid": 1, "os_thread_id": 1, "frames": [frame]}, {"frames": None}, text, None]
+    threads = [{"frames": None}, text, None, {"os_thread_id": 7, "frames": [frame]}]
     stack = parse_rank({"rank": 1, "threads": threads})
-    assert stack.threads[0].name == "MainThread" and not stack.problem
+    assert len(stack.threads) == 1 and not stack.problem
     assert "\x1b" not in stack.threads[0].frames[0].function
     assert parse_rank({"rank": 1, "threads": []}).problem == "py-spy saw no Python in it"
+
+
+@pytest.mark.parametrize("name", ["MainThread", None])
+def test_the_main_thread_comes_first_by_name_or_age(name: str | None) -> None:
+    """In a container a thread's number is its own there, and the process' pid is the node's."""
+    frame = {"name": "f", "filename": "a.py", "line": 1}
+    others = [{"pid": 90, "os_thread_id": n, "thread_name": "w", "frames": [frame]} for n in (3, 2)]
+    main = {"pid": 90, "os_thread_id": 1, "thread_name": name, "frames": [{**frame, "name": "m"}]}
+    stack = parse_rank({"rank": 1, "threads": [*others, main]})
+    assert stack.threads[0].frames[0].function == "m" and len(stack.threads) == 3
 
 
 VALUES = st.recursive(
@@ -168,6 +178,14 @@ no answer: n2: gone"""
     assert (shown["groups"][0]["ranks"], shown["groups"][0]["nodes"]) == ([3], ["n0"])
     assert shown["silent_nodes"] == {"n2": "gone"}
     assert json.dumps(shown)
+
+
+def test_native_functions_without_a_name_are_equal_wherever_they_were_loaded() -> None:
+    stacks = [make_stack(rank, f"0x7f94e8a3b2{rank}a", 0) for rank in range(3)]
+    (group,) = group_stacks(stacks)
+    assert group.ranks == [0, 1, 2]
+    text = render_stacks(Stacks(run="r", world=3, groups=(group,), failed=(), silent={}))
+    assert "  0x7f94e8a3b20a (torch/wait.py)\n" in text
 
 
 def test_a_stopped_rank_stands_apart_from_those_at_the_same_place() -> None:
@@ -295,6 +313,8 @@ def test_the_rank_that_is_elsewhere_is_found(vjob: Vjob, hetero: str) -> None:
         assert text.startswith("5 of 5 ranks, 2 different stacks")
         assert text.index("load_data (programs/odd.py:") < text.index("wait_for_the_others (")
         assert "beside" not in text
+        native = json.loads(vjob("stacks", str(run.path), "--native", "--json").stdout)
+        assert [group["ranks"] for group in native["groups"]] == [[3], [0, 1, 2, 4]]
         full = vjob("stacks", str(run.path), "--full").stdout
         assert "MainThread" in full and "beside" in full
     finally:

@@ -199,6 +199,7 @@ def test_exclude_names_the_nodes_of_this_run_for_the_next_submit(tmp_path: Path)
         verdict = make_verdict(Health.STALLED, node=node)
         notice = Notice(news="STALLED", snapshot=make_snapshot(), verdict=verdict)
         said.append(act(action, notice, run, record, lambda text: None))
+        append_event(run.vjob_events, "action", verb="exclude", node=node)
     submit = "vjob submit '/home/me/my conf.yaml' --set 'cluster.exclude=[{}]'"
     assert said[0] == "b2 is to be avoided: " + submit.format("b2, b9")
     assert said[1] == "b1 is to be avoided: " + submit.format("b1, b2, b9")
@@ -268,6 +269,8 @@ def test_json_lines_are_for_scripts(
     assert [value["kind"] for value in values] == ["verdict", "action", "verdict"]
     assert (values[0]["health"], values[0]["exit_code"]) == ("STALLED", 14)
     assert values[1]["done"].startswith("b2 is to be avoided")
+    events = [event for event in read_events(run) if event["kind"] == "action"]
+    assert [(event["verb"], event["node"]) for event in events] == [("exclude", "b2")]
 
 
 def test_a_notice_that_reached_nobody_is_told_by_the_next_watch(
