@@ -31,6 +31,7 @@ OVER = (Health.DONE, Health.DEAD)
 class StatusApp(App[None]):
     """Feeds the live screen; holds what outlives it, such as the last verdict."""
 
+    TITLE = "vjob status"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS = [("ctrl+c,ctrl+q", "quit", "quit"), ("ctrl+z", "suspend_process", "suspend")]  # noqa: RUF012 - Textual's own way
     CSS = f"""
