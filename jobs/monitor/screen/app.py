@@ -89,8 +89,8 @@ class StatusApp(App[None]):
     def _look(self) -> None:
         try:
             snapshot, verdict = self.source.read()
-            self._tell(Looked(View.make(snapshot, verdict), time.monotonic()))
             self.verdict = verdict
+            self._tell(Looked(View.make(snapshot, verdict), time.monotonic()))
             self._looks.interval_s = ENDED_S if verdict.health in OVER else self.interval_s
         except Exception as error:  # whatever it is: said on the screen, and tried again
             self._tell(Failed(str(error) or type(error).__name__))
