@@ -38,6 +38,7 @@ ITERATION = (
     "iteration (ms): 2301.4 | learning rate: 1.5E-04 | global batch size:    64 | lm loss: "
     "{loss:.6E} | loss scale: 262144.0 | grad norm: 2.932 | number of skipped iterations:   0 |\n"
 )
+GPUS = "".join(f"[{gpu}] NVIDIA A10 | 66'C, 97 % | 18021 / 23028 MB | \n" for gpu in range(4))
 
 
 class Job:
@@ -62,13 +63,6 @@ class Job:
             )
             with (self._folder / f"n{node:03d}.out").open("a") as handle:
                 handle.write(line)
-
-
-GPUS = "".join(
-    f"2026/11/21 12:00:0{second}.000, {gpu}, NVIDIA A10, 97 %, 88 %, 18021 MiB, 23028 MiB, 66\n"
-    for second in range(9)
-    for gpu in range(4)
-)
 
 
 class Terminal:

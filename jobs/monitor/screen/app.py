@@ -31,6 +31,7 @@ OVER = (Health.DONE, Health.DEAD)
 class StatusApp(App[None]):
     """Feeds the live screen; holds what outlives it, such as the last verdict."""
 
+    TITLE = "vjob status"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS = [("ctrl+c,ctrl+q", "quit", "quit"), ("ctrl+z", "suspend_process", "suspend")]  # noqa: RUF012 - Textual's own way
     CSS = f"""
@@ -88,8 +89,8 @@ class StatusApp(App[None]):
     def _look(self) -> None:
         try:
             snapshot, verdict = self.source.read()
-            self._tell(Looked(View.make(snapshot, verdict), time.monotonic()))
             self.verdict = verdict
+            self._tell(Looked(View.make(snapshot, verdict), time.monotonic()))
             self._looks.interval_s = ENDED_S if verdict.health in OVER else self.interval_s
         except Exception as error:  # whatever it is: said on the screen, and tried again
             self._tell(Failed(str(error) or type(error).__name__))

@@ -59,7 +59,7 @@ def drive(
     actions: Actions | None = None,
     size: tuple[int, int] = (120, 36),
     marks: Marks = UNICODE,
-    interval_s: float = 0.05,
+    interval_s: float = 0.2,
 ) -> StatusApp:
     """Run the script on a screen; returns the app as it was left."""
     app = StatusApp(source, actions or PlayedActions(), interval_s=interval_s, marks=marks)

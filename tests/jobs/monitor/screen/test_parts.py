@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from jobs.monitor.screen.figures import (
 from jobs.monitor.screen.heading import render_heading, say_jobs
 from jobs.monitor.screen.log_buffer import LogBuffer, find_spans
 from jobs.monitor.screen.marks import ASCII, UNICODE, Marks, choose_marks
+from jobs.monitor.screen.pages import KEYS
 from jobs.monitor.screen.view import View
 from jobs.monitor.snapshot import JobRow, Line, Phase, Progress, Rank, Scheduler
 from jobs.monitor.verdict import Health, Verdict
@@ -65,6 +67,7 @@ def test_a_sparkline_rises_with_its_values_and_shows_gaps() -> None:
     assert ASCII.spark([0.0, 50.0, 100.0], 9, top=100) == "_=#"
     assert UNICODE.spark([3, 3], 9) == "▁▁"
     assert UNICODE.curve([0, 0, 7, 7], 2) == "▁█"
+    assert UNICODE.curve([2.3014, 2.3016, None], 9) == "▁▁ "
 
 
 @given(marks=MARKS, percent=st.floats(-1e9, 1e9), width=st.integers(0, 40))
@@ -270,3 +273,11 @@ def test_odd_numbers_in_progress_are_shown_and_break_nothing() -> None:
     progress = Progress(step=50, num_steps=20, at=NOW + 99, points=())
     lines = render_heading(replace(EMPTY, progress=progress), HEALTHY, UNICODE, 80, 9)
     assert "step 50/20" in lines[-1].plain and "100%" in lines[-1].plain
+
+
+def test_the_document_has_every_key_of_the_help() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "status.md").read_text()
+    table = text[text.index("## The screen") : text.index("## The parts")]
+    for keys, _ in KEYS:
+        for key in keys.replace(",", " ").split():
+            assert f"`{key}`" in table or key in ("arrows", "mouse"), key

@@ -38,9 +38,9 @@ def test_the_screen_shows_verdict_evidence_advice_progress_and_the_culprits_log(
         await screen.until_shown("iteration     1279/   10000")
         text = screen.text()
         for wanted in (
-            "gpt2-xl-1121-183144", "4711+0 4711+1 RUNNING", "attempt 1 (1 before)", "52 min of 2 h",
-            " SLOW  rank 17 on n064 works 3.90 s", "n064.err rank 17 | step 1262: clock held",
-            "→ look at the cooling", "also: the disk", "step 1,280/10,000", "12%", "s/step",
+            "gpt2-xl-1121-183144", "4711+0 4711+1 RUNNING", "attempt 1 (1 before)", "52 min of 12",
+            " SLOW  rank 17 on n064 works 3.9 s", "n064.err rank 17 | step 1275: clock held",
+            "→ look at that node", "also: GPU 1 of n064", "step 1,280/10,000", "12%", "s/step",
             "to go", HERE + "●n064", "GPUs of n064  NVIDIA A10", "held down: hw_thermal", "? help",
         ):  # fmt: skip
             assert wanted in text, wanted
