@@ -11,6 +11,7 @@ from jobs.monitor.folders import JsonFolder
 from jobs.monitor.node_files import (
     NodeFiles,
     choose_tail,
+    find_last_end,
     find_longest,
     find_phase,
     find_progress,
@@ -39,6 +40,7 @@ class AttemptView:
     progress: Progress | None = None
     phase: Phase | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    phase_ended_at: float | None = None
     info: tuple[tuple[str, Line], ...] = ()
     """Settings that were printed: all of the first node that did, and what others print apart."""
     errors: tuple[Line, ...] = ()
@@ -196,6 +198,7 @@ class AttemptReader:
             progress=self._find_progress(),
             phase=find_phase(self.files.values()),
             phases_s=longest,
+            phase_ended_at=find_last_end(self.files.values()),
             info=self._list_info(),
             errors=merge_errors(logs, failed),
             stop=stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None,

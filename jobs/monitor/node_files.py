@@ -178,6 +178,12 @@ def find_phase(nodes: Iterable[NodeFiles]) -> Phase | None:
     return max(phases, key=lambda phase: phase.since or 0.0, default=None)
 
 
+def find_last_end(nodes: Iterable[NodeFiles]) -> float | None:
+    """When the last phase that is over ended."""
+    ends = [log.phase_ended_at for node in nodes for log in node.logs.values()]
+    return max((at for at in ends if at is not None), default=None)
+
+
 def find_longest(nodes: Iterable[NodeFiles]) -> dict[str, float]:
     """Of each phase, how long it took at most."""
     longest: dict[str, float] = {}

@@ -137,7 +137,9 @@ class LogFile:
         classifier: Classifier,
         tail_bytes: int = TAIL_BYTES,
         num_lines: int = NUM_SHOWN,
+        begin: bytes | None = None,
     ) -> None:
+        """With `begin` known lines before the last line that has it are of an older start."""
         self.tail = Tail(path, tail_bytes=tail_bytes)
         self.name = name
         self.known: list[Line] = []
@@ -148,6 +150,7 @@ class LogFile:
         self.first_step: int | None = None
         self.point_at: float | None = None
         self.phase: Phase | None = None
+        self.phase_ended_at: float | None = None
         self.phases_s: dict[str, float] = {}
         self.info: dict[str, Line] = {}
         self.loss: Point | None = None
@@ -155,6 +158,7 @@ class LogFile:
         self.changed = 0
         """Grows with each look that saw something."""
         self._node, self._classifier = node, classifier
+        self._begin = begin
         self._has_info = not name.endswith(".err")
         self._shown: deque[bytes] = deque(maxlen=max(1, num_lines))
         self._keys: dict[tuple[str, bytes], int] = {}
@@ -188,13 +192,19 @@ class LogFile:
         return tuple(show(line) for line in held[-count:])
 
     def _read(self, added: Added) -> None:
-        data = added.data
+        data, start = added.data, added.start
         lines = data.split(b"\n")
         lines.pop()
+        if self._begin is not None and self._begin in data:
+            self.known, self.writers, self._keys = [], [], {}
+            after = data.rfind(self._begin)
+            start += data.rfind(b"\n", 0, after) + 1
+            data = data[data.rfind(b"\n", 0, after) + 1 :]
+            lines = data.split(b"\n")[:-1]
         self._shown.extend(take_last(lines, self._shown.maxlen or 1))
         sifted = self._classifier.sift(data, lines)
         for at, kind in sifted.known:
-            self._add_known(lines, at, kind, added.start)
+            self._add_known(lines, at, kind, start)
         if any(mark in line for line in sifted.telling for mark in _INFO_MARKS):
             self._read_info(data)
         self._read_progress(sifted.telling, added.is_anew)
@@ -204,7 +214,7 @@ class LogFile:
         unread, self._unread = self._unread, []
         if not unread:
             return
-        kept = (self.num_steps, self.point_at, self.phase)
+        kept = (self.num_steps, self.point_at, self.phase, self.phase_ended_at)
         newer = list(self.points)
         self.points.clear()
         self.first_step = None
@@ -216,7 +226,7 @@ class LogFile:
         if self.points and newer and self.points[-1].step >= newer[0].step:
             self.points.clear()
         self.points.extend(newer)
-        self.num_steps, self.point_at, self.phase = kept
+        self.num_steps, self.point_at, self.phase, self.phase_ended_at = kept
         self.first_step = min((point.step for point in self.points), default=None)
 
     def _read_progress(self, found: list[bytes], is_first: bool) -> None:
@@ -273,13 +283,16 @@ class LogFile:
         self.first_step = point.step if self.first_step is None else self.first_step
         if last is None or point.step != last.step:
             self.point_at = self.tail.mtime
-            self.phase = None
+            if self.phase is not None:
+                self.phase, self.phase_ended_at = None, self.tail.mtime
 
     def _mark(self, name: str, begins: bool, text: str) -> None:
         if begins:
             if self.phase is None or self.phase.name != name:
                 self.phase = Phase(name=name, since=self.tail.mtime, line=self._line(text, 0, ""))
-        elif self.phase is not None and self.phase.name == name:
+            return
+        self.phase_ended_at = self.tail.mtime
+        if self.phase is not None and self.phase.name == name:
             if self.phase.since is not None:
                 took = max(0.0, self.tail.mtime - self.phase.since)
                 self.phases_s[name] = max(took, self.phases_s.get(name, 0.0))
@@ -315,7 +328,14 @@ class LogFile:
         if at is not None and not mtime - _DAYS_30 < at < mtime + _DAYS_30:
             at = None
         return Line(
-            text=plain, node=self._node, rank=rank, file=self.name, kind=kind, at=at, order=order
+            text=plain,
+            node=self._node,
+            rank=rank,
+            file=self.name,
+            kind=kind,
+            at=at,
+            order=order,
+            written_by=mtime,
         )
 
 

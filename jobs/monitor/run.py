@@ -22,7 +22,7 @@ from varuna_core.records.checkpoints import Newest, find_newest
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import RunRecord, read_record
-from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from varuna_core.records.stop import read_stop
 
 SLOW_EVERY_S = 10.0
@@ -114,6 +114,7 @@ class RunReader:
             progress=progress,
             phase=shown.phase,
             phases_s=shown.phases_s,
+            phase_ended_at=shown.phase_ended_at,
             echoes=echoes,
             info=take_first(echoes),
             errors=shown.errors + merge_errors(self._scripts.values(), {}),
@@ -200,7 +201,9 @@ class RunReader:
         """What the batch scripts' hosts printed: srun and slurmstepd speak there."""
         for path in self.run.path.glob("scheduler*.out"):
             if path.name not in self._scripts:
-                self._scripts[path.name] = LogFile(path, "", path.name, self._classifier)
+                self._scripts[path.name] = LogFile(
+                    path, "", path.name, self._classifier, begin=OPENED.encode()
+                )
         for log in self._scripts.values():
             log.look()
 

@@ -107,6 +107,8 @@ class Line:
     """From the line itself, where it begins with a time; else None."""
     order: int = 0
     """Offset in its file: orders lines of the same file."""
+    written_by: float | None = None
+    """It stood there by then: the last change of its file, which may be much later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +260,8 @@ class Snapshot:
     phase: Phase | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """The longest that a checkpoint and an evaluation of this run took so far."""
+    phase_ended_at: float | None = None
+    """When the last checkpoint or evaluation that is over ended, as far as lines tell."""
     echoes: tuple[Echo, ...] = ()
     info: Mapping[str, str] = field(default_factory=dict)
     """The settings that the run printed, in its order."""

@@ -1,1 +1,1 @@
-"""The monitor of one job."""
+"""Tests of `jobs.monitor`."""
