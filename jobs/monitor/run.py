@@ -10,10 +10,12 @@ from jobs.errors import InputError
 from jobs.monitor.attempt import AttemptReader, AttemptView
 from jobs.monitor.clocks import Skew, probe
 from jobs.monitor.disks import look_at_disks
-from jobs.monitor.node_files import count_lines, merge_errors
-from jobs.monitor.node_logs import Classifier, LogFile
+from jobs.monitor.merge import merge_errors
+from jobs.monitor.node_files import count_lines
+from jobs.monitor.node_logs import LogFile
 from jobs.monitor.scheduler import SchedulerDesk
 from jobs.monitor.settings import compare, read_asked, take_first
+from jobs.monitor.sift import Classifier
 from jobs.monitor.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
 from jobs.pending import explain_reason
 from jobs.runs import RunView
