@@ -52,9 +52,12 @@ class RunReader:
         *,
         num_lines: int = 10,
         desk: SchedulerDesk | None = None,
+        reads_attempt: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Without `reads_attempt` by record and scheduler alone, for a table of many runs."""
         self.run = run
+        self._reads_attempt = reads_attempt
         record = read_record(run)
         if record is None:
             raise InputError(
@@ -78,7 +81,7 @@ class RunReader:
     def read(self) -> Snapshot:
         """The run as it is now."""
         self._desk.ask(self._silent)
-        attempts = self.run.attempts()
+        attempts = self.run.attempts() if self._reads_attempt else []
         shown = self._read_attempt(attempts)
         self._read_scripts()
         now = self._note_time()
