@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from varuna_core.records.runfolder import RunFolder
 
@@ -49,6 +49,11 @@ class Vjob:
         return subprocess.Popen(
             command, cwd=self.folder, env=self.env, start_new_session=new_session
         )
+
+    def start_into(self, out: IO[str], *args: str) -> subprocess.Popen[bytes]:
+        """In the background, with its output in a file."""
+        command = [sys.executable, "-m", "jobs", *args]
+        return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out)
 
     def write(self, text: str, name: str = "conf.yaml") -> str:
         (self.folder / name).write_text(text)

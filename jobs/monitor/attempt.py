@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.monitor.folders import JsonFolder
-from jobs.monitor.node_files import (
-    NodeFiles,
-    choose_tail,
+from jobs.monitor.merge import (
+    find_last_end,
     find_longest,
     find_phase,
     find_progress,
+    join_progress,
     merge_errors,
 )
-from jobs.monitor.node_logs import Classifier
-from jobs.monitor.rank_files import Beats, TraceEnd, parse_exit
-from jobs.monitor.snapshot import Line, Node, Phase, Point, Progress, Rank
+from jobs.monitor.node_files import NodeFiles, choose_tail
+from jobs.monitor.rank_files import Beats, TraceEnd, parse_exit, parse_outcome
+from jobs.monitor.sift import Classifier
+from jobs.monitor.snapshot import Line, Node, Phase, Progress, Rank
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.nodes import OK
 from varuna_core.records.plan import Plan, decode_stage_map
@@ -39,6 +40,7 @@ class AttemptView:
     progress: Progress | None = None
     phase: Phase | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    phase_ended_at: float | None = None
     info: tuple[tuple[str, Line], ...] = ()
     """Settings that were printed: all of the first node that did, and what others print apart."""
     errors: tuple[Line, ...] = ()
@@ -196,10 +198,11 @@ class AttemptReader:
             progress=self._find_progress(),
             phase=find_phase(self.files.values()),
             phases_s=longest,
+            phase_ended_at=find_last_end(self.files.values()),
             info=self._list_info(),
             errors=merge_errors(logs, failed),
             stop=stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None,
-            outcome=_parse_outcome(self._state.values.get("outcome")),
+            outcome=parse_outcome(self._state.values.get("outcome")),
             unreadable={
                 name: why for files in self.files.values() for name, why in files.problems().items()
             },
@@ -310,27 +313,9 @@ class AttemptReader:
         ends = [(trace.last.step, -rank) for rank, trace in self._traces.items() if trace.last]
         if not ends:
             return told
-        step, rank = max(ends)
-        index = self.plan.node_of_rank(-rank).index if self.plan and -rank < self.plan.world else -1
-        points = {point.step: point for point in self._traces[-rank].points(self._offset(index))}
-        traced = points[step]
-        if told is None:
-            first = min(points)
-            return Progress(
-                step=step, at=traced.at, points=tuple(points.values()), source="trace",
-                first_step=first,
-            )  # fmt: skip
-        for point in told.points:
-            points[point.step] = _join(points.get(point.step), point)
-        is_ahead = told.step > step
-        return Progress(
-            step=max(step, told.step),
-            num_steps=told.num_steps,
-            at=told.at if is_ahead else traced.at,
-            points=tuple(points[key] for key in sorted(points)),
-            source=told.source if is_ahead else "trace",
-            first_step=min(filter(None, (told.first_step, min(points))), default=None),
-        )
+        rank = -max(ends)[1]
+        index = self.plan.node_of_rank(rank).index if self.plan and rank < self.plan.world else -1
+        return join_progress(told, self._traces[rank].points(self._offset(index)))
 
     def _list_info(self) -> tuple[tuple[str, Line], ...]:
         found: list[tuple[str, Line]] = []
@@ -346,13 +331,6 @@ class AttemptReader:
         return tuple(found)
 
 
-def _join(traced: Point | None, told: Point) -> Point:
-    """A line has the loss, the trace the time."""
-    if traced is None:
-        return told
-    return replace(told, step_s=traced.step_s, at=traced.at)
-
-
 def _find_places(plan: Plan) -> dict[int, tuple[int, int]]:
     """Stage and replica of each rank. An entry k of the map stands for ranks kT to kT+T-1."""
     return {
@@ -361,13 +339,6 @@ def _find_places(plan: Plan) -> dict[int, tuple[int, int]]:
         for replica, entry in enumerate(entries)
         for shard in range(plan.tensor)
     }
-
-
-def _parse_outcome(value: Mapping[str, Any] | None) -> Outcome | None:
-    try:
-        return Outcome(**value) if value is not None else None
-    except TypeError:
-        return None
 
 
 def _list(folder: str) -> list[str]:

@@ -102,13 +102,17 @@ def _is_over(snapshot: Snapshot) -> bool:
 
 
 def _describe(view: RunView) -> dict[str, Any]:
-    """A run's verdict and what it stands on, by its files and what the scheduler just said."""
+    """A run's verdict and what it stands on, by its files and what the scheduler just said.
+
+    What has ended is told by its record: nobody waits for the logs of twenty old runs.
+    """
     from jobs.monitor.judge import judge
     from jobs.monitor.run import RunReader
     from jobs.monitor.scheduler import SchedulerDesk
 
     desk = SchedulerDesk(view.run, view.record.scheduler, view=lambda run: view)
-    snapshot = RunReader(view.run, num_lines=0, desk=desk).read()
+    is_live = view.record.state == "submitted"
+    snapshot = RunReader(view.run, num_lines=0, desk=desk, reads_attempt=is_live).read()
     verdict = judge(snapshot)
     return {"state": verdict.health.value, "message": verdict.reason}
 

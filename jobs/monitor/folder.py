@@ -14,17 +14,10 @@ from pathlib import Path
 
 from jobs.monitor.clocks import Skew
 from jobs.monitor.disks import look_at_disks
-from jobs.monitor.node_files import (
-    NodeFiles,
-    choose_tail,
-    count_lines,
-    find_longest,
-    find_phase,
-    find_progress,
-    merge_errors,
-)
-from jobs.monitor.node_logs import Classifier
+from jobs.monitor.merge import find_last_end, find_longest, find_phase, find_progress, merge_errors
+from jobs.monitor.node_files import NodeFiles, choose_tail, count_lines
 from jobs.monitor.settings import compare, take_first
+from jobs.monitor.sift import Classifier
 from jobs.monitor.snapshot import Disk, Line, Node, Scheduler, Snapshot
 
 ENDINGS = {"out": "out", "err": "err", "gpu": "gpu", "gpu.jsonl": "gpu.jsonl", "log": "out"}
@@ -143,6 +136,7 @@ class FolderReader:
             progress=find_progress(nodes),
             phase=find_phase(nodes),
             phases_s=find_longest(nodes),
+            phase_ended_at=find_last_end(nodes),
             echoes=echoes,
             info=take_first(echoes),
             errors=merge_errors((log for x in nodes for log in x.logs.values()), {}),

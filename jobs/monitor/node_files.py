@@ -1,14 +1,14 @@
-"""The log files of one node together, and of all nodes what matters of the whole job."""
+"""The log files of one node together."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from jobs.monitor.gpu_logs import FIRST_BYTES, GpuSamples
-from jobs.monitor.node_logs import Classifier, LogFile
-from jobs.monitor.snapshot import Gpu, Line, Phase, Point, Progress
+from jobs.monitor.node_logs import LogFile
+from jobs.monitor.sift import Classifier
+from jobs.monitor.snapshot import Gpu
 from jobs.monitor.tails import TAIL_BYTES, Tail
 
 FIRST_LOOK_BYTES = 32 * 1024 * 1024
@@ -16,8 +16,7 @@ FIRST_LOOK_BYTES = 32 * 1024 * 1024
 COUNTED_BYTES = 128 * 1024 * 1024
 """Of logs whose lines are counted."""
 LEAST_BYTES = 8 * 1024
-NUM_ERRORS = 200
-"""Lines of a known kind that a snapshot holds."""
+"""Of one file, however many there are."""
 
 
 def choose_tail(num_files: int) -> int:
@@ -107,9 +106,6 @@ class NodeFiles:
         return samples.list_gpus(ours) if samples is not None else ()
 
 
-# Of all nodes.
-
-
 def count_lines(
     files: Mapping[str, NodeFiles], names: Collection[str]
 ) -> dict[str, dict[str, int]]:
@@ -132,88 +128,3 @@ def _count(path: str) -> int:
     except OSError:
         return count
     return count
-
-
-def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:
-    """By the log that tells the farthest step."""
-    found: tuple[tuple[int, bool], NodeFiles, LogFile] | None = None
-    for node in nodes:
-        for log in node.logs.values():
-            if log.points:
-                key = (log.points[-1].step, log.points[-1].loss is not None)
-                if found is None or key > found[0]:
-                    found = key, node, log
-    if found is None:
-        return _count_lines(nodes)
-    _, node, log = found
-    log.catch_up()
-    points = list(log.points)
-    for other in node.logs.values():  # Hugging Face: the bar and the losses in different files
-        if other.loss is not None and points[-1].loss is None:
-            told = other.loss
-            points[-1] = replace(points[-1], loss=told.loss, grad_norm=told.grad_norm, nan=told.nan)
-    return Progress(
-        step=points[-1].step,
-        num_steps=log.num_steps,
-        at=points[-1].at or log.point_at,
-        points=tuple(points),
-        source=log.name,
-        first_step=log.first_step,
-    )
-
-
-def _count_lines(nodes: Iterable[NodeFiles]) -> Progress | None:
-    """Where lines tell no step: how many such lines came since we look."""
-    logs = [log for node in nodes for log in node.logs.values() if log.loss is not None]
-    if not logs:
-        return None
-    log = max(logs, key=lambda log: log.loss.step if log.loss else 0)
-    point: Point = log.loss  # type: ignore[assignment]
-    return Progress(step=point.step, at=point.at, points=(point,), source=log.name)
-
-
-def find_phase(nodes: Iterable[NodeFiles]) -> Phase | None:
-    """The phase that began last and has not ended."""
-    phases = [log.phase for node in nodes for log in node.logs.values() if log.phase is not None]
-    return max(phases, key=lambda phase: phase.since or 0.0, default=None)
-
-
-def find_longest(nodes: Iterable[NodeFiles]) -> dict[str, float]:
-    """Of each phase, how long it took at most."""
-    longest: dict[str, float] = {}
-    for node in nodes:
-        for log in node.logs.values():
-            for name, took in log.phases_s.items():
-                longest[name] = max(took, longest.get(name, 0.0))
-    return longest
-
-
-def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[Line, ...]:
-    """Known lines of all files, the likely first in time first, the same of many ranks once.
-
-    A line without a time is as old as its file, or as the end of its rank: `ended` has those that
-    failed by themselves.
-    """
-    first: dict[tuple[str, str], tuple[tuple[float, int], Line]] = {}
-    writers: dict[tuple[str, str], set[tuple[str, int | None]]] = {}
-    most: dict[tuple[str, str], int] = {}
-    for log in logs:
-        for line, ranks in zip(log.known, log.writers, strict=True):
-            key = (line.kind, line.text.translate(_NO_DIGITS))
-            at = line.at
-            if at is None:
-                at = ended.get(line.rank, log.tail.mtime) if line.rank is not None else None
-            age = (log.tail.mtime if at is None else at, line.order)
-            if key not in first or age < first[key][0]:
-                first[key] = age, line
-            writers.setdefault(key, set()).update((line.node, rank) for rank in ranks)
-            most[key] = max(line.num_same, most.get(key, 0))
-    merged = [
-        (age, replace(line, num_same=max(len(writers[key]), most[key])))
-        for key, (age, line) in first.items()
-    ]
-    merged.sort(key=lambda pair: pair[0])
-    return tuple(line for _, line in merged[:NUM_ERRORS])
-
-
-_NO_DIGITS = {ord(digit): None for digit in "0123456789"}

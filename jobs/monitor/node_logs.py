@@ -6,14 +6,13 @@ and each distinct line is judged once, whatever its numbers are.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from jobs.monitor.errors import classify_line
-from jobs.monitor.lines import MARKS, PHASE_MARKS, Told, parse_progress, parse_time, split_tag
+from jobs.monitor.lines import PHASE_MARKS, Told, parse_progress, parse_time, split_tag
+from jobs.monitor.sift import DIGITS, INFO_MARKS, Classifier
 from jobs.monitor.snapshot import Line, Phase, Point
 from jobs.monitor.tails import TAIL_BYTES, Added, Tail, show
 from varuna_core.records.training_log import parse_job_info, parse_mark
@@ -27,93 +26,10 @@ NUM_FIRST = 8
 """Lines with points that a first look reads at once."""
 HEAD_BYTES = 16 * 1024
 """Where the settings stand: near the beginning."""
-MOST_CLASSIFIED = 20_000
-"""New distinct lines that are judged in one look at one file; a flood has nothing new to say."""
 
-_INFO_MARKS = tuple(f"{name}: ".encode() for name in ("WORLD_SIZE", "GLOBAL_BATCH_SIZE"))
-_ALL_MARKS = (*MARKS, *PHASE_MARKS, *_INFO_MARKS)
-_DIGITS = b"0123456789"
-_NUMBERS_MATTER = re.compile(
-    rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
-)
 _DAYS_30 = 30 * 86400.0
-
-
-@dataclass(frozen=True)
-class Sifted:
-    """What is worth a look among some lines."""
-
-    known: list[tuple[int, str]]
-    """Index and kind of those of a known kind."""
-    telling: list[bytes]
-    """Those that may tell of steps, checkpoints or settings."""
-
-
-class Classifier:
-    """Judges each distinct line once; shared by all files of a job."""
-
-    MOST = 200_000
-
-    def __init__(self) -> None:
-        self._plain: set[bytes] = set()
-        """Lines of no known kind, without their digits: those say nothing."""
-        self._plain_texts: set[str] = set()
-        """The same where they do."""
-        self._telling: dict[bytes, bool] = {}
-        """By a line without its digits."""
-
-    def sift(self, data: bytes, lines: list[bytes]) -> Sifted:
-        """Look through lines of one file; `data` is the same lines in one."""
-        if not lines:
-            return Sifted([], [])
-        keys = data.translate(None, _DIGITS).split(b"\n")
-        keys.pop()
-        distinct = set(keys)
-        telling = {key for key in distinct if self._is_telling(key)}
-        return Sifted(
-            self._find_known(lines, keys, distinct - self._plain),
-            [line for line, key in zip(lines, keys, strict=True) if key in telling]
-            if telling
-            else [],
-        )
-
-    def _is_telling(self, key: bytes) -> bool:
-        found = self._telling.get(key)
-        if found is None:
-            if len(self._telling) > self.MOST:
-                self._telling.clear()
-            found = self._telling[key] = any(mark in key for mark in _ALL_MARKS)
-        return found
-
-    def _find_known(
-        self, lines: list[bytes], keys: list[bytes], fresh: set[bytes]
-    ) -> list[tuple[int, str]]:
-        found: list[tuple[int, str]] = []
-        if not fresh:
-            return found
-        judged = 0
-        for at, key in enumerate(keys):
-            if key not in fresh:
-                continue
-            judged += 1
-            if judged > MOST_CLASSIFIED:
-                break
-            text = split_tag(show(lines[at]))[1].strip()
-            if text in self._plain_texts:
-                continue
-            kind = classify_line(text)
-            if kind:
-                found.append((at, kind))
-                continue
-            if len(self._plain) + len(self._plain_texts) > self.MOST:
-                self._plain.clear()
-                self._plain_texts.clear()
-            if _NUMBERS_MATTER.search(key):
-                self._plain_texts.add(text)
-            else:
-                self._plain.add(key)
-                fresh.discard(key)
-        return found
+_LATE_S = 1800.0
+"""A line that says to be later than its file by so much was written in another zone."""
 
 
 def take_last(lines: list[bytes], count: int) -> list[bytes]:
@@ -137,7 +53,9 @@ class LogFile:
         classifier: Classifier,
         tail_bytes: int = TAIL_BYTES,
         num_lines: int = NUM_SHOWN,
+        begin: bytes | None = None,
     ) -> None:
+        """With `begin` known lines before the last line that has it are of an older start."""
         self.tail = Tail(path, tail_bytes=tail_bytes)
         self.name = name
         self.known: list[Line] = []
@@ -148,6 +66,7 @@ class LogFile:
         self.first_step: int | None = None
         self.point_at: float | None = None
         self.phase: Phase | None = None
+        self.phase_ended_at: float | None = None
         self.phases_s: dict[str, float] = {}
         self.info: dict[str, Line] = {}
         self.loss: Point | None = None
@@ -155,6 +74,7 @@ class LogFile:
         self.changed = 0
         """Grows with each look that saw something."""
         self._node, self._classifier = node, classifier
+        self._begin = begin
         self._has_info = not name.endswith(".err")
         self._shown: deque[bytes] = deque(maxlen=max(1, num_lines))
         self._keys: dict[tuple[str, bytes], int] = {}
@@ -188,14 +108,20 @@ class LogFile:
         return tuple(show(line) for line in held[-count:])
 
     def _read(self, added: Added) -> None:
-        data = added.data
+        data, start = added.data, added.start
         lines = data.split(b"\n")
         lines.pop()
+        if self._begin is not None and self._begin in data:
+            self.known, self.writers, self._keys = [], [], {}
+            after = data.rfind(self._begin)
+            start += data.rfind(b"\n", 0, after) + 1
+            data = data[data.rfind(b"\n", 0, after) + 1 :]
+            lines = data.split(b"\n")[:-1]
         self._shown.extend(take_last(lines, self._shown.maxlen or 1))
         sifted = self._classifier.sift(data, lines)
         for at, kind in sifted.known:
-            self._add_known(lines, at, kind, added.start)
-        if any(mark in line for line in sifted.telling for mark in _INFO_MARKS):
+            self._add_known(lines, at, kind, start)
+        if any(mark in line for line in sifted.telling for mark in INFO_MARKS):
             self._read_info(data)
         self._read_progress(sifted.telling, added.is_anew)
 
@@ -204,7 +130,7 @@ class LogFile:
         unread, self._unread = self._unread, []
         if not unread:
             return
-        kept = (self.num_steps, self.point_at, self.phase)
+        kept = (self.num_steps, self.point_at, self.phase, self.phase_ended_at)
         newer = list(self.points)
         self.points.clear()
         self.first_step = None
@@ -216,7 +142,7 @@ class LogFile:
         if self.points and newer and self.points[-1].step >= newer[0].step:
             self.points.clear()
         self.points.extend(newer)
-        self.num_steps, self.point_at, self.phase = kept
+        self.num_steps, self.point_at, self.phase, self.phase_ended_at = kept
         self.first_step = min((point.step for point in self.points), default=None)
 
     def _read_progress(self, found: list[bytes], is_first: bool) -> None:
@@ -273,20 +199,23 @@ class LogFile:
         self.first_step = point.step if self.first_step is None else self.first_step
         if last is None or point.step != last.step:
             self.point_at = self.tail.mtime
-            self.phase = None
+            if self.phase is not None:
+                self.phase, self.phase_ended_at = None, self.tail.mtime
 
     def _mark(self, name: str, begins: bool, text: str) -> None:
         if begins:
             if self.phase is None or self.phase.name != name:
                 self.phase = Phase(name=name, since=self.tail.mtime, line=self._line(text, 0, ""))
-        elif self.phase is not None and self.phase.name == name:
+            return
+        self.phase_ended_at = self.tail.mtime
+        if self.phase is not None and self.phase.name == name:
             if self.phase.since is not None:
                 took = max(0.0, self.tail.mtime - self.phase.since)
                 self.phases_s[name] = max(took, self.phases_s.get(name, 0.0))
             self.phase = None
 
     def _read_info(self, data: bytes) -> None:
-        if not any(mark in data for mark in _INFO_MARKS):
+        if not any(mark in data for mark in INFO_MARKS):
             return
         for line in data.split(b"\n"):
             if b": " not in line[:40]:
@@ -297,7 +226,7 @@ class LogFile:
                 self.info[told[0]] = self._line(text, 0, "")
 
     def _add_known(self, lines: list[bytes], at: int, kind: str, start: int) -> None:
-        key = (kind, lines[at].translate(None, _DIGITS))
+        key = (kind, lines[at].translate(None, DIGITS))
         seen = self._keys.get(key)
         if seen is not None:
             self.known[seen] = replace(self.known[seen], num_same=self.known[seen].num_same + 1)
@@ -312,10 +241,17 @@ class LogFile:
         rank, plain = split_tag(text)
         mtime = self.tail.mtime
         at = parse_time(plain, time.gmtime(mtime).tm_year)
-        if at is not None and not mtime - _DAYS_30 < at < mtime + _DAYS_30:
+        if at is not None and not mtime - _DAYS_30 < at < mtime + _LATE_S:
             at = None
         return Line(
-            text=plain, node=self._node, rank=rank, file=self.name, kind=kind, at=at, order=order
+            text=plain,
+            node=self._node,
+            rank=rank,
+            file=self.name,
+            kind=kind,
+            at=at,
+            order=order,
+            written_by=mtime,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs.monitor.snapshot import Point
 from jobs.monitor.tails import Added, Tail
-from varuna_core.records.exits import RankExit
+from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.trace import COMPUTE
 
 NUM_STEPS = 300
@@ -178,6 +178,14 @@ def parse_exit(value: Mapping[str, Any]) -> RankExit | None:
     """None where another version wrote it."""
     try:
         return RankExit(**value)
+    except TypeError:
+        return None
+
+
+def parse_outcome(value: Mapping[str, Any] | None) -> Outcome | None:
+    """The same."""
+    try:
+        return Outcome(**value) if value is not None else None
     except TypeError:
         return None
 

@@ -10,10 +10,12 @@ from jobs.errors import InputError
 from jobs.monitor.attempt import AttemptReader, AttemptView
 from jobs.monitor.clocks import Skew, probe
 from jobs.monitor.disks import look_at_disks
-from jobs.monitor.node_files import count_lines, merge_errors
-from jobs.monitor.node_logs import Classifier, LogFile
+from jobs.monitor.merge import merge_errors
+from jobs.monitor.node_files import count_lines
+from jobs.monitor.node_logs import LogFile
 from jobs.monitor.scheduler import SchedulerDesk
 from jobs.monitor.settings import compare, read_asked, take_first
+from jobs.monitor.sift import Classifier
 from jobs.monitor.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
 from jobs.pending import explain_reason
 from jobs.runs import RunView
@@ -22,7 +24,7 @@ from varuna_core.records.checkpoints import Newest, find_newest
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import RunRecord, read_record
-from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from varuna_core.records.stop import read_stop
 
 SLOW_EVERY_S = 10.0
@@ -50,9 +52,12 @@ class RunReader:
         *,
         num_lines: int = 10,
         desk: SchedulerDesk | None = None,
+        reads_attempt: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Without `reads_attempt` by record and scheduler alone, for a table of many runs."""
         self.run = run
+        self._reads_attempt = reads_attempt
         record = read_record(run)
         if record is None:
             raise InputError(
@@ -76,7 +81,7 @@ class RunReader:
     def read(self) -> Snapshot:
         """The run as it is now."""
         self._desk.ask(self._silent)
-        attempts = self.run.attempts()
+        attempts = self.run.attempts() if self._reads_attempt else []
         shown = self._read_attempt(attempts)
         self._read_scripts()
         now = self._note_time()
@@ -114,6 +119,7 @@ class RunReader:
             progress=progress,
             phase=shown.phase,
             phases_s=shown.phases_s,
+            phase_ended_at=shown.phase_ended_at,
             echoes=echoes,
             info=take_first(echoes),
             errors=shown.errors + merge_errors(self._scripts.values(), {}),
@@ -200,7 +206,9 @@ class RunReader:
         """What the batch scripts' hosts printed: srun and slurmstepd speak there."""
         for path in self.run.path.glob("scheduler*.out"):
             if path.name not in self._scripts:
-                self._scripts[path.name] = LogFile(path, "", path.name, self._classifier)
+                self._scripts[path.name] = LogFile(
+                    path, "", path.name, self._classifier, begin=OPENED.encode()
+                )
         for log in self._scripts.values():
             log.look()
 

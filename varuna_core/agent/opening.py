@@ -27,7 +27,7 @@ from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import is_listed, write_json
 from varuna_core.records.plan import Plan
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.runfolder import OPENED, RunFolder
 from varuna_core.records.stop import write_stop
 
 
@@ -61,7 +61,7 @@ def open_attempt(
     master = {"address": address, "port": port, "host": host, "attempt": number, "job_id": job_id}
     write_json(attempt.master, {**master, "time": round(time.time(), 6)})
     append_event(run.events(), "started", **facts, host=host, address=address, port=port)
-    print(f"attempt {number}: ranks meet at {address}:{port} on {host}", file=sys.stderr)
+    print(f"attempt {number}: {OPENED} {address}:{port} on {host}", file=sys.stderr)
 
 
 def find_address(plan: Plan, host: str, env: Mapping[str, str], given: str | None = None) -> str:

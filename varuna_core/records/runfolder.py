@@ -29,6 +29,9 @@ from pathlib import Path
 
 from varuna_core.records.files import PRIVATE_FOLDER
 
+OPENED = "ranks meet at"
+"""What scheduler.out says as an attempt begins: a requeued job goes on in the same file."""
+
 
 class AttemptFolder:
     """The files of one start of the ranks.

@@ -188,6 +188,7 @@ def test_a_checkpoint_that_began_is_a_phase_until_it_ends(tmp_path: Path) -> Non
     os.utime(log, (phase.since + 7, phase.since + 7))
     found = reader.read()
     assert found.phase is None and found.phases_s["checkpoint"] == pytest.approx(7)
+    assert found.phase_ended_at == pytest.approx(phase.since + 7)
 
 
 def test_sad_files_are_no_trouble(tmp_path: Path) -> None:

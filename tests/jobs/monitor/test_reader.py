@@ -106,8 +106,7 @@ def test_the_rank_that_failed_is_there_with_its_exit_and_its_line(vjob: Vjob) ->
     assert (found.state, found.record_verdict) == ("FAILED", "FAILED")
     assert [rank.exit.code for rank in found.ranks if rank.exit and not rank.exit.stopped] == [9]
     assert found.outcome is not None and found.outcome.culprit_rank == 2
-    said = [line for line in found.errors if line.rank is not None]
-    (line,) = [line for line in said if "this is the end" in line.text]
+    (line,) = [line for line in found.errors if line.node and "this is the end" in line.text]
     assert (line.node, line.rank, line.file) == ("local1", 2, "local1.err")
     assert line.text == "ValueError: this is the end"
     assert {node.phase for node in found.nodes} == {"done"}
@@ -143,8 +142,12 @@ def test_another_try_of_the_same_attempt_forgets_the_older(vjob: Vjob) -> None:
     assert reader.read().errors
     run.attempt(0).set_aside()
     write_json(run.attempt(0).master, {"time": 5.0, "attempt": 0})
+    with run.scheduler_log().open("a") as handle:
+        handle.write("ValueError: of the older\nattempt 0: ranks meet at 127.0.0.1:1 on local0\n")
+        handle.write("ValueError: of the newer\n")
     found = reader.read()
-    assert found.errors == () and found.nodes == () and found.stop is None
+    assert [line.text for line in found.errors] == ["ValueError: of the newer"]
+    assert found.nodes == () and found.stop is None
 
 
 def test_a_run_is_found_as_every_command_finds_it(vjob: Vjob) -> None:

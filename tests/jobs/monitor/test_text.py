@@ -1,0 +1,144 @@
+"""What people read, and what scripts read."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from jobs.monitor.snapshot import (
+    Attempt,
+    Echo,
+    JobRow,
+    Line,
+    Node,
+    Point,
+    Progress,
+    Rank,
+    Scheduler,
+    Snapshot,
+)
+from jobs.monitor.text import choose_nodes, render, render_json, tell_time
+from jobs.monitor.verdict import Health, Verdict
+from varuna_core.records.exits import Outcome, RankExit
+
+EXIT = RankExit(5, "n1", 9, None, False, 1.0, 2.0, "ValueError: x")
+LINE = Line(text="ValueError: x", node="n1", rank=5, file="n1.err", kind="error", num_same=64)
+
+
+def make(**more: object) -> Snapshot:
+    base = Snapshot(
+        now=1000.0,
+        run="demo-1",
+        folder="/log/demo-1",
+        state="RUNNING",
+        scheduler=Scheduler(
+            name="slurm",
+            jobs=(JobRow(id="77", state="RUNNING", word="RUNNING", nodes="n[0-1]"),),
+        ),
+        attempt=1,
+        world=8,
+        earlier=(Attempt(number=0, reason="n3 was lost", step=40),),
+        nodes=(
+            Node(name="n0", ranks=(0, 1, 2, 3), phase="running", beat_at=997.0, out=("a", "b")),
+            Node(name="n1", ranks=(4, 5, 6, 7), err=("ValueError: x",), num_lines={"err": 1548}),
+        ),
+        ranks=(Rank(rank=5, node="n1", exit=EXIT),),
+        progress=Progress(
+            step=50,
+            num_steps=90,
+            at=940.0,
+            points=(Point(step=40, step_s=1.5), Point(step=50, step_s=1.4238, loss=8.9176)),
+        ),
+        errors=(LINE,),
+        echoes=(Echo(name="WORLD_SIZE", said="16", wanted="8", line=replace(LINE, node="n0")),),
+    )
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def test_a_snapshot_reads_from_the_whole_to_the_parts() -> None:
+    assert render(make(), None, all_nodes=False) == (
+        """\
+demo-1  RUNNING
+  job 77  RUNNING  n[0-1]
+  attempt 1, 8 ranks: 1 failed
+  attempt 0 ended at step 40: n3 was lost
+  step 50 of 90, 1.424 s a step, loss 8.9176, 60 s ago
+  files /log/demo-1
+known lines, the first in time first
+  n1 rank 5 | ValueError: x  (x64)
+n0  (ranks 0-3, running, alive 3 s ago)
+  out  a
+  out  b
+n1  (ranks 4-7, err 1,548 lines)
+  err  ValueError: x
+settings as the run printed them
+  WORLD_SIZE: 16   <- 8 was asked for (n0)
+iteration times
+  iteration 40 : 1.5000 s
+  iteration 50 : 1.4238 s"""
+    )
+
+
+def test_a_verdict_stands_above_with_its_evidence_and_what_to_do() -> None:
+    verdict = Verdict(
+        health=Health.FAILING,
+        reason="rank 5 on n1 failed",
+        rule="root-error",
+        evidence=(LINE,),
+        facts=("3 others wait",),
+        advice="vjob logs 77 --errors",
+        remarks=("disk 97 % full",),
+    )
+    lines = render(make(), verdict, all_nodes=False).splitlines()
+    assert lines[:6] == [
+        "demo-1  RUNNING  FAILING",
+        "  rank 5 on n1 failed",
+        "    n1 rank 5 | ValueError: x",
+        "    3 others wait",
+        "  next: vjob logs 77 --errors",
+        "  note: disk 97 % full",
+    ]
+    found = json.loads(render_json(make(), verdict))
+    assert (found["format"], found["verdict"]["health"]) == (2, "FAILING")
+    assert found["verdict"]["exit_code"] == 15
+
+
+def test_a_silent_scheduler_is_told_with_the_age_of_its_word() -> None:
+    jobs = (JobRow(id="77", state="UNKNOWN", word="TELEPORTING"),)
+    silent = Scheduler(name="slurm", jobs=jobs, age_s=300.0, problem="squeue hangs")
+    said = render(make(scheduler=silent), None, all_nodes=False)
+    assert "  no answer: squeue hangs; what follows is 5 min old\n  job 77  TELEPORTING\n" in said
+
+
+def test_of_many_nodes_those_that_matter_are_shown() -> None:
+    nodes = tuple(Node(name=f"n{at}") for at in range(1000))
+    outcome = Outcome(9, "n500 was lost", None, "n500", None, [], 1.0)
+    found = make(nodes=nodes, outcome=outcome, ranks=(Rank(rank=5, node="n7", exit=EXIT),))
+    assert [node.name for node in choose_nodes(found, None)] == ["n0", "n1", "n7", "n500", "n999"]
+    said = render(found, None, all_nodes=False)
+    assert "and 995 more nodes; --all shows them" in said
+    assert "n998" in render(found, None, all_nodes=True)
+
+
+def test_numbers_that_json_lacks_are_texts() -> None:
+    points = (Point(step=1, loss=math.nan), Point(step=2, loss=-math.inf))
+    found = json.loads(render_json(make(progress=Progress(step=2, points=points)), None))
+    assert [point["loss"] for point in found["progress"]["points"]] == ["nan", "-inf"]
+    whole = json.loads(render_json(make(), None))
+    assert whole == json.loads(json.dumps(make().as_json()))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0 s"), (3.4, "3 s"), (119, "119 s"), (300, "5 min"), (9000, "2.5 h"), (864000, "10 d")],
+)
+def test_ages_are_told_in_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert tell_time(seconds) == text
+
+
+def test_nothing_at_all_is_no_trouble() -> None:
+    empty = Snapshot(now=0.0, run="/logs", folder="/logs", scheduler=Scheduler(name=""))
+    assert render(empty, None, all_nodes=False) == "/logs\n  files /logs"
