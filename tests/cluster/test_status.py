@@ -166,7 +166,8 @@ def test_a_job_that_can_never_run_pends_with_its_reason_and_the_remedy(vjob: Vjo
 
 
 def test_a_job_that_waits_for_others_pends_and_says_why(vjob: Vjob) -> None:
-    first = vjob.submit(SCRIPT.format(script=PROGRAMS / "fate.py", args='["-1", hang]', count=4))
+    alone = SCRIPT.replace("grace_s: 3", "grace_s: 3\n  sbatch: {{exclusive: true}}")
+    first = vjob.submit(alone.format(script=PROGRAMS / "fate.py", args='["-1", hang]', count=4))
     wait_for(lambda: "ready" in read_out(first), 60, lambda: vjob.explain(first))
     run = vjob.submit(SCRIPT.format(script=PROGRAMS / "who.py", args="[]", count=4))
     found = wait_for_verdict(vjob, run, "PENDING", 10)
