@@ -30,15 +30,19 @@ class Stat(NamedTuple):
 
 def read_stat(pid: int) -> Stat | None:
     """None where there is no such process, or none that we may see."""
+    # Not through a file object: with every beat this is done for all processes of the node.
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            head, _, tail = file.read().rpartition(")")
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            head, _, tail = os.read(fd, 4096).rpartition(b")")
+        finally:
+            os.close(fd)
     except OSError:
         return None
     words = tail.split()
     return Stat(
-        name=head.partition("(")[2],
-        state=words[0],
+        name=head.partition(b"(")[2].decode(errors="replace"),
+        state=words[0].decode(),
         parent=int(words[1]),
         group=int(words[2]),
         ticks=sum(map(int, words[11:15])),
