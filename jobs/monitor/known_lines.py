@@ -72,6 +72,17 @@ WARNED = (
 )
 """The same, after what container runtimes warn of before they give up."""
 
+QUOTES = (
+    _known(
+        "fallout",
+        "another rank's error",
+        r"^(\w+\.)*(RankFailed|ChannelClosed)\b|: stopping the attempt: |^attempt \d+: code \d+: "
+        r"|^group \S+ of attempt \d+: code ",
+        "another rank failed first: the line quotes its error",
+    ),
+)
+"""Lines of ours that quote the error of another rank, whatever that is."""
+
 GPU = (
     _known(
         "fallout",
@@ -436,7 +447,7 @@ NETWORK = (
         r"(?i)(tak(ing|e) the entire process down)|taking the process down|ncclRemoteError"
         r"|remote process (has )?exited|NCCL communicator (was|has been) aborted"
         r"|attempting to dump debug info|\b(previous|earlier) errors?\b|due to another rank"
-        r"|^(\w+\.)*(RankFailed|ChannelClosed)\b|\bmisses rank \d+|\bstopping the attempt: "
+        r"|\bmisses rank \d+"
         r"|NCCL operation.*was aborted|\baborting (all|the) (processes|communicators)",
         "another rank failed first",
     ),
@@ -634,13 +645,14 @@ LOGGED = (
         "warning",
         "logged error",
         r"^(ERROR|CRITICAL|FATAL)\b|\[(ERROR|CRITICAL|FATAL)\]|- (ERROR|CRITICAL) -"
-        r"|\blevel=(error|fatal)\b|^(?i:error): \S|\b\w+: error: \S",
+        r"|(^|\s)level=(error|fatal)\b|^(?i:error): \S|\b\w+: error: \S",
         "an error by its own word; the training may go on with it",
     ),
 )
 
 ROWS = (
     *NEVER,
+    *QUOTES,
     *CONTAINERS,
     *WARNED,
     *GPU,

@@ -146,6 +146,10 @@ OTHERS = {
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
         "peer [10.77.0.3]:41234"
     ),
+    "another rank's error": (
+        "1: [rank1]: varuna_core.failure.RankFailed: rank 1 (stage 0, replica 1) stops: rank 5 "
+        "(stage 1, replica 1): OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    ),
     "nccl warning": "n061:2193:2201 [1] NCCL WARN Cuda graphs are not supported",
     "launcher summary": "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
     "srun ends the step": "srun: error: n061: tasks 4-7: Killed",
@@ -184,6 +188,8 @@ VARIANTS = (
     ("srun ends the step", "srun: error: n060: task 3: Killed"),
     ("launch failed", "srun: error: Unable to create step for job 12: Job step already completing"),
     ("segmentation fault", "srun: error: n061: task 7: Segmentation fault (core dumped)"),
+    ("another rank's error", "n061: stopping the attempt: rank 3 on n061 exited 1: ValueError: no"),
+    ("another rank's error", "attempt 0: code 1: rank 3 on n061 exited 1: No module named 'x'"),
     # torch
     ("cuda out of memory", "ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'"),
     ("cuda out of memory", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
