@@ -56,7 +56,7 @@ class NodeFiles:
                     self._num_lines,
                 )
             elif kind.startswith("gpu") and kind not in self.gpus:
-                share = 2 if kind == "gpu.jsonl" else 8
+                share = 2 if kind == "gpu.jsonl" else 10
                 some = min(FIRST_BYTES, self._tail_bytes // share)
                 self.gpus[kind] = GpuSamples(path, tail_bytes=some)
 

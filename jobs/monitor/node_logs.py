@@ -56,7 +56,9 @@ class LogFile:
         begin: bytes | None = None,
     ) -> None:
         """With `begin` known lines before the last line that has it are of an older start."""
-        self.tail = Tail(path, tail_bytes=tail_bytes)
+        # Settings are printed, not complained of.
+        head_bytes = 0 if name.endswith(".err") else HEAD_BYTES
+        self.tail = Tail(path, tail_bytes=tail_bytes, head_bytes=head_bytes)
         self.name = name
         self.known: list[Line] = []
         self.writers: list[set[int | None]] = []
@@ -75,7 +77,6 @@ class LogFile:
         """Grows with each look that saw something."""
         self._node, self._classifier = node, classifier
         self._begin = begin
-        self._has_info = not name.endswith(".err")
         self._shown: deque[bytes] = deque(maxlen=max(1, num_lines))
         self._keys: dict[tuple[str, bytes], int] = {}
         self._is_bar = False
@@ -93,8 +94,7 @@ class LogFile:
         self.changed += 1
         if added.is_anew:
             self._shown.clear()
-            if added.num_skipped and self._has_info:
-                self._read_info(self.tail.read_head(HEAD_BYTES))
+            self._read_info(self.tail.head)
         self._read(added)
         return True
 
