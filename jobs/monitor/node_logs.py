@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobs.monitor.lines import PHASE_MARKS, Told, parse_progress, parse_time, split_tag
-from jobs.monitor.sift import DIGITS, INFO_MARKS, Classifier
+from jobs.monitor.sift import DIGITS, INFO_MARK, Classifier
 from jobs.monitor.snapshot import Line, Phase, Point
 from jobs.monitor.tails import TAIL_BYTES, Added, Tail, show
 from varuna_core.records.training_log import parse_job_info, parse_mark
@@ -121,7 +121,7 @@ class LogFile:
         sifted = self._classifier.sift(data, lines)
         for at, kind in sifted.known:
             self._add_known(lines, at, kind, start)
-        if any(mark in line for line in sifted.telling for mark in INFO_MARKS):
+        if any(INFO_MARK in line for line in sifted.telling):
             self._read_info(data)
         self._read_progress(sifted.telling, added.is_anew)
 
@@ -215,7 +215,7 @@ class LogFile:
             self.phase = None
 
     def _read_info(self, data: bytes) -> None:
-        if not any(mark in data for mark in INFO_MARKS):
+        if INFO_MARK not in data:
             return
         for line in data.split(b"\n"):
             if b": " not in line[:40]:
