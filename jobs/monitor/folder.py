@@ -37,10 +37,12 @@ def is_bare_folder(path: Path) -> bool:
 
 def _split(name: str) -> tuple[str, str] | None:
     """Node and kind of a log's name."""
-    for ending, kind in ENDINGS.items():
-        if name.endswith("." + ending) and not name.startswith("."):
-            return name[: -len(ending) - 1], kind
-    return None
+    stem, _, ending = name.rpartition(".")
+    if ending == "jsonl":
+        stem, _, first = stem.rpartition(".")
+        ending = f"{first}.{ending}"
+    kind = ENDINGS.get(ending)
+    return (stem, kind) if kind and stem and not name.startswith(".") else None
 
 
 class FolderReader:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from jobs.monitor.snapshot import Gpu
-from jobs.monitor.tails import Tail, show
+from jobs.monitor.tails import Added, Tail, show
 
 NUM_HISTORY = 60
 FIRST_BYTES = 8 * 1024
+MORE_BYTES = 64 * 1024
+"""Where a first look found no whole sample."""
 NUM_SHOWN = 50
 _LINE = re.compile(
     r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(\d{1,9}|\?\?)'C, *(\d{1,9}|\?\?) ?% *"
@@ -42,6 +44,20 @@ class GpuSamples:
         added = self.tail.look()
         if added is None:
             return False
+        self._read(added)
+        if added.is_anew and added.num_skipped and not self._is_whole():
+            self.tail = Tail(self.tail.path, tail_bytes=MORE_BYTES)
+            if (added := self.tail.look()) is not None:
+                self._read(added)
+        return True
+
+    def _is_whole(self) -> bool:
+        """Whether all of a sample was read: in text, once a GPU comes for the second time."""
+        if self._is_json:
+            return self.at is not None
+        return any(len(history) > 1 for history in self._history.values())
+
+    def _read(self, added: Added) -> None:
         if added.is_anew:
             self._last, self._history = {}, {}
             self._shown.clear()
@@ -53,7 +69,6 @@ class GpuSamples:
         else:
             self._read_text(added.data.decode(errors="replace"))
             self.at = self.tail.mtime
-        return True
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         shown = [line for line in self._shown if line.strip()]

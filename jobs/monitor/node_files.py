@@ -11,7 +11,7 @@ from jobs.monitor.sift import Classifier
 from jobs.monitor.snapshot import Gpu
 from jobs.monitor.tails import TAIL_BYTES, Tail
 
-FIRST_LOOK_BYTES = 32 * 1024 * 1024
+FIRST_LOOK_BYTES = 24 * 1024 * 1024
 """Of all files together, at their first look."""
 COUNTED_BYTES = 128 * 1024 * 1024
 """Of logs whose lines are counted."""
@@ -56,7 +56,7 @@ class NodeFiles:
                     self._num_lines,
                 )
             elif kind.startswith("gpu") and kind not in self.gpus:
-                share = 2 if kind == "gpu.jsonl" else 8
+                share = 2 if kind == "gpu.jsonl" else 10
                 some = min(FIRST_BYTES, self._tail_bytes // share)
                 self.gpus[kind] = GpuSamples(path, tail_bytes=some)
 

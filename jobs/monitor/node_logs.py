@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobs.monitor.lines import PHASE_MARKS, Told, parse_progress, parse_time, split_tag
-from jobs.monitor.sift import DIGITS, INFO_MARKS, Classifier
+from jobs.monitor.sift import DIGITS, INFO_MARK, Classifier
 from jobs.monitor.snapshot import Line, Phase, Point
 from jobs.monitor.tails import TAIL_BYTES, Added, Tail, show
 from varuna_core.records.training_log import parse_job_info, parse_mark
@@ -56,7 +56,9 @@ class LogFile:
         begin: bytes | None = None,
     ) -> None:
         """With `begin` known lines before the last line that has it are of an older start."""
-        self.tail = Tail(path, tail_bytes=tail_bytes)
+        # Settings are printed, not complained of.
+        head_bytes = 0 if name.endswith(".err") else HEAD_BYTES
+        self.tail = Tail(path, tail_bytes=tail_bytes, head_bytes=head_bytes)
         self.name = name
         self.known: list[Line] = []
         self.writers: list[set[int | None]] = []
@@ -75,7 +77,6 @@ class LogFile:
         """Grows with each look that saw something."""
         self._node, self._classifier = node, classifier
         self._begin = begin
-        self._has_info = not name.endswith(".err")
         self._shown: deque[bytes] = deque(maxlen=max(1, num_lines))
         self._keys: dict[tuple[str, bytes], int] = {}
         self._is_bar = False
@@ -93,8 +94,7 @@ class LogFile:
         self.changed += 1
         if added.is_anew:
             self._shown.clear()
-            if added.num_skipped and self._has_info:
-                self._read_info(self.tail.read_head(HEAD_BYTES))
+            self._read_info(self.tail.head)
         self._read(added)
         return True
 
@@ -121,7 +121,7 @@ class LogFile:
         sifted = self._classifier.sift(data, lines)
         for at, kind in sifted.known:
             self._add_known(lines, at, kind, start)
-        if any(mark in line for line in sifted.telling for mark in INFO_MARKS):
+        if any(INFO_MARK in line for line in sifted.telling):
             self._read_info(data)
         self._read_progress(sifted.telling, added.is_anew)
 
@@ -215,7 +215,7 @@ class LogFile:
             self.phase = None
 
     def _read_info(self, data: bytes) -> None:
-        if not any(mark in data for mark in INFO_MARKS):
+        if INFO_MARK not in data:
             return
         for line in data.split(b"\n"):
             if b": " not in line[:40]:

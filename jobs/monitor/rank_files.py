@@ -41,7 +41,7 @@ class TraceEnd:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.tail = Tail(path, tail_bytes=FIRST_BYTES)
+        self.tail = Tail(path, tail_bytes=FIRST_BYTES, head_bytes=HEAD_BYTES)
         self.steps: deque[Step] = deque(maxlen=NUM_STEPS)
         self.device = ""
         self._origin: int | None = None
@@ -52,7 +52,7 @@ class TraceEnd:
             return False
         if added.is_anew:
             self.steps.clear()
-            self._read_header(self.tail.read_head(HEAD_BYTES).partition(b"\n")[0])
+            self._read_header((self.tail.head or added.data).partition(b"\n")[0])
         self._read(added)
         if added.is_anew and not self.steps and added.num_skipped:
             self.tail = Tail(self.path, tail_bytes=MORE_BYTES)

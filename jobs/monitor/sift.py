@@ -11,9 +11,9 @@ from jobs.monitor.tails import show
 
 MOST_CLASSIFIED = 20_000
 """New distinct lines that are judged in one look at one file; a flood has nothing new to say."""
-INFO_MARKS = tuple(f"{name}: ".encode() for name in ("WORLD_SIZE", "GLOBAL_BATCH_SIZE"))
-"""One of these is in the settings that a run prints."""
-_ALL_MARKS = (*MARKS, *PHASE_MARKS, *INFO_MARKS)
+INFO_MARK = b"_SIZE: "
+"""Is in the block of settings that a run prints: WORLD_SIZE, GLOBAL_BATCH_SIZE, ..."""
+_ALL_MARKS = (*MARKS, *PHASE_MARKS, INFO_MARK)
 DIGITS = b"0123456789"
 _NUMBERS_MATTER = re.compile(
     rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE

@@ -43,7 +43,9 @@ class Added:
 class Tail:
     """The end of one file."""
 
-    def __init__(self, path: Path | str, *, tail_bytes: int = TAIL_BYTES) -> None:
+    def __init__(
+        self, path: Path | str, *, tail_bytes: int = TAIL_BYTES, head_bytes: int = 0
+    ) -> None:
         self.path = str(path)
         self.size = 0
         self.mtime = 0.0
@@ -52,7 +54,9 @@ class Tail:
         self.rest = b""
         """The line that has no end yet: of a progress bar its last state."""
         self.is_missing = True
-        self._tail_bytes = tail_bytes
+        self.head = b""
+        """The file's first bytes, where `head_bytes` asks for them and the first look left them."""
+        self._tail_bytes, self._head_bytes = tail_bytes, head_bytes
         self._seen: tuple[int, int, int] | None = None
         """Inode, size and mtime of the last look."""
         self._offset = 0
@@ -76,14 +80,6 @@ class Tail:
             self.problem, self._seen = error.strerror or str(error), None
         return None
 
-    def read_head(self, size: int) -> bytes:
-        """The first bytes of the file."""
-        try:
-            with open(self.path, "rb", buffering=0) as handle:
-                return handle.read(size) or b""
-        except OSError:
-            return b""
-
     def _read(self) -> Added | None:
         fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -95,6 +91,8 @@ class Tail:
             bound = self._tail_bytes if is_anew else LOOK_BYTES
             first = max(start, found.st_size - bound)
             data = _read_at(fd, first, found.st_size - first)
+            if is_anew and self._head_bytes:
+                self.head = os.pread(fd, min(first, self._head_bytes), 0) if first else b""
         finally:
             os.close(fd)
         self._seen = (found.st_ino, found.st_size, found.st_mtime_ns)
