@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from varuna_core.records.tail import READ_BYTES, Follower
+from varuna_core.records.tail import READ_BYTES, SKIP_BYTES, Follower
 from varuna_core.records.times import Times, read_times
 
 HOLD_S = 2.0
@@ -78,12 +78,15 @@ class Log:
         *,
         rank: int | None = None,
         num_lines: int | None = None,
+        within_bytes: int = SKIP_BYTES,
         clock_offset_s: float = 0.0,
         read_bytes: int = READ_BYTES,
     ) -> None:
         """`rank` where it is the log of one; of what is there only the last `num_lines`."""
         self.path, self.label, self.rank = path, label, rank
-        self._follower = Follower(path, start_lines=num_lines, read_bytes=read_bytes)
+        self._follower = Follower(
+            path, start_lines=num_lines, within_bytes=within_bytes, read_bytes=read_bytes
+        )
         self._is_err = path.suffix == ".err"
         self._clock_offset_s = clock_offset_s
 

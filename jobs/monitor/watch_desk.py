@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import sys
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,17 +15,16 @@ from typing import Any
 import click
 
 from jobs.errors import InputError, VjobError
+from jobs.monitor.look import JudgedReader
 from jobs.monitor.notify import Channels, find_channels, read_webhook, send
+from jobs.monitor.reader import open_reader
 from jobs.monitor.snapshot import Snapshot
 from jobs.monitor.verdict import Verdict
-from jobs.monitor.watch import FINE, Look, Notice, watch_job
+from jobs.monitor.watch import FINE, Notice, watch_job
 from jobs.monitor.watch_actions import Action, act, check_actions, parse_action
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.runfolder import RunFolder
-
-HISTORY = 5
-"""Earlier snapshots that the judge is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ def run_watch(job: str, here: Path, wishes: Wishes) -> int:
     given = Channels(
         mail=wishes.mail, webhook=read_webhook(wishes.webhook_file), command=wishes.command
     )
-    look = open_look(job, here)
+    look = JudgedReader(open_reader(job, here)).read
     run = find_own_run(look()[0])
     record = None if run is None else read_record(run)
     if run is None or record is None:
@@ -68,21 +65,6 @@ def run_watch(job: str, here: Path, wishes: Wishes) -> int:
     if desk.channels.names:
         click.echo(f"notices go to: {', '.join(desk.channels.names)}", err=True)
     return watch_job(look, desk, every_s=wishes.every_s, told=read_told(run))
-
-
-def open_look(job: str, here: Path) -> Look:
-    """One look at the job: what its files and its scheduler show, judged."""
-    reader = importlib.import_module("jobs.monitor.reader").open_reader(job, here)
-    judge = importlib.import_module("jobs.monitor.judge").judge
-    history: deque[Snapshot] = deque(maxlen=HISTORY)
-
-    def look() -> tuple[Snapshot, Verdict]:
-        snapshot = reader.read()
-        verdict = judge(snapshot, list(history))
-        history.append(snapshot)
-        return snapshot, verdict
-
-    return look
 
 
 def find_own_run(snapshot: Snapshot) -> RunFolder | None:
