@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from jobs.monitor.merged import Log, LogLine, merge_lines
 from jobs.monitor.snapshot import Line
-from varuna_core.records.tail import Follower
+from varuna_core.records.nodes import read_reports
+from varuna_core.records.runfolder import AttemptFolder
 
 ENDINGS = ("out", "err", "log")
 FIRST_LINES = 400
@@ -22,7 +24,6 @@ FILES_A_LOOK = 1000
 """Of thousands of nodes the files are looked at in turns."""
 LIST_S = 30.0
 """Between two listings of the folder, for nodes that come later."""
-TAG = re.compile(r"(\d{1,7}): ")
 
 
 class LogFiles:
@@ -42,7 +43,9 @@ class LogFiles:
         self._folder: Path | None = None
         self._node: str | None = None
         self._is_first = True
-        self._followers: dict[str, Follower | None] = {}
+        self._offsets: dict[str, float] = {}
+        """Of nodes' clocks."""
+        self._logs: dict[str, Log | None] = {}
         """By the file's name, in the order in which their turn comes; None before the first."""
         self._listed = 0.0
 
@@ -52,18 +55,16 @@ class LogFiles:
             return []
         if (folder, node) != (self._folder, self._node) or self._is_first:
             self._folder, self._node = folder, node
-            self._followers, self._is_first = {}, False
+            self._logs, self._is_first = {}, False
             self._open(folder, node)
         elif self._clock() - self._listed > LIST_S:
             self._open(folder, node)
-        lines: list[Line] = []
-        for name in list(self._followers)[:FILES_A_LOOK]:
-            follower = self._followers.pop(name) or self._follow(folder / name)
-            self._followers[name] = follower
-            lines += [self._make_line(name, text) for text in follower.read()]
-            if len(lines) > 2 * MOST_LINES:
-                del lines[:-MOST_LINES]
-        return lines[-MOST_LINES:]
+        logs: list[Log] = []
+        for name in list(self._logs)[:FILES_A_LOOK]:
+            logs.append(self._logs.pop(name) or self._follow(folder / name))
+            self._logs[name] = logs[-1]
+        lines = deque(merge_lines(log.read() for log in logs), maxlen=MOST_LINES)
+        return [self._make_line(line) for line in lines]
 
     def _open(self, folder: Path, node: str | None) -> None:
         """Note files that are not followed yet."""
@@ -72,26 +73,32 @@ class LogFiles:
             names = sorted(name for name in os.listdir(folder) if _split(name)[1] in ENDINGS)
         else:
             names = [f"{node}.{ending}" for ending in ENDINGS]
+        if not self._logs.keys() >= set(names):
+            reports = read_reports(AttemptFolder(folder, 0)).values()
+            self._offsets = {report.host: report.clock_offset_s or 0.0 for report in reports}
         for name in names:
-            self._followers.setdefault(name)
+            self._logs.setdefault(name)
 
-    def _follow(self, path: Path) -> Follower:
+    def _follow(self, path: Path) -> Log:
         """From the file's last lines on; the more files, the fewer."""
-        num_files = len(self._followers) + 1
-        return Follower(
+        num_files = len(self._logs) + 1
+        node = _split(path.name)[0]
+        return Log(
             path,
-            start_lines=max(1, FIRST_LINES // num_files),
+            node,
+            num_lines=max(1, FIRST_LINES // num_files),
             within_bytes=max(LEAST_BYTES, min(FIRST_BYTES, ALL_BYTES // num_files)),
+            clock_offset_s=self._offsets.get(node, 0.0),
         )
 
-    def _make_line(self, name: str, text: str) -> Line:
-        tag = TAG.match(text)
+    def _make_line(self, line: LogLine) -> Line:
         return Line(
-            text=text[tag.end() :] if tag else text,
-            node=_split(name)[0],
-            rank=int(tag.group(1)) if tag else None,
-            file=name,
-            kind=self._classify(text),
+            text=line.text,
+            node=line.label,
+            rank=line.rank,
+            file=f"{line.label}.{'err' if line.is_err else 'out'}",
+            kind=self._classify(line.text),
+            at=line.at,
         )
 
 
