@@ -23,7 +23,7 @@ class Heights:
 
 def find_most_heading(height: int) -> int:
     """Lines that the head may have."""
-    return max(2, min(10, height * 3 // 10))
+    return max(2, min(12, height // 3))
 
 
 def arrange_panes(

@@ -112,6 +112,10 @@ COLUMNS = (
         show=lambda row, marks: _bar_cell(row.utilization, marks), key=lambda row: row.utilization,
     ),
     Column(
+        title="CPU", width=10, place=3,
+        show=lambda row, marks: _bar_cell(row.cpu_percent, marks), key=lambda row: row.cpu_percent,
+    ),
+    Column(
         title="mem", width=4, place=10, is_number=True, first_down=True,
         show=lambda row, marks: _percent_cell(row.memory), key=lambda row: row.memory,
     ),
@@ -163,7 +167,7 @@ def _find_width(column: Column, rows: Sequence[NodeRow], marks: Marks) -> int:
     """Of text as long as the longest, of numbers as it is set."""
     if column.width == REST:
         return LEAST_REST
-    if column.is_number or column.title == "GPU":
+    if column.is_number or column.title in ("GPU", "CPU"):
         return column.width
     longest = max((len(column.show(row, marks)[0]) for row in rows), default=column.width)
     return max(len(column.title) + 1, min(longest, 2 * column.width))

@@ -28,9 +28,11 @@ class GpuPane(ScrollPane):
         super().__init__(marks, id=id)
         self._row: NodeRow | None = None
         self._now = 0.0
+        self._are_there = True
 
-    def take(self, row: NodeRow | None, now: float) -> None:
-        self._row, self._now = row, now
+    def take(self, row: NodeRow | None, now: float, num_gpus: int | None) -> None:
+        """Of all of the job, `num_gpus` are asked for, as far as that is known."""
+        self._row, self._now, self._are_there = row, now, num_gpus != 0
         self.show()
 
     @property
@@ -51,7 +53,7 @@ class GpuPane(ScrollPane):
         if len(names) == 1:
             title.append(f"  {self.marks.plain(names.pop())}", paint.PLAIN)
         if not self.gpus:
-            title.append("  no samples yet", paint.DIM)
+            title.append("  no samples yet" if self._are_there else "  none asked for", paint.DIM)
         elif row.node.gpus_at is not None and self._now - row.node.gpus_at > LATE_S:
             title.append(f"  sampled {show_age(self._now - row.node.gpus_at)} ago", paint.WARM)
         if row.node.cpu_percent is not None:

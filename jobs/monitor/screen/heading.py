@@ -134,7 +134,7 @@ def _render_verdict(verdict: Verdict, marks: Marks, width: int) -> list[Part]:
         parts.append(Part(line=Text(INDENT + text, style=paint.PLAIN), place=7.5))
     arrow = f"{INDENT}{marks.advice} "
     room = width - len(arrow)
-    for number, text in enumerate(_fold(verdict.advice, marks, room, room, 2)):
+    for number, text in enumerate(_fold(verdict.advice, marks, room, room, 3)):
         start = " " * len(arrow) if number else arrow
         if text:
             parts.append(Part(line=Text(start + text, style=paint.WARM), place=5 + number))
@@ -214,19 +214,19 @@ def _say_times(snapshot: Snapshot, progress: Progress, step_s: float | None) -> 
 def _render_sparks(points: Sequence[Point], marks: Marks, width: int) -> Text | None:
     """Step times and losses beside each other, with their least and most."""
     series = [
-        ("s/step", [point.step_s for point in points], show_seconds),
-        ("loss", [point.loss for point in points], show_loss),
+        ("s/step", [point.step_s for point in points], show_seconds, 0.05),
+        ("loss", [point.loss for point in points], show_loss, 0.005),
     ]
-    told = [(name, values, show) for name, values, show in series if _count(values) > 1]
+    told = [item for item in series if _count(item[1]) > 1]
     if not told:
         return None
     line = Text(style=paint.PLAIN)
     room = width // len(told)
-    for name, values, show in told:
+    for name, values, show, flat in told:
         known = [value for value in values if value is not None]
         ends = f"{show(min(known))} to {show(max(known))}"
         head = f"{name} "
-        drawn = marks.curve(values, room - len(head) - len(ends) - 4)
+        drawn = marks.curve(values, room - len(head) - len(ends) - 4, flat=flat)
         line.append(head, paint.DIM)
         line.append(drawn, paint.KEY)
         line.append(f" {ends}   ", paint.DIM)

@@ -27,7 +27,7 @@ from jobs.monitor.screen.messages import (
 )
 from jobs.monitor.screen.node_pane import NodePane
 from jobs.monitor.screen.pages import Question, TextPage, render_help, render_verdict
-from jobs.monitor.screen.pane import Pane
+from jobs.monitor.screen.pane import TextLines
 from jobs.monitor.screen.sources import Actions
 from jobs.monitor.screen.view import View
 from varuna_core.records import record as records
@@ -46,21 +46,6 @@ HINTS = (
     ("f", "filter"), ("a", "all logs"), ("v", "verdict"), ("s", "stacks"), ("r", "report"),
     ("c", "cancel"), ("z", "zoom"),
 )  # fmt: skip
-
-
-class TextLines(Pane):
-    """Lines that are given to it."""
-
-    def __init__(self, marks: Marks, *, id: str) -> None:
-        super().__init__(marks, id=id)
-        self.lines: list[Text] = []
-
-    def make_line(self, y: int) -> Text:
-        return self.lines[y] if y < len(self.lines) else Text()
-
-    def take(self, lines: list[Text]) -> None:
-        self.lines = lines
-        self.show()
 
 
 class LiveScreen(Screen[None]):
@@ -228,7 +213,8 @@ class LiveScreen(Screen[None]):
     def _show_gpus(self) -> None:
         if self.view is not None:
             row = self.view.find_row(self.nodes.chosen)
-            self.gpus.take(row, self.view.snapshot.now)
+            snapshot = self.view.snapshot
+            self.gpus.take(row, snapshot.now, snapshot.num_gpus)
 
     def _show_log(self) -> None:
         self.wanted_node = None if self._shows_all else self.nodes.chosen

@@ -12,9 +12,6 @@ from varuna_core.records.tail import clean
 COERCED = "C.UTF-8"
 """What Python itself puts into LC_CTYPE where the locale is C (PEP 538)."""
 
-FLAT = 0.01
-"""Share of the values by which they must differ for their differences to be drawn."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
@@ -57,17 +54,17 @@ class Marks:
         high = top if top is not None else max(known, default=0.0)
         return "".join(self._level(value, low, high) for value in shown)
 
-    def curve(self, values: Sequence[float | None], width: int) -> str:
+    def curve(self, values: Sequence[float | None], width: int, *, flat: float = 0.0) -> str:
         """All of the values in `width` cells: means of neighbours where they are more.
 
-        Values that are all but the same make a flat line, not one that jumps.
+        Values that differ by less than a share of `flat` make a level line, not one that jumps.
         """
         shown = list(values)
         if 0 < width < len(shown):
             edges = [number * len(values) // width for number in range(width + 1)]
             shown = [_mean(values[a:b]) for a, b in itertools.pairwise(edges)]
         known = [value for value in shown if value is not None and math.isfinite(value)]
-        if known and max(known) - min(known) < FLAT * max(map(abs, known)):
+        if known and max(known) - min(known) < flat * max(map(abs, known)):
             shown = [None if value is None else known[0] for value in shown]
         return self.spark(shown, width)
 

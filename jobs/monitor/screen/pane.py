@@ -56,6 +56,21 @@ class Pane(Widget, can_focus=False):
         self.refresh()
 
 
+class TextLines(Pane):
+    """Lines that are given to it."""
+
+    def __init__(self, marks: Marks, *, id: str) -> None:
+        super().__init__(marks, id=id)
+        self.lines: list[Text] = []
+
+    def make_line(self, y: int) -> Text:
+        return self.lines[y] if y < len(self.lines) else Text()
+
+    def take(self, lines: list[Text]) -> None:
+        self.lines = lines
+        self.show()
+
+
 class ScrollPane(Pane, can_focus=True):
     """A pane with a title line and more rows than fit; keys and the wheel move through them."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jobs.monitor.screen.figures import show_ranges
-from jobs.monitor.snapshot import Line, Node, Rank, Snapshot
+from jobs.monitor.snapshot import Gpu, Line, Node, Rank, Snapshot
 from jobs.monitor.verdict import Verdict
 
 PROCESS_STATES = {"D": "waits for disk", "T": "stopped", "Z": "zombie"}
@@ -35,7 +35,9 @@ class NodeRow:
     step: int | None
     step_s: float | None
     utilization: float | None
-    """Mean of its GPUs; of its processors where it has none."""
+    """Mean of its GPUs."""
+    cpu_percent: float | None
+    """Of its processors, where it has no GPUs to tell of."""
     memory: float | None
     """Percent, of the GPU that has least left."""
     temperature: float | None
@@ -86,7 +88,7 @@ def _make_row(
     )
     state, is_bad = _find_state(snapshot, node, ranks)
     stages = show_ranges(tuple(rank.stage for rank in ranks if rank.stage is not None))
-    utilization = _mean(gpu.utilization for gpu in node.gpus)
+    gpus = [gpu for gpu in node.gpus if gpu.index != "cpu"]
     row = NodeRow(
         node=node,
         index=index,
@@ -99,15 +101,16 @@ def _make_row(
         log_age_s=_age(snapshot, node.log_at),
         step=max((rank.step for rank in ranks if rank.step is not None), default=None),
         step_s=max((rank.step_s for rank in ranks if rank.step_s is not None), default=None),
-        utilization=node.cpu_percent if utilization is None else utilization,
-        memory=_find_memory(node),
+        utilization=_mean(gpu.utilization for gpu in gpus),
+        cpu_percent=None if gpus else node.cpu_percent,
+        memory=_find_memory(gpus),
         temperature=max(
-            (gpu.temperature for gpu in node.gpus if gpu.temperature is not None), default=None
+            (gpu.temperature for gpu in gpus if gpu.temperature is not None), default=None
         ),
         error=error.text if error else "",
         words="",
     )
-    devices = " ".join({gpu.name for gpu in node.gpus})
+    devices = " ".join({gpu.name for gpu in gpus})
     words = (node.name, node.group, state, row.error, devices, "culprit" if is_culprit else "")
     return replace(row, words=" ".join(words).lower())
 
@@ -131,10 +134,10 @@ def _find_state(snapshot: Snapshot, node: Node, ranks: list[Rank]) -> tuple[str,
     return node.phase, False
 
 
-def _find_memory(node: Node) -> float | None:
+def _find_memory(gpus: list[Gpu]) -> float | None:
     shares = [
         100 * gpu.memory_used_mb / gpu.memory_total_mb
-        for gpu in node.gpus
+        for gpu in gpus
         if gpu.memory_used_mb is not None and gpu.memory_total_mb
     ]
     return max(shares, default=None)

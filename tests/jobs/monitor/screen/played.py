@@ -245,6 +245,11 @@ class PlayedActions:
         return self.stacks_text
 
 
+def with_log(node: str | None, lines: list[Line]) -> PlayedActions:
+    """Actions whose log of a node, or of all, has these lines."""
+    return PlayedActions(lines=PlayedLines(by_node={node: lines}))
+
+
 def make_log(node: str, num_lines: int = 400) -> list[Line]:
     """A node's lines as Megatron writes them."""
     rank = 4 * (int(node[1:]) - 60)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.monitor.screen.arrange import PANES, arrange_panes, find_most_heading
-from jobs.monitor.screen.columns import COLUMNS, place_columns, render_row, sort_rows
+from jobs.monitor.screen.columns import COLUMNS, Column, place_columns, render_row, sort_rows
 from jobs.monitor.screen.figures import (
     show_age,
     show_duration,
@@ -24,7 +24,7 @@ from jobs.monitor.screen.log_buffer import LogBuffer, find_spans
 from jobs.monitor.screen.marks import ASCII, UNICODE, Marks, choose_marks
 from jobs.monitor.screen.pages import KEYS
 from jobs.monitor.screen.view import View
-from jobs.monitor.snapshot import JobRow, Line, Phase, Progress, Rank, Scheduler
+from jobs.monitor.snapshot import Gpu, JobRow, Line, Phase, Progress, Rank, Scheduler
 from jobs.monitor.verdict import Health, Verdict
 from tests.jobs.monitor.screen.played import EMPTY, HEALTHY, NOW, make_slow, make_snapshot
 from varuna_core.records.exits import RankExit
@@ -67,7 +67,7 @@ def test_a_sparkline_rises_with_its_values_and_shows_gaps() -> None:
     assert ASCII.spark([0.0, 50.0, 100.0], 9, top=100) == "_=#"
     assert UNICODE.spark([3, 3], 9) == "▁▁"
     assert UNICODE.curve([0, 0, 7, 7], 2) == "▁█"
-    assert UNICODE.curve([2.3014, 2.3016, None], 9) == "▁▁ "
+    assert UNICODE.curve([2.3014, 2.3016, None], 9, flat=0.01) == "▁▁ "
 
 
 @given(marks=MARKS, percent=st.floats(-1e9, 1e9), width=st.integers(0, 40))
@@ -164,12 +164,12 @@ def test_columns_give_way_in_their_order_and_rows_never_outgrow_the_screen() -> 
         before = titles
         line = render_row(rows[4], placed, is_here=True, marks=UNICODE)
         assert len(line.plain.rstrip()) <= width
-    assert before == {column.title for column in COLUMNS}
+    assert before == {column.title for column in COLUMNS} - {"CPU"}
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.title)
-def test_every_column_sorts_with_what_is_unknown_last(column: object) -> None:
-    title = getattr(column, "title")  # noqa: B009 - an object to pytest's ids
+def test_every_column_sorts_with_what_is_unknown_last(column: Column) -> None:
+    title = column.title
     snapshot, verdict = make_slow()
     blank = replace(snapshot.nodes[2], name="blank", ranks=(), gpus=(), group="", phase="")
     blank = replace(blank, beat_at=None, log_at=None, cpu_percent=None)
@@ -178,7 +178,7 @@ def test_every_column_sorts_with_what_is_unknown_last(column: object) -> None:
     for is_down in (False, True):
         ordered = sort_rows(rows, title, is_down)
         assert sorted(row.index for row in ordered) == list(range(9))
-        assert title == "node" or ordered[-1].node.name == "blank" or title == "error"
+        assert ordered[-1].node.name == "blank" or title in ("node", "error", "CPU")
 
 
 def _exit(rank: int, code: int, *, stopped: bool, signal: str | None = None) -> RankExit:
@@ -281,3 +281,14 @@ def test_the_document_has_every_key_of_the_help() -> None:
     for keys, _ in KEYS:
         for key in keys.replace(",", " ").split():
             assert f"`{key}`" in table or key in ("arrows", "mouse"), key
+
+
+def test_a_node_without_gpus_shows_its_processors_as_such() -> None:
+    snapshot = make_snapshot(2)
+    bare = replace(snapshot.nodes[0], gpus=(), cpu_percent=73.0)
+    sampled = replace(bare, gpus=(Gpu(index="cpu", utilization=73.0),))
+    for node in (bare, sampled):
+        rows = View.make(replace(snapshot, nodes=(node,)), HEALTHY).rows
+        assert (rows[0].utilization, rows[0].cpu_percent) == (None, 73.0)
+        titles = {item.column.title for item in place_columns(rows, 120, UNICODE)}
+        assert "CPU" in titles and "GPU" not in titles
