@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
 import sys
 import time
@@ -59,7 +60,9 @@ def status(
     if job is None:
         _print_table(show_all, as_json)
         return
-    if sys.stdout.isatty() and sys.stdin.isatty() and not (once or as_json or every_s):
+    from jobs.monitor.screen.terminal import can_show
+
+    if not (once or as_json or every_s) and can_show(os.environ):
         from jobs.monitor.screen.start import show
 
         sys.exit(show(job, Path.cwd(), interval_s))

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.tail import Follower, clean, last_lines
+from varuna_core.records.tail import LONGEST, Follower, clean, last_lines
 
 
 def test_escapes_cannot_reach_the_terminal() -> None:
@@ -35,6 +35,15 @@ def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
         handle.write(b"o\nthree")
     assert list(follower.read()) == ["two"]
     assert list(follower.read(final=True)) == ["three"]
+
+
+def test_a_line_without_an_end_is_not_held_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    size = 5 * LONGEST
+    path.write_bytes(b"x" * size)
+    follower = Follower(path, read_bytes=LONGEST // 2)
+    pieces = list(follower.read(final=True))
+    assert sum(map(len, pieces)) == size and max(map(len, pieces)) <= 2 * LONGEST
 
 
 def test_a_file_that_shrank_is_read_anew(tmp_path: Path) -> None:

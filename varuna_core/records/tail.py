@@ -14,6 +14,8 @@ TAIL_BYTES = 64 * 1024
 READ_BYTES = 4 * 1024 * 1024
 SKIP_BYTES = 16 * 1024 * 1024
 """As far back as `--lines` looks."""
+LONGEST = 1024 * 1024
+"""Bytes of a line without an end; then it counts as one, and its rest as another."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -91,6 +93,9 @@ class Follower:
         for line in lines:
             found.append((place, _decode(line)))
             place += len(line) + 1
+        if len(self._rest) > LONGEST:
+            found.append((place, _decode(self._rest)))
+            self._rest = b""
         return found
 
     def _skip_to_last(self, count: int, within_bytes: int) -> None:
