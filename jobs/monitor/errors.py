@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from jobs.monitor.known_lines import ROWS, Kind, Known
 from jobs.monitor.literals import find_literals
@@ -36,7 +36,6 @@ def _scope(pattern: str) -> str:
     return f"(?{match.group(1)}:{pattern[match.end() :]})" if match else pattern
 
 
-_PATTERNS = tuple(re.compile(_scope(row.pattern)) for row in ROWS)
 _BY_NAME = {row.name: row for row in ROWS}
 _ROWS_OF: dict[str, list[int]] = {}
 """Literal to the rows that may fit where it stands."""
@@ -51,6 +50,12 @@ def _find_candidates(low: str) -> tuple[int, ...]:
     """Rows that may fit a text, given without digits: lines that differ by numbers are one."""
     found = {row for literal, rows in _ROWS_OF.items() if literal in low for row in rows}
     return tuple(sorted(found))
+
+
+@cache
+def _compile(number: int) -> re.Pattern[str]:
+    """Most rows are never met: a look at a healthy job compiles none."""
+    return re.compile(_scope(ROWS[number].pattern))
 
 
 def find_row(name: str) -> Known | None:
@@ -72,7 +77,7 @@ def classify_line(text: str) -> str | None:
         return None
     bare = strip_tags(text.rstrip())
     for number in candidates:
-        if _PATTERNS[number].search(bare):
+        if _compile(number).search(bare):
             row = ROWS[number]
             return None if row.kind == "never" else row.name
     return None
