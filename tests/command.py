@@ -15,6 +15,7 @@ from varuna_core.records.runfolder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "programs"
+BAD = ("SLOW", "STALLED", "FAILING", "DEAD")
 
 
 class Vjob:
@@ -68,13 +69,17 @@ class Vjob:
         return found
 
     def wait_over(self, run: RunFolder, timeout_s: float = 90) -> dict[str, Any]:
-        """The record of the run once it has ended."""
-        wait_for(lambda: self._is_over(run), timeout_s, lambda: self.explain(run))
+        """The record of the run once it has ended; one that ended well was never called sick."""
+        seen: dict[str, str] = {}
+        wait_for(lambda: self._is_over(run, seen), timeout_s, lambda: self.explain(run))
         record: dict[str, Any] = json.loads(run.record.read_text())
+        bad = {word: why for word, why in seen.items() if word in BAD}
+        assert not bad or record["verdict"] != "COMPLETED", bad
         return record
 
-    def _is_over(self, run: RunFolder) -> bool:
-        self.status(str(run.path))
+    def _is_over(self, run: RunFolder, seen: dict[str, str]) -> bool:
+        verdict = self.status(str(run.path))["verdict"]
+        seen[verdict["health"]] = verdict["reason"]
         return bool(json.loads(run.record.read_text())["state"] in ("ended", "refused"))
 
     def explain(self, run: RunFolder) -> str:
