@@ -37,7 +37,7 @@ MakeStage = Callable[..., Stage]
 SLEEPER = "echo ready $$; exec sleep 60"
 BUSY_CHILD = """
 import os, subprocess, sys
-code = "print('busy', flush=True)\\nwhile True: pass"
+code = f"import os\\nprint('busy', flush=True)\\nwhile os.getppid() == {os.getpid()}: pass"
 child = subprocess.Popen([sys.executable, "-c", code])
 print("ready", os.getpid(), flush=True)
 child.wait()
