@@ -190,13 +190,14 @@ class AttemptReader:
         if saved and max(saved) > 0:
             longest[CHECKPOINT] = max(max(saved), longest.get(CHECKPOINT, 0.0))
         stop = self._state.values.get("stop")
+        progress = self._find_progress()
         return AttemptView(
             started=self._state.times.get("master"),
             went_at=went_at,
             nodes=tuple(self._nodes.values()),
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
-            progress=self._find_progress(),
-            phase=find_phase(self.files.values()),
+            progress=progress,
+            phase=find_phase(self.files.values(), progress),
             phases_s=longest,
             phase_ended_at=find_last_end(self.files.values()),
             info=self._list_info(),

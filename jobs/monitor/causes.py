@@ -100,7 +100,7 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
                 rank=other.rank,
             )
         root = root or (other if other is not None and other.node in ("", node) else None)
-    if root is not None and say_line(root)[:40] not in reason:
+    if root is not None and say_line(root)[:40] not in reason and reason[:40] not in root.text:
         reason = f"{reason} ({say_line(root)})"
     return Cause(reason=reason, line=root, node=node, rank=rank)
 

@@ -129,14 +129,15 @@ class FolderReader:
     def _build(self, now: float) -> Snapshot:
         nodes = self._files.values()
         echoes = compare(self._list_info(), {})
+        progress = find_progress(nodes)
         return Snapshot(
             now=now,
             run=str(self._folder),
             folder=str(self._folder),
             scheduler=Scheduler(name=""),
             nodes=tuple(self._nodes[name] for name in self._files),
-            progress=find_progress(nodes),
-            phase=find_phase(nodes),
+            progress=progress,
+            phase=find_phase(nodes, progress),
             phases_s=find_longest(nodes),
             phase_ended_at=find_last_end(nodes),
             echoes=echoes,

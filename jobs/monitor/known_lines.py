@@ -616,7 +616,6 @@ PYTHON = (
         r"|IndexError|KeyError|NotImplementedError|OSError|OutOfResources|OverflowError|RuntimeError|TypeError"
         r"|ValueError|ZeroDivisionError)(?:: .*)?$|[A-Z]\w*(?:Error|Exception)"
         rf"{_NUMBER_ALONE}(?:: .*)?$)",
-        "the last line of a Python traceback: `vjob logs JOB --errors` shows what led there",
     ),
     _known("root", "fatal error", r"^Fatal Python error: |^(FATAL|fatal)( error)?: "),
 )

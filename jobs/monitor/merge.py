@@ -12,6 +12,9 @@ from jobs.monitor.snapshot import Line, Phase, Point, Progress
 NUM_ERRORS = 200
 """Lines of a known kind that a snapshot holds."""
 
+APART_S = 1.0
+"""Between the writing of two files that tell of the same moment."""
+
 
 def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:
     """By the log that tells the farthest step."""
@@ -51,10 +54,14 @@ def _count_lines(nodes: Iterable[NodeFiles]) -> Progress | None:
     return Progress(step=point.step, at=point.at, points=(point,), source=log.name)
 
 
-def find_phase(nodes: Iterable[NodeFiles]) -> Phase | None:
-    """The phase that began last and has not ended."""
+def find_phase(nodes: Iterable[NodeFiles], progress: Progress | None) -> Phase | None:
+    """The phase that began last and has not ended, as far as lines tell, or steps since."""
     phases = [log.phase for node in nodes for log in node.logs.values() if log.phase is not None]
-    return max(phases, key=lambda phase: phase.since or 0.0, default=None)
+    found = max(phases, key=lambda phase: phase.since or 0.0, default=None)
+    at = progress.at if progress is not None else None
+    if found is None or found.since is None or at is None:
+        return found
+    return found if at <= found.since + APART_S else None
 
 
 def find_last_end(nodes: Iterable[NodeFiles]) -> float | None:

@@ -14,6 +14,7 @@ from varuna_core.records.tail import clean
 MANY_NODES = 16
 NUM_POINTS = 20
 NUM_ERRORS = 10
+NUM_EVIDENCE = 3
 
 
 def render_json(snapshot: Snapshot, verdict: Verdict | None) -> str:
@@ -40,7 +41,9 @@ def _name_numbers(value: Any) -> Any:
 def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> str:
     """For a terminal or a mail: what matters first, then the last lines of each node."""
     nodes = snapshot.nodes if all_nodes else choose_nodes(snapshot, verdict)
-    lines = [*_render_head(snapshot, verdict), *_render_errors(snapshot.errors)]
+    shown = verdict.evidence[:NUM_EVIDENCE] if verdict is not None else ()
+    others = [line for line in snapshot.errors if line not in shown]
+    lines = [*_render_head(snapshot, verdict), *_render_errors(others)]
     for node in nodes:
         lines += _render_node(node, snapshot.now)
     num_hidden = len(snapshot.nodes) - len(nodes)
@@ -74,10 +77,10 @@ def choose_nodes(snapshot: Snapshot, verdict: Verdict | None) -> tuple[Node, ...
 def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
     word = snapshot.state if verdict is None else f"{snapshot.state}  {verdict.health.value}"
     lines = [f"{snapshot.run}  {word}".rstrip()]
-    if snapshot.message:
+    if snapshot.message and (verdict is None or snapshot.message not in verdict.reason):
         lines.append(f"  {_one_line(snapshot.message)}")
     if verdict is not None:
-        lines += _render_verdict(verdict, said=snapshot.message)
+        lines += _render_verdict(verdict)
     scheduler = snapshot.scheduler
     if scheduler.problem:
         age = f"; what follows is {tell_time(scheduler.age_s)} old" if scheduler.jobs else ""
@@ -97,11 +100,11 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
     return lines
 
 
-def _render_verdict(verdict: Verdict, *, said: str) -> list[str]:
+def _render_verdict(verdict: Verdict) -> list[str]:
     lines = []
-    if verdict.reason and verdict.reason != said:
+    if verdict.reason:
         lines.append(f"  {_one_line(verdict.reason)}")
-    for line in verdict.evidence[:3]:
+    for line in verdict.evidence[:NUM_EVIDENCE]:
         lines.append(f"    {_place(line)}{line.text}")
     lines += [f"    {_one_line(fact)}" for fact in verdict.facts]
     if verdict.advice:
