@@ -1,0 +1,306 @@
+"""A pipeline whose stages have their places, and whose cuts are yet to be found.
+
+It times partitions (one, or many at once) by the actions that the engine would run, and bounds
+them from below. A stage i cannot begin before the forwards upstream, has all its work to do, and
+then the gradients upstream follow; so for any schedule, with the costs of stages as they are cut
+
+    time >= max over i of  work_i + sum over k < i of (forward_k + backward_k + messages_k)
+
+The sum is over what lies before, so the least bound of all partitions is found exactly from behind:
+
+    least[i][a] = min over e of max(work_i(a, e), upstream_i(a, e) + least[i + 1][e])
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from varuna_core.planner.compiled import Compiled
+from varuna_core.planner.sites import Placed
+from varuna_core.planner.step import Column, StageMemory, StepCosts
+from varuna_core.planner.tables import Shape, Tables
+
+Array = Any
+Bounds = tuple[int, ...]
+"""Where stages begin and end: 0, the first stage's end, ..., the number of segments."""
+
+
+class Chain:
+    """One stage a rank."""
+
+    def __init__(
+        self, tables: Tables, shape: Shape, placed: Placed, compiled: Compiled, least: int = 1
+    ) -> None:
+        """`least` segments on each stage but the first and the last, which have one or more."""
+        self.tables, self.shape, self.placed = tables, shape, placed
+        self.compiled, self.num_stages = compiled, compiled.num_stages
+        self.size = tables.size
+        stages = range(self.num_stages)
+        inner = max(0, least)
+        self.least = [max(1, inner) if s in (0, self.num_stages - 1) else inner for s in stages]
+        self.times = [
+            tables.find_times(site.kinds, shape.micro_batch, shape.tensor) for site in placed.sites
+        ]
+        nothing = np.zeros((2, self.size + 1))
+        self.hops = [tables.find_hops(b, shape) for b in placed.boundaries] or []
+        self._out = [*self.hops, nothing]
+        """Of each stage to the next; row 0 forward."""
+        self._back = [nothing, *self.hops]
+        """Of each stage to the one before; row 1."""
+        self.sums = [tables.find_sums(site, shape) for site in placed.sites]
+        self.blocking = not tables.training.overlap_sends
+
+    # Costs of stages as cut.
+
+    def _forward(self, stage: int) -> Array:
+        found = self.times[stage].forward
+        return found + self._out[stage][0][None, :] if self.blocking else found
+
+    def _backward(self, stage: int) -> Array:
+        times = self.times[stage]
+        return times.input_grad + times.weight_grad + self._blocked(stage)
+
+    def _inputs(self, stage: int) -> Array:
+        return self.times[stage].input_grad + self._blocked(stage)
+
+    def _blocked(self, stage: int) -> Array:
+        return self._back[stage][1][:, None] if self.blocking else 0.0
+
+    @cached_property
+    def kinds(self) -> list[tuple[Array, ...]]:
+        """Of each stage its six costs: F f R B I W."""
+        found = []
+        for stage in range(self.num_stages):
+            forward, times = self._forward(stage), self.times[stage]
+            back, inputs = self._backward(stage), self._inputs(stage)
+            found.append((forward, forward, times.recompute, back, inputs, times.weight_grad))
+        return found
+
+    def build_costs(self, bounds: Bounds) -> StepCosts:
+        """Of one partition."""
+        pairs = list(itertools.pairwise(bounds))
+        stages = range(self.num_stages)
+        costs = tuple(float(self.kinds[s][kind][pairs[s]]) for kind in range(6) for s in stages)
+        hops = tuple(
+            0.0 if self.blocking else float(self.hops[s][way][bounds[s + 1]])
+            for s in stages[:-1]
+            for way in range(2)
+        )
+        buckets = self.tables.find_buckets(self.shape)
+        return StepCosts(
+            columns=(Column(costs=costs, hops=hops),),
+            reduce_s=tuple(float(self.sums[s][0][pairs[s]]) for s in stages),
+            num_buckets=tuple(int(buckets[pair]) for pair in pairs),
+            ties=self._find_ties(bounds),
+            optimizer_s=tuple(float(self._optimizer(s)[pairs[s]]) for s in stages),
+            exchange_s=tuple(float(self.sums[s][1][pairs[s]]) for s in stages),
+            data_s=self.tables.training.data_s,
+            overlap_reduction=self.tables.training.overlap_reduction,
+        )
+
+    def _optimizer(self, stage: int) -> Array:
+        return self.times[stage].optimizer / (self.shape.replicas if self.shape.zero else 1)
+
+    def _find_ties(self, bounds: Bounds) -> tuple[tuple[tuple[int, ...], float], ...]:
+        ties = []
+        for tie in self.tables.profile.model.ties:
+            stages = tuple(
+                s
+                for s in range(self.num_stages)
+                if any(bounds[s] <= segment < bounds[s + 1] for segment in tie.segments)
+            )
+            if len(stages) > 1:
+                ties.append((stages, self._time_tie(stages, tie.parameters)))
+        return tuple(ties)
+
+    def _time_tie(self, stages: Sequence[int], parameters: int) -> float:
+        """The copies of each replica are summed at once, over the same links."""
+        num_bytes = parameters / self.shape.tensor * self.tables.training.reduced_bytes
+        sites = [self.placed.sites[s] for s in stages]
+        sharing = max(max(n for _, n in site.group) for site in sites) * self.shape.tensor
+        nodes = [(site.kinds[0], 1) for site in sites]
+        return float(self.tables.profile.network.find_all_reduce(nodes, num_bytes, sharing)[0])
+
+    # Memory.
+
+    @cached_property
+    def memory(self) -> list[Array]:
+        """The most that each stage holds, by begin and end."""
+        fixed = self.tables.find_fixed(self.shape)
+        found = []
+        for stage, counts in enumerate(self.compiled.held):
+            times = self.times[stage]
+            inputs = self._find_inputs(stage)[:, None]
+            live = np.max([g * times.graph_bytes + i * inputs for g, i in counts], axis=0)
+            found.append(fixed + live + times.work_bytes)
+        return found
+
+    def _find_inputs(self, stage: int) -> Array:
+        kind = self.placed.sites[stage].kinds[0]
+        return self.tables.find_outputs(kind, self.shape.micro_batch, self.shape.tensor)
+
+    def list_memory(self, bounds: Bounds) -> list[StageMemory]:
+        fixed = self.tables.find_fixed(self.shape)
+        found = []
+        for s, pair in enumerate(itertools.pairwise(bounds)):
+            found.append(
+                StageMemory(
+                    fixed=float(fixed[pair]),
+                    graph=float(self.times[s].graph_bytes[pair]),
+                    inputs=float(self._find_inputs(s)[pair[0]]),
+                    work=float(self.times[s].work_bytes[pair]),
+                )
+            )
+        return found
+
+    @cached_property
+    def allowed(self) -> list[Array]:
+        """Whether a stage may hold a..e-1: memory, and the least it must hold."""
+        begins, ends = np.indices((self.size + 1, self.size + 1))
+        return [
+            (ends >= begins + self.least[s]) & (self.memory[s] <= self.times[s].memory_bytes)
+            for s in range(self.num_stages)
+        ]
+
+    # Bounds.
+
+    @cached_property
+    def work(self) -> list[Array]:
+        """All that a stage has to do in a step; inf where it may not hold that."""
+        uses, stages = self.compiled.uses, self.num_stages
+        found = []
+        for s, kinds in enumerate(self.kinds):
+            total = sum(
+                uses[kind * stages + s] * cost
+                for kind, cost in enumerate(kinds)
+                if uses[kind * stages + s]
+            )
+            found.append(np.where(self.allowed[s], total, np.inf))
+        return found
+
+    @cached_property
+    def puts_off(self) -> bool:
+        """Weight gradients are put off: a stage's last action then frees nobody upstream."""
+        stages = self.num_stages
+        return any(self.compiled.uses[5 * stages + s] for s in range(stages))
+
+    @cached_property
+    def upstream(self) -> list[Array]:
+        """What lies before a later stage's first action and after its last one."""
+        puts_off = self.puts_off
+        found = []
+        for s in range(self.num_stages):
+            total = self._forward(s) + (0.0 if puts_off else self._backward(s))
+            if not self.blocking:
+                hop = self._out[s]
+                total = total + (hop[0] + (0.0 if puts_off else hop[1]))[None, :]
+            found.append(total)
+        return found
+
+    @cached_property
+    def tail(self) -> float:
+        """What follows the pipeline of any partition."""
+        training = self.tables.training
+        every = {id(self.times[s]): self._optimizer(s).diagonal(1) for s in range(self.num_stages)}
+        fastest = np.min(list(every.values()), axis=0).sum()
+        tail = training.data_s + float(fastest) / self.num_stages
+        if self.puts_off:  # then the pipeline may end on another stage than the first
+            return tail
+        for tie in self.tables.profile.model.ties:
+            if 0 in tie.segments and self.size - 1 in tie.segments and self.num_stages > 1:
+                tail += self._time_tie((0, self.num_stages - 1), tie.parameters)
+        if not training.overlap_reduction:
+            tail += float(self.sums[0][0][0, 1])
+        return tail
+
+    @cached_property
+    def least_from(self) -> list[Array]:
+        """least[i][a], with nothing behind the last stage; inf where nothing fits."""
+        behind = np.full(self.size + 1, np.inf)
+        behind[self.size] = 0.0
+        found = [behind]
+        for s in range(self.num_stages - 1, -1, -1):
+            behind = np.maximum(self.work[s], self.upstream[s] + behind[None, :]).min(axis=1)
+            found.append(behind)
+        return found[::-1]
+
+    @property
+    def bound(self) -> float:
+        """No partition of this chain takes less; inf if none fits."""
+        return float(self.least_from[0][0]) + self.tail
+
+    def follow_bound(self) -> Bounds | None:
+        """The partition that has the least bound."""
+        if not np.isfinite(self.least_from[0][0]):
+            return None
+        bounds = [0]
+        for s in range(self.num_stages):
+            a = bounds[-1]
+            row = np.maximum(self.work[s][a], self.upstream[s][a] + self.least_from[s + 1])
+            bounds.append(int(row.argmin()))
+        return tuple(bounds)
+
+    # Times.
+
+    def find_steps(self, partitions: Sequence[Bounds]) -> Array:
+        """Step times, as `simulate_step` finds them."""
+        if not partitions:
+            return np.zeros(0)
+        cuts = np.array(partitions)
+        begins, ends = cuts[:, :-1], cuts[:, 1:]
+        stages = range(self.num_stages)
+        costs = np.empty((len(cuts), 6 * self.num_stages))
+        for s in stages:
+            a, e = begins[:, s], ends[:, s]
+            for kind, table in enumerate(self.kinds[s]):
+                costs[:, kind * self.num_stages + s] = table[a, e]
+        hops = np.zeros((len(cuts), 2 * (self.num_stages - 1)))
+        if not self.blocking:
+            for s in stages[:-1]:
+                hops[:, 2 * s : 2 * s + 2] = self.hops[s][:, ends[:, s]].T
+        makespan, free, last = self.compiled.run_batch(costs, hops)
+        return self._add_tail(begins, ends, costs, makespan, free, last)
+
+    def _add_tail(
+        self, begins: Array, ends: Array, costs: Array, makespan: Array, free: Array, last: Array
+    ) -> Array:
+        training = self.tables.training
+        buckets = self.tables.find_buckets(self.shape)
+        done = np.empty_like(free)
+        optimizer = np.zeros(len(makespan))
+        exchange = np.zeros(len(makespan))
+        for s in range(self.num_stages):
+            a, e = begins[:, s], ends[:, s]
+            took = self.sums[s][0][a, e]
+            length = costs[:, self.compiled.find_last_cost(s)]
+            end = last[:, s] + length
+            if training.overlap_reduction:
+                count = buckets[a, e]
+                summed = np.maximum(end + took / count, last[:, s] + length / count + took)
+            else:
+                summed = free[:, s] + took
+            done[:, s] = np.where(took > 0, summed, end)
+            optimizer = np.maximum(optimizer, self._optimizer(s)[a, e])
+            exchange = np.maximum(exchange, self.sums[s][1][a, e])
+        for tie in self.tables.profile.model.ties:
+            self._add_tie(tie.segments, tie.parameters, ends, done)
+        agreed = np.maximum(makespan, done.max(axis=1))
+        return training.data_s + agreed + optimizer + exchange
+
+    def _add_tie(self, segments: Sequence[int], parameters: int, ends: Array, done: Array) -> None:
+        """The stages that hold the copies differ from row to row."""
+        holders = np.sort(
+            np.stack([(ends <= segment).sum(axis=1) for segment in segments], axis=1), axis=1
+        )
+        for stages in {tuple(row) for row in holders.tolist()}:
+            held = sorted(set(stages))
+            if len(held) < 2:
+                continue
+            rows = (holders == np.array(stages)).all(axis=1)
+            after = done[rows][:, held].max(axis=1) + self._time_tie(held, parameters)
+            done[np.ix_(np.flatnonzero(rows), held)] = after[:, None]

@@ -1,0 +1,164 @@
+"""The best partition of a chain, and the proof: branch and bound on the simulated step.
+
+```
+start      the partition with the least bound, the min-max one
+improve    every way to move up to two segments from one stage to another, until none helps
+prove      stage by stage, all partitions whose bound is below the best; those are simulated
+```
+
+What a budget of nodes or a deadline leaves open is told as a gap, never passed over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from varuna_core.planner.chain import Bounds, Chain
+
+CLOSE = 1e-9
+"""Times that differ by less, as a share, are one: sums round."""
+BATCH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The best partition that was found."""
+
+    bounds: Bounds
+    step_s: float
+    bound_s: float
+    """No partition takes less; `step_s` itself once that is proved."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(e - a for a, e in zip(self.bounds, self.bounds[1:], strict=False))
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1 - self.bound_s / self.step_s) if self.step_s else 0.0
+
+
+def find_partition(
+    chain: Chain,
+    *,
+    incumbent: float = float("inf"),
+    max_nodes: int = 100_000,
+    deadline: float = float("inf"),
+    prove: bool = True,
+) -> Found | None:
+    """None if nothing fits, or the bound is no better than `incumbent`; deadline by monotonic."""
+    if not chain.bound < incumbent * (1 - CLOSE):
+        return None
+    best, best_s = improve(chain)
+    limit = min(best_s, incumbent)
+    proved = chain.bound
+    if prove and proved < limit * (1 - CLOSE):
+        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline)
+        proved = search.run()
+        best, best_s = search.best, search.best_s
+        limit = min(best_s, incumbent)
+    if proved >= limit * (1 - 2 * CLOSE):
+        proved = limit
+    return Found(bounds=best, step_s=best_s, bound_s=min(proved, best_s))
+
+
+def improve(chain: Chain) -> tuple[Bounds, float]:
+    """From the partition with the least bound, uphill no further."""
+    start = chain.follow_bound()
+    assert start is not None
+    best, best_s = start, float(chain.find_steps([start])[0])
+    while True:
+        moved = sorted(set(_list_moves(chain, best)))
+        if not moved:
+            return best, best_s
+        times = chain.find_steps(moved)
+        place = int(times.argmin())
+        if not times[place] < best_s * (1 - CLOSE):
+            return best, best_s
+        best, best_s = moved[place], float(times[place])
+
+
+def _list_moves(chain: Chain, bounds: Bounds) -> Iterator[Bounds]:
+    """All boundaries from one stage's to another's go one or two segments either way."""
+    stages = chain.num_stages
+    for first in range(1, stages):
+        for last in range(first, stages):
+            for by in (-2, -1, 1, 2):
+                moved = (
+                    *bounds[:first],
+                    *(bound + by for bound in bounds[first : last + 1]),
+                    *bounds[last + 1 :],
+                )
+                if is_allowed(chain, moved):
+                    yield moved
+
+
+def is_allowed(chain: Chain, bounds: Bounds) -> bool:
+    return all(
+        0 <= a <= e <= chain.size and chain.allowed[s][a, e]
+        for s, (a, e) in enumerate(itertools.pairwise(bounds))
+    )
+
+
+class _Search:
+    def __init__(
+        self,
+        chain: Chain,
+        best: Bounds,
+        best_s: float,
+        incumbent: float,
+        max_nodes: int,
+        deadline: float,
+    ) -> None:
+        self.chain, self.best, self.best_s = chain, best, best_s
+        self.incumbent, self.nodes, self.deadline = incumbent, max_nodes, deadline
+        self.leaves: list[Bounds] = []
+        self.open = float("inf")
+        """The least bound of what was left unexplored."""
+
+    @property
+    def limit(self) -> float:
+        """Of the pipeline alone: what is no better need not be looked at."""
+        return min(self.best_s, self.incumbent) * (1 - CLOSE) - self.chain.tail
+
+    def run(self) -> float:
+        """What no partition is below."""
+        self._descend((0,), 0.0, 0.0)
+        self._simulate()
+        return min(self.best_s, self.open)
+
+    def _descend(self, bounds: Bounds, before: float, least: float) -> None:
+        """`before` lies upstream of the next stage, `least` is what the stages so far need."""
+        chain, stage, begin = self.chain, len(bounds) - 1, bounds[-1]
+        work = np.maximum(least, before + chain.work[stage][begin])
+        after = before + chain.upstream[stage][begin]
+        bound = np.maximum(work, after + chain.least_from[stage + 1])
+        ends = np.flatnonzero(bound < self.limit)
+        if stage == chain.num_stages - 1:
+            if chain.size in ends:
+                self.leaves.append((*bounds, chain.size))
+                if len(self.leaves) >= BATCH:
+                    self._simulate()
+            return
+        for end in ends[np.argsort(bound[ends], kind="stable")]:
+            if not bound[end] < self.limit:
+                return
+            self.nodes -= 1
+            if self.nodes < 0 or time.monotonic() > self.deadline:
+                self.open = min(self.open, float(bound[end]) + chain.tail)
+                return
+            self._descend((*bounds, int(end)), float(after[end]), float(work[end]))
+
+    def _simulate(self) -> None:
+        if not self.leaves:
+            return
+        times = self.chain.find_steps(self.leaves)
+        place = int(times.argmin())
+        if times[place] < self.best_s:
+            self.best, self.best_s = self.leaves[place], float(times[place])
+        self.leaves.clear()
