@@ -22,7 +22,8 @@ import numpy as np
 
 from varuna_core.planner.compiled import Compiled
 from varuna_core.planner.sites import Placed
-from varuna_core.planner.step import Column, StageMemory, StepCosts
+from varuna_core.planner.stage_table import find_stage
+from varuna_core.planner.step import Column, StageMemory, StepCosts, simulate_step
 from varuna_core.planner.tables import Shape, Tables
 
 Array = Any
@@ -40,52 +41,34 @@ class Chain:
         self.tables, self.shape, self.placed = tables, shape, placed
         self.compiled, self.num_stages = compiled, compiled.num_stages
         self.size = tables.size
-        stages = range(self.num_stages)
-        inner = max(0, least)
-        self.least = [max(1, inner) if s in (0, self.num_stages - 1) else inner for s in stages]
-        self.times = [
-            tables.find_times(site.kinds, shape.micro_batch, shape.tensor) for site in placed.sites
-        ]
-        nothing = np.zeros((2, self.size + 1))
-        self.hops = [tables.find_hops(b, shape) for b in placed.boundaries] or []
-        self._out = [*self.hops, nothing]
-        """Of each stage to the next; row 0 forward."""
-        self._back = [nothing, *self.hops]
-        """Of each stage to the one before; row 1."""
-        self.sums = [tables.find_sums(site, shape) for site in placed.sites]
         self.blocking = not tables.training.overlap_sends
+        last = self.num_stages - 1
+        inner = max(0, least)
+        self.least = [max(1, inner) if s in (0, last) else inner for s in range(last + 1)]
+        self.hops = [tables.find_hops(boundary, shape) for boundary in placed.boundaries]
+        self.sums = [tables.find_sums(site, shape) for site in placed.sites]
+        self.stages = [
+            find_stage(
+                tables,
+                shape,
+                placed.sites[s].kinds,
+                placed.boundaries[s - 1] if s else None,
+                placed.boundaries[s] if s < last else None,
+                compiled.find_role(s),
+                self.least[s],
+            )
+            for s in range(last + 1)
+        ]
 
     # Costs of stages as cut.
-
-    def _forward(self, stage: int) -> Array:
-        found = self.times[stage].forward
-        return found + self._out[stage][0][None, :] if self.blocking else found
-
-    def _backward(self, stage: int) -> Array:
-        times = self.times[stage]
-        return times.input_grad + times.weight_grad + self._blocked(stage)
-
-    def _inputs(self, stage: int) -> Array:
-        return self.times[stage].input_grad + self._blocked(stage)
-
-    def _blocked(self, stage: int) -> Array:
-        return self._back[stage][1][:, None] if self.blocking else 0.0
-
-    @cached_property
-    def kinds(self) -> list[tuple[Array, ...]]:
-        """Of each stage its six costs: F f R B I W."""
-        found = []
-        for stage in range(self.num_stages):
-            forward, times = self._forward(stage), self.times[stage]
-            back, inputs = self._backward(stage), self._inputs(stage)
-            found.append((forward, forward, times.recompute, back, inputs, times.weight_grad))
-        return found
 
     def build_costs(self, bounds: Bounds) -> StepCosts:
         """Of one partition."""
         pairs = list(itertools.pairwise(bounds))
         stages = range(self.num_stages)
-        costs = tuple(float(self.kinds[s][kind][pairs[s]]) for kind in range(6) for s in stages)
+        costs = tuple(
+            float(self.stages[s].kinds[kind][pairs[s]]) for kind in range(6) for s in stages
+        )
         hops = tuple(
             0.0 if self.blocking else float(self.hops[s][way][bounds[s + 1]])
             for s in stages[:-1]
@@ -97,14 +80,11 @@ class Chain:
             reduce_s=tuple(float(self.sums[s][0][pairs[s]]) for s in stages),
             num_buckets=tuple(int(buckets[pair]) for pair in pairs),
             ties=self._find_ties(bounds),
-            optimizer_s=tuple(float(self._optimizer(s)[pairs[s]]) for s in stages),
+            optimizer_s=tuple(float(self.stages[s].optimizer[pairs[s]]) for s in stages),
             exchange_s=tuple(float(self.sums[s][1][pairs[s]]) for s in stages),
             data_s=self.tables.training.data_s,
             overlap_reduction=self.tables.training.overlap_reduction,
         )
-
-    def _optimizer(self, stage: int) -> Array:
-        return self.times[stage].optimizer / (self.shape.replicas if self.shape.zero else 1)
 
     def _find_ties(self, bounds: Bounds) -> tuple[tuple[tuple[int, ...], float], ...]:
         ties = []
@@ -128,22 +108,6 @@ class Chain:
 
     # Memory.
 
-    @cached_property
-    def memory(self) -> list[Array]:
-        """The most that each stage holds, by begin and end."""
-        fixed = self.tables.find_fixed(self.shape)
-        found = []
-        for stage, counts in enumerate(self.compiled.held):
-            times = self.times[stage]
-            inputs = self._find_inputs(stage)[:, None]
-            live = np.max([g * times.graph_bytes + i * inputs for g, i in counts], axis=0)
-            found.append(fixed + live + times.work_bytes)
-        return found
-
-    def _find_inputs(self, stage: int) -> Array:
-        kind = self.placed.sites[stage].kinds[0]
-        return self.tables.find_outputs(kind, self.shape.micro_batch, self.shape.tensor)
-
     def list_memory(self, bounds: Bounds) -> list[StageMemory]:
         fixed = self.tables.find_fixed(self.shape)
         found = []
@@ -151,62 +115,32 @@ class Chain:
             found.append(
                 StageMemory(
                     fixed=float(fixed[pair]),
-                    graph=float(self.times[s].graph_bytes[pair]),
-                    inputs=float(self._find_inputs(s)[pair[0]]),
-                    work=float(self.times[s].work_bytes[pair]),
+                    graph=float(self.stages[s].times.graph_bytes[pair]),
+                    inputs=float(self.stages[s].inputs[pair[0]]),
+                    work=float(self.stages[s].times.work_bytes[pair]),
                 )
             )
         return found
 
-    @cached_property
-    def allowed(self) -> list[Array]:
-        """Whether a stage may hold a..e-1: memory, and the least it must hold."""
-        begins, ends = np.indices((self.size + 1, self.size + 1))
-        return [
-            (ends >= begins + self.least[s]) & (self.memory[s] <= self.times[s].memory_bytes)
-            for s in range(self.num_stages)
-        ]
-
     # Bounds.
-
-    @cached_property
-    def work(self) -> list[Array]:
-        """All that a stage has to do in a step; inf where it may not hold that."""
-        uses, stages = self.compiled.uses, self.num_stages
-        found = []
-        for s, kinds in enumerate(self.kinds):
-            total = sum(
-                uses[kind * stages + s] * cost
-                for kind, cost in enumerate(kinds)
-                if uses[kind * stages + s]
-            )
-            found.append(np.where(self.allowed[s], total, np.inf))
-        return found
 
     @cached_property
     def puts_off(self) -> bool:
         """Weight gradients are put off: a stage's last action then frees nobody upstream."""
-        stages = self.num_stages
-        return any(self.compiled.uses[5 * stages + s] for s in range(stages))
+        return any(stage.puts_off for stage in self.stages)
 
     @cached_property
     def upstream(self) -> list[Array]:
         """What lies before a later stage's first action and after its last one."""
-        puts_off = self.puts_off
-        found = []
-        for s in range(self.num_stages):
-            total = self._forward(s) + (0.0 if puts_off else self._backward(s))
-            if not self.blocking:
-                hop = self._out[s]
-                total = total + (hop[0] + (0.0 if puts_off else hop[1]))[None, :]
-            found.append(total)
-        return found
+        if self.puts_off:
+            return [stage.way_down for stage in self.stages]
+        return [stage.way for stage in self.stages]
 
     @cached_property
     def tail(self) -> float:
         """What follows the pipeline of any partition."""
         training = self.tables.training
-        every = {id(self.times[s]): self._optimizer(s).diagonal(1) for s in range(self.num_stages)}
+        every = {id(stage): stage.optimizer.diagonal(1) for stage in self.stages}
         fastest = np.min(list(every.values()), axis=0).sum()
         tail = training.data_s + float(fastest) / self.num_stages
         if self.puts_off:  # then the pipeline may end on another stage than the first
@@ -214,6 +148,7 @@ class Chain:
         for tie in self.tables.profile.model.ties:
             if 0 in tie.segments and self.size - 1 in tie.segments and self.num_stages > 1:
                 tail += self._time_tie((0, self.num_stages - 1), tie.parameters)
+        tail += float(self.sums[0][1][0, 1])
         if not training.overlap_reduction:
             tail += float(self.sums[0][0][0, 1])
         return tail
@@ -225,14 +160,58 @@ class Chain:
         behind[self.size] = 0.0
         found = [behind]
         for s in range(self.num_stages - 1, -1, -1):
-            behind = np.maximum(self.work[s], self.upstream[s] + behind[None, :]).min(axis=1)
+            behind = np.maximum(self.stages[s].work, self.upstream[s] + behind[None, :]).min(axis=1)
+            found.append(behind)
+        return found[::-1]
+
+    @cached_property
+    def round_from(self) -> list[Array]:
+        """The least that one micro-batch needs from stage i on, down and back, from segment a."""
+        behind = np.full(self.size + 1, np.inf)
+        behind[self.size] = 0.0
+        found = [behind]
+        for s in range(self.num_stages - 1, -1, -1):
+            behind = (self.stages[s].way + behind[None, :]).min(axis=1)
+            found.append(behind)
+        return found[::-1]
+
+    @cached_property
+    def beyond(self) -> list[Array]:
+        """What a stage adds to one micro-batch's way down and back, whatever the others do.
+
+        A stage that runs w forwards before its first gradient, of m micro-batches:
+
+            F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards
+            F0 ─ way ─ B0 Fw ─ way ─ Bw F2w ─ way ─ ... and the backwards that are left
+        """
+        found = []
+        for stage, behind in zip(self.stages, self.round_from[1:], strict=True):
+            most = stage.beyond
+            if stage.more_rounds:
+                with np.errstate(invalid="ignore"):
+                    way = stage.way + behind[None, :]
+                    most = np.maximum(most, stage.more_rounds * way + stage.left)
+            found.append(most)
+        return found
+
+    @cached_property
+    def beyond_from(self) -> list[Array]:
+        """The least that the largest `beyond` of stage i and those behind it can be."""
+        behind = np.full(self.size + 1, np.inf)
+        behind[self.size] = 0.0
+        found = [behind]
+        for s in range(self.num_stages - 1, -1, -1):
+            behind = np.maximum(self.beyond[s], behind[None, :]).min(axis=1)
             found.append(behind)
         return found[::-1]
 
     @property
     def bound(self) -> float:
         """No partition of this chain takes less; inf if none fits."""
-        return float(self.least_from[0][0]) + self.tail
+        bound = float(self.least_from[0][0])
+        if not self.puts_off and np.isfinite(bound):
+            bound = max(bound, float(self.round_from[0][0] + self.beyond_from[0][0]))
+        return bound + self.tail
 
     def follow_bound(self) -> Bounds | None:
         """The partition that has the least bound."""
@@ -241,15 +220,15 @@ class Chain:
         bounds = [0]
         for s in range(self.num_stages):
             a = bounds[-1]
-            row = np.maximum(self.work[s][a], self.upstream[s][a] + self.least_from[s + 1])
+            row = np.maximum(self.stages[s].work[a], self.upstream[s][a] + self.least_from[s + 1])
             bounds.append(int(row.argmin()))
         return tuple(bounds)
 
     # Times.
 
-    def find_steps(self, partitions: Sequence[Bounds]) -> Array:
+    def find_steps(self, partitions: Sequence[Bounds] | Array) -> Array:
         """Step times, as `simulate_step` finds them."""
-        if not partitions:
+        if not len(partitions):
             return np.zeros(0)
         cuts = np.array(partitions)
         begins, ends = cuts[:, :-1], cuts[:, 1:]
@@ -257,7 +236,7 @@ class Chain:
         costs = np.empty((len(cuts), 6 * self.num_stages))
         for s in stages:
             a, e = begins[:, s], ends[:, s]
-            for kind, table in enumerate(self.kinds[s]):
+            for kind, table in enumerate(self.stages[s].kinds):
                 costs[:, kind * self.num_stages + s] = table[a, e]
         hops = np.zeros((len(cuts), 2 * (self.num_stages - 1)))
         if not self.blocking:
@@ -265,6 +244,9 @@ class Chain:
                 hops[:, 2 * s : 2 * s + 2] = self.hops[s][:, ends[:, s]].T
         makespan, free, last = self.compiled.run_batch(costs, hops)
         return self._add_tail(begins, ends, costs, makespan, free, last)
+
+    def find_step(self, bounds: Bounds) -> float:
+        return simulate_step(self.compiled, self.build_costs(bounds)).step_s
 
     def _add_tail(
         self, begins: Array, ends: Array, costs: Array, makespan: Array, free: Array, last: Array
@@ -285,7 +267,7 @@ class Chain:
             else:
                 summed = free[:, s] + took
             done[:, s] = np.where(took > 0, summed, end)
-            optimizer = np.maximum(optimizer, self._optimizer(s)[a, e])
+            optimizer = np.maximum(optimizer, self.stages[s].optimizer[a, e])
             exchange = np.maximum(exchange, self.sums[s][1][a, e])
         for tie in self.tables.profile.model.ties:
             self._add_tie(tie.segments, tie.parameters, ends, done)

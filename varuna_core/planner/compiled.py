@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Kind, Schedule
+from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Kind, Schedule
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.generators import build_gpipe, build_one_f_one_b
 from varuna_core.schedule.order import walk
@@ -47,6 +47,20 @@ class Timed:
     """Of each stage, the begin of the last action that makes weight gradients."""
     starts: tuple[float, ...] = ()
     """Of each action, in the order of `Compiled.actions`; only if asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """What a schedule asks of one stage."""
+
+    uses: tuple[int, ...]
+    """How often each kind of action runs."""
+    held: tuple[Counts, ...]
+    ahead: int
+    """Forwards before the first backward."""
+    num_microbatches: int
+    gradients_last: bool
+    """All forwards of all stages come before any backward."""
 
 
 class Compiled:
@@ -86,8 +100,20 @@ class Compiled:
         self._levels: list[tuple[Array, ...]] | None = None
         self.uses = Counter(op[1] for op in self.ops)
         """How often each cost is paid."""
+        self.ahead = [_count_ahead(actions) for actions in schedule.ranks]
+        """Of each rank, its forwards before its first backward."""
         final = {action[2]: i for i, action in enumerate(self.actions) if action[1] in "BW"}
         self._final = [final[stage] for stage in range(stages)]
+
+    def find_role(self, stage: int) -> Role:
+        """Of a schedule with one stage a rank."""
+        return Role(
+            uses=tuple(self.uses[kind * self.num_stages + stage] for kind in range(6)),
+            held=self.held[self.schedule.placement[stage]],
+            ahead=self.ahead[self.schedule.placement[stage]],
+            num_microbatches=self.schedule.num_microbatches,
+            gradients_last=self.schedule.name == "gpipe",
+        )
 
     @property
     def held(self) -> tuple[tuple[Counts, ...], ...]:
@@ -225,6 +251,11 @@ class Compiled:
                 )
             )
         return levels
+
+
+def _count_ahead(actions: Sequence[Action]) -> int:
+    kinds = [action.kind for action in actions if action.kind in FORWARDS + BACKWARDS]
+    return next((i for i, kind in enumerate(kinds) if kind in BACKWARDS), len(kinds))
 
 
 def count_held(schedule: Schedule) -> tuple[tuple[Counts, ...], ...]:

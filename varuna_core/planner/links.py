@@ -104,7 +104,7 @@ class Network:
         """Time of a sum over a group: its nodes' kinds, and its ranks on each.
 
         A measured group's where there is one. Else by rings: within each node, then over the
-        nodes, then back within; `sharing` groups use the nodes' links at the same time.
+        nodes, then back within; `sharing` groups use the links between nodes at the same time.
         """
         size = sum(count for _, count in nodes)
         num_bytes = np.asarray(num_bytes, dtype=float)
@@ -122,7 +122,7 @@ class Network:
             if count > 1:
                 link = self.find(kind, kind, "intra")
                 # Reduce-scatter and all-gather: 2 (n - 1) messages of an n-th.
-                took = 2 * (count - 1) * link.find_times(num_bytes / count * sharing)
+                took = 2 * (count - 1) * link.find_times(num_bytes / count)
                 inner = np.maximum(inner, took)
         outer = np.zeros_like(num_bytes)
         if len(nodes) > 1:

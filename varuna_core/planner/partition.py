@@ -2,7 +2,7 @@
 
 ```
 start      the partition with the least bound, the min-max one
-improve    every way to move up to two segments from one stage to another, until none helps
+improve    every way to move a segment from one stage to another, until none helps
 prove      stage by stage, all partitions whose bound is below the best; those are simulated
 ```
 
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from varuna_core.planner.chain import Bounds, Chain
 CLOSE = 1e-9
 """Times that differ by less, as a share, are one: sums round."""
 BATCH = 256
+MOST_MOVES = 400
+
+Array = Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,39 +72,48 @@ def find_partition(
 
 
 def improve(chain: Chain) -> tuple[Bounds, float]:
-    """From the partition with the least bound, uphill no further."""
+    """From the partition with the least bound, until no move helps."""
     start = chain.follow_bound()
     assert start is not None
     best, best_s = start, float(chain.find_steps([start])[0])
     while True:
-        moved = sorted(set(_list_moves(chain, best)))
-        if not moved:
+        moved = _list_moves(chain, best)
+        if not len(moved):
             return best, best_s
         times = chain.find_steps(moved)
         place = int(times.argmin())
         if not times[place] < best_s * (1 - CLOSE):
             return best, best_s
-        best, best_s = moved[place], float(times[place])
+        best, best_s = tuple(moved[place].tolist()), float(times[place])
 
 
-def _list_moves(chain: Chain, bounds: Bounds) -> Iterator[Bounds]:
-    """All boundaries from one stage's to another's go one or two segments either way."""
-    stages = chain.num_stages
-    for first in range(1, stages):
-        for last in range(first, stages):
-            for by in (-2, -1, 1, 2):
-                moved = (
-                    *bounds[:first],
-                    *(bound + by for bound in bounds[first : last + 1]),
-                    *bounds[last + 1 :],
-                )
-                if is_allowed(chain, moved):
-                    yield moved
+@lru_cache(maxsize=256)
+def _find_shifts(stages: int) -> Array:
+    """The boundaries from one stage's to another's go a segment either way, up to MOST_MOVES."""
+    spans = sorted(
+        ((first, last) for first in range(1, stages) for last in range(first, stages)),
+        key=lambda span: (span[1] - span[0], span),
+    )[: MOST_MOVES // 2]
+    shifts = np.zeros((2 * len(spans), stages + 1), dtype=int)
+    for row, (first, last) in enumerate(spans):
+        shifts[2 * row, first : last + 1] = 1
+        shifts[2 * row + 1, first : last + 1] = -1
+    return shifts
+
+
+def _list_moves(chain: Chain, bounds: Bounds) -> Array:
+    moved = np.array(bounds) + _find_shifts(chain.num_stages)
+    fits = ((moved >= 0) & (moved <= chain.size)).all(axis=1)
+    moved = moved[fits & (np.diff(moved, axis=1) >= 0).all(axis=1)]
+    fits = np.ones(len(moved), dtype=bool)
+    for s in range(chain.num_stages):
+        fits &= chain.stages[s].allowed[moved[:, s], moved[:, s + 1]]
+    return moved[fits]
 
 
 def is_allowed(chain: Chain, bounds: Bounds) -> bool:
     return all(
-        0 <= a <= e <= chain.size and chain.allowed[s][a, e]
+        0 <= a <= e <= chain.size and chain.stages[s].allowed[a, e]
         for s, (a, e) in enumerate(itertools.pairwise(bounds))
     )
 
@@ -128,16 +141,22 @@ class _Search:
 
     def run(self) -> float:
         """What no partition is below."""
-        self._descend((0,), 0.0, 0.0)
+        self._descend((0,), 0.0, 0.0, 0.0)
         self._simulate()
         return min(self.best_s, self.open)
 
-    def _descend(self, bounds: Bounds, before: float, least: float) -> None:
-        """`before` lies upstream of the next stage, `least` is what the stages so far need."""
+    def _descend(self, bounds: Bounds, before: float, least: float, most: float) -> None:
+        """`before` lies upstream of the next stage, `least` is what the stages so far need, `most`
+        the largest of their `beyond`."""
         chain, stage, begin = self.chain, len(bounds) - 1, bounds[-1]
-        work = np.maximum(least, before + chain.work[stage][begin])
+        work = np.maximum(least, before + chain.stages[stage].work[begin])
         after = before + chain.upstream[stage][begin]
         bound = np.maximum(work, after + chain.least_from[stage + 1])
+        beyond = np.zeros_like(bound)
+        if not chain.puts_off:
+            beyond = np.maximum(most, chain.beyond[stage][begin])
+            way = after + chain.round_from[stage + 1]
+            bound = np.maximum(bound, way + np.maximum(beyond, chain.beyond_from[stage + 1]))
         ends = np.flatnonzero(bound < self.limit)
         if stage == chain.num_stages - 1:
             if chain.size in ends:
@@ -152,7 +171,9 @@ class _Search:
             if self.nodes < 0 or time.monotonic() > self.deadline:
                 self.open = min(self.open, float(bound[end]) + chain.tail)
                 return
-            self._descend((*bounds, int(end)), float(after[end]), float(work[end]))
+            self._descend(
+                (*bounds, int(end)), float(after[end]), float(work[end]), float(beyond[end])
+            )
 
     def _simulate(self) -> None:
         if not self.leaves:

@@ -47,8 +47,8 @@ class Placed:
 
     sites: tuple[Site, ...]
     boundaries: tuple[Boundary, ...]
-    nodes: tuple[tuple[str, int], ...] = ()
-    """The nodes in the order of the stages: (kind of node, stages or parts of one it holds)."""
+    nodes: tuple[str, ...] = ()
+    """Kinds of the nodes, in the order in which stages fill them."""
 
     @property
     def kinds(self) -> tuple[str, ...]:

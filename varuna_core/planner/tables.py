@@ -56,6 +56,8 @@ class Tables:
         self._hops: dict[tuple[Boundary, int, int], Array] = {}
         self._sums: dict[tuple[Site, int, int, int], tuple[Array, Array]] = {}
         self._parameters: dict[int, Array] = {}
+        self.stages: dict[Any, Any] = {}
+        """Kept by stage_table.find_stage."""
 
     def find_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> Times:
         key = kinds, micro_batch, tensor

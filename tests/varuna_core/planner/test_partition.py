@@ -106,7 +106,8 @@ def test_what_is_allowed_fits_memory_and_nothing_else_is() -> None:
             counts = np.diff(bounds)
             peaks = find_peaks(chain.compiled, chain.list_memory(bounds))
             fits = all(
-                p <= t.memory_bytes * (1 + 1e-12) for p, t in zip(peaks, chain.times, strict=True)
+                p <= t.times.memory_bytes * (1 + 1e-12)
+                for p, t in zip(peaks, chain.stages, strict=True)
             )
             holds = all(c >= n for c, n in zip(counts, chain.least, strict=True))
             assert is_allowed(chain, bounds) == (fits and holds)
