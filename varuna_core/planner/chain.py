@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from varuna_core.planner.compiled import Compiled
+from varuna_core.planner.roles import Work
 from varuna_core.planner.sites import Placed
 from varuna_core.planner.stage_table import find_stage
 from varuna_core.planner.step import Column, StageMemory, StepCosts, simulate_step
@@ -35,11 +36,11 @@ class Chain:
     """One stage a rank."""
 
     def __init__(
-        self, tables: Tables, shape: Shape, placed: Placed, compiled: Compiled, least: int = 1
+        self, tables: Tables, shape: Shape, placed: Placed, work: Work, least: int = 1
     ) -> None:
         """`least` segments on each stage but the first and the last, which have one or more."""
         self.tables, self.shape, self.placed = tables, shape, placed
-        self.compiled, self.num_stages = compiled, compiled.num_stages
+        self.schedule, self.num_stages = work, len(work.roles)
         self.size = tables.size
         self.blocking = not tables.training.overlap_sends
         last = self.num_stages - 1
@@ -54,11 +55,15 @@ class Chain:
                 placed.sites[s].kinds,
                 placed.boundaries[s - 1] if s else None,
                 placed.boundaries[s] if s < last else None,
-                compiled.find_role(s),
+                work.roles[s],
                 self.least[s],
             )
             for s in range(last + 1)
         ]
+
+    @property
+    def compiled(self) -> Compiled:
+        return self.schedule.compiled
 
     # Costs of stages as cut.
 

@@ -53,15 +53,18 @@ def find_partition(
     incumbent: float = float("inf"),
     max_nodes: int = 100_000,
     deadline: float = float("inf"),
-    prove: bool = True,
+    improving: bool = True,
 ) -> Found | None:
-    """None if nothing fits, or the bound is no better than `incumbent`; deadline by monotonic."""
+    """None if nothing fits, or the bound is no better than `incumbent`; deadline by monotonic.
+
+    Without `improving` what is no better than the incumbent is proved to be so, not optimised.
+    """
     if not chain.bound < incumbent * (1 - CLOSE):
         return None
-    best, best_s = improve(chain)
+    best, best_s = improve(chain) if improving else start(chain)
     limit = min(best_s, incumbent)
     proved = chain.bound
-    if prove and proved < limit * (1 - CLOSE):
+    if proved < limit * (1 - CLOSE):
         search = _Search(chain, best, best_s, incumbent, max_nodes, deadline)
         proved = search.run()
         best, best_s = search.best, search.best_s
@@ -71,11 +74,16 @@ def find_partition(
     return Found(bounds=best, step_s=best_s, bound_s=min(proved, best_s))
 
 
+def start(chain: Chain) -> tuple[Bounds, float]:
+    """The partition with the least bound."""
+    bounds = chain.follow_bound()
+    assert bounds is not None
+    return bounds, chain.find_step(bounds)
+
+
 def improve(chain: Chain) -> tuple[Bounds, float]:
     """From the partition with the least bound, until no move helps."""
-    start = chain.follow_bound()
-    assert start is not None
-    best, best_s = start, float(chain.find_steps([start])[0])
+    best, best_s = start(chain)
     while True:
         moved = _list_moves(chain, best)
         if not len(moved):

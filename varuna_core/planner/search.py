@@ -24,15 +24,18 @@ import numpy as np
 from varuna_core.planner.chain import Bounds, Chain
 from varuna_core.planner.cluster import Cluster
 from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.floor import Floor
+from varuna_core.planner.floor import Floors
 from varuna_core.planner.partition import CLOSE, find_partition, improve, is_allowed
 from varuna_core.planner.placements import Placements
 from varuna_core.planner.profile import Profile
+from varuna_core.planner.roles import find_work
 from varuna_core.planner.sites import Placed
-from varuna_core.planner.space import Option, Wishes, compile_option, list_options
+from varuna_core.planner.space import Option, Wishes, list_options
 from varuna_core.planner.tables import Array, Tables
 from varuna_core.planner.training import Training
 
+DIVE_SHARE = 0.4
+"""Of the time limit, that may pass before anything is ruled out."""
 PROMISING = 1.05
 """A first partition is improved if it takes no more than the best plan times this."""
 MOST_NODES = 20_000
@@ -87,6 +90,7 @@ class Search:
     ) -> None:
         self.wishes = wishes or Wishes()
         self.tables = Tables(profile, training)
+        self.floors = Floors(self.tables, cluster)
         self.options = list_options(profile, training, cluster, self.wishes)
         most = profile.model.num_segments
         if self.wishes.least == 0:
@@ -102,7 +106,9 @@ class Search:
 
     def run(self) -> Searched:
         """PlanningError if nothing fits."""
-        chains = self._look(self._list_floors())
+        floors = self._list_floors()
+        self._dive(floors)
+        chains = self._look(floors)
         for bound, number in sorted((c.bound, i) for i, (_, c) in enumerate(chains)):
             if not bound < self.best_s * (1 - CLOSE):
                 break
@@ -132,10 +138,26 @@ class Search:
                 known[key] = self.placements.list_counts(*key, self.wishes.stages)
             columns, counts = known[key]
             if len(counts):
-                floor = Floor(self.tables, option, columns).find(counts)
+                floor = self.floors.find(option, columns, counts)
                 if np.isfinite(floor).any():
                     listed.append((option, counts, floor))
         return sorted(listed, key=lambda one: float(one[2].min()))
+
+    def _dive(self, floors: Sequence[tuple[Option, Array, Array]]) -> None:
+        """A plan of each option, of the counts with its least floor: a bar for all that follows.
+
+        One plan is looked for whatever the clock says.
+        """
+        until = self.began + DIVE_SHARE * (self.deadline - self.began)
+        for option, counts, floor in floors:
+            row = int(floor.argmin())
+            if self.found and self.clock() > until:
+                return
+            if not floor[row] < self.best_s * (1 - CLOSE):
+                continue
+            for chain in self._make_chains(option, tuple(int(n) for n in counts[row])):
+                if chain.bound < self.best_s * (1 - CLOSE):
+                    self._time(option, chain)
 
     def _look(self, floors: Sequence[tuple[Option, Array, Array]]) -> list[tuple[Option, Chain]]:
         """The chains whose bounds are below the best plan, and plans on the way to them.
@@ -172,12 +194,10 @@ class Search:
 
     def _make_chains(self, option: Option, counts: tuple[int, ...]) -> Iterator[Chain]:
         shape = option.shape
-        compiled = compile_option(
-            option.schedule, sum(counts), option.num_microbatches, option.recompute
-        )
+        work = find_work(option.schedule, sum(counts), option.num_microbatches, option.recompute)
         for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
             self.num_placements += 1
-            yield Chain(self.tables, shape, placed, compiled, self.wishes.least)
+            yield Chain(self.tables, shape, placed, work, self.wishes.least)
 
     def _time(self, option: Option, chain: Chain) -> None:
         if self.wishes.partition is None:
@@ -202,7 +222,11 @@ class Search:
         if self.wishes.partition is not None:
             return  # there was but one to be timed
         found = find_partition(
-            chain, incumbent=self.best_s, max_nodes=MOST_NODES, deadline=self.deadline
+            chain,
+            incumbent=self.best_s,
+            max_nodes=MOST_NODES,
+            deadline=self.deadline,
+            improving=False,
         )
         if found is not None:
             self._keep(option, chain, found.bounds, found.step_s)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from varuna_core.planner.cluster import Cluster
-from varuna_core.planner.compiled import Compiled
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.tables import Shape
 from varuna_core.planner.training import Training
-from varuna_core.schedule.choice import build_schedule
-from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
 
 SCHEDULES = ("1f1b", "gpipe", "varuna")
@@ -123,22 +119,3 @@ def _say(name: str, values: Sequence[int]) -> str:
 
 def count_replicas(cluster: Cluster, tensor: int) -> int:
     return sum(kind.count * (kind.gpus // tensor) for kind in cluster.kinds)
-
-
-@lru_cache(maxsize=512)
-def compile_option(
-    schedule: str, stages: int, num_microbatches: int, recompute: Literal["none", "full"]
-) -> Compiled:
-    return Compiled(build_schedule(schedule, stages, num_microbatches, recompute=recompute))
-
-
-def compile_for(
-    schedule: str,
-    stages: int,
-    num_microbatches: int,
-    recompute: Literal["none", "full"],
-    costs: Costs,
-) -> Compiled:
-    """A schedule made for these costs."""
-    built = build_schedule(schedule, stages, num_microbatches, costs=costs, recompute=recompute)
-    return Compiled(built)

@@ -52,7 +52,7 @@ class Tables:
         self.profile, self.training = profile, training
         self.size = profile.model.num_segments
         self._times: dict[tuple[tuple[str, ...], int, int], Times] = {}
-        self._outputs: dict[tuple[int, int], Array] = {}
+        self._outputs: dict[tuple[str, int, int], Array] = {}
         self._hops: dict[tuple[Boundary, int, int], Array] = {}
         self._sums: dict[tuple[Site, int, int, int], tuple[Array, Array]] = {}
         self._parameters: dict[int, Array] = {}
@@ -95,7 +95,7 @@ class Tables:
 
     def find_outputs(self, kind: str, micro_batch: int, tensor: int) -> Array:
         """Bytes that cross after e segments, for e from 0 on."""
-        key = micro_batch, tensor
+        key = kind, micro_batch, tensor
         if key not in self._outputs:
             cell: Cell = self.profile.find_cell(kind, micro_batch, tensor)
             self._outputs[key] = np.concatenate([[0.0], cell.output_bytes])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from functools import lru_cache
 
 from varuna_core.planner.chain import Chain
-from varuna_core.planner.compiled import Compiled
 from varuna_core.planner.links import Network, build_link
 from varuna_core.planner.profile import Cell, GpuProfile, Model, Profile, Tie
+from varuna_core.planner.roles import Way, find_work
 from varuna_core.planner.sites import Boundary, Placed, Route, Site
 from varuna_core.planner.tables import Shape, Tables
 from varuna_core.planner.training import Training
-from varuna_core.schedule.choice import build_schedule
 
 KINDS = ("big", "small")
 MICRO_BATCH, TENSOR = 1, 1
@@ -82,16 +80,12 @@ def make_placed(draw: random.Random, stages: int, replicas: int) -> Placed:
     return Placed(sites, boundaries)
 
 
-@lru_cache
-def compile_schedule(name: str, stages: int, count: int, recompute: str) -> Compiled:
-    return Compiled(build_schedule(name, stages, count, recompute=recompute))  # type: ignore[arg-type]
-
-
 def make_chain(draw: random.Random) -> Chain:
     """With any schedule of one stage a rank, sends that block or not, memory that binds or not."""
     stages, size = draw.randint(1, 4), draw.randint(4, 8)
     name = draw.choice(["gpipe", "1f1b", "1f1b", "varuna", "zero_bubble"])
-    recompute = draw.choice(["none", "full"])
+    ways: list[Way] = ["none", "full"]
+    recompute = draw.choice(ways)
     profile = make_profile(draw, size, draw.choice([1e12, 1e12, 2e10]))
     training = Training(
         batch=12,
@@ -108,6 +102,6 @@ def make_chain(draw: random.Random) -> Chain:
         Tables(profile, training),
         shape,
         make_placed(draw, stages, replicas),
-        compile_schedule(name, stages, count, recompute),
+        find_work(name, stages, count, recompute),
         least=draw.choice([0, 1, 1]),
     )

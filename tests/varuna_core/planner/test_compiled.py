@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from varuna_core.planner.compiled import Compiled, compile_by_name, list_costs, list_hops
+from varuna_core.planner.roles import Way, find_work, wrap
 from varuna_core.planner.step import (
     Column,
     Jitter,
@@ -99,6 +101,18 @@ def test_memory_is_the_schedules_own_count(name: str) -> None:
         timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
         traced = trace_memory(compiled, timed, held)
         assert [max(size for _, size in line) for line in traced] == pytest.approx(peaks)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Way) -> None:
+    for stages in range(1, 6):
+        for count in range(1, 9):
+            work = find_work(name, stages, count, "full" if name == "varuna" else recompute)
+            made = wrap(work.compiled).roles
+            for role, other in zip(work.roles, made, strict=True):
+                assert replace(role, held=()) == replace(other, held=())
+                assert set(role.held) == set(other.held)
 
 
 def make_step(**changes: object) -> StepCosts:
