@@ -78,21 +78,29 @@ class Floors:
     def _find_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
         shape = option.shape
         owners = shape.replicas if shape.zero else 1
-        key = shape.tensor, shape.micro_batch, owners, option.recompute, columns
+        graphs = self._count_graphs(option)
+        key = shape.tensor, shape.micro_batch, owners, option.recompute, graphs, columns
         found = self._windows.get(key)
         if found is None:
             found = self._windows[key] = self._make_windows(option, columns)
         return found
 
+    def _count_graphs(self, option: Option) -> int:
+        all_at_once = option.schedule == "gpipe" and option.recompute == "none"
+        return option.num_microbatches if all_at_once else 1
+
     def _make_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
         shape, inner = option.shape, slice(1, self.size)
+        most = self._count_graphs(option)
         fixed = self.tables.find_fixed(shape)
         windows, spared, ratios, once = [], [], [0.0], []
         for kinds in columns:
             times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
             both = times.forward + times.input_grad + times.weight_grad
             work = both + times.recompute if option.recompute == "full" else both
-            fits = fixed + times.graph_bytes + times.work_bytes <= times.memory_bytes
+            # gpipe holds the graphs of all micro-batches; others of one at least.
+            holds = fixed + most * times.graph_bytes + times.work_bytes
+            fits = holds <= times.memory_bytes
             windows.append(_find_least(np.where(fits, work, np.inf)[inner, inner]))
             spared.append(_find_least(np.where(fits, both, np.inf)[inner, inner]))
             single = both.diagonal(1)

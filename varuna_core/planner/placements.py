@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +19,13 @@ from varuna_core.planner.cluster import place as place_stages
 from varuna_core.planner.sites import Placed
 from varuna_core.planner.tables import Array
 
+Tier = Literal["alike", "orders", "whole", "blocks"]
+NAMES: dict[Tier, str] = {
+    "alike": "nodes filled in turn (all are alike), any number of stages",
+    "orders": "every order of every choice of nodes, filled in turn",
+    "whole": "each kind of node used whole or not at all, kinds in every order",
+    "blocks": "the nodes of a kind together, kinds in every order, any number of stages on each",
+}
 MOST_ORDERS = 3000
 """Of nodes; where there are more, the nodes of a kind are kept together."""
 
@@ -33,23 +41,23 @@ class Placements:
         self._columns: dict[tuple[int, int], list[tuple[str, ...]]] = {}
 
     @property
-    def name(self) -> str:
+    def tiers(self) -> tuple[Tier, ...]:
+        """Classes to look through in turn, each within the next."""
         if len(self.cluster.kinds) == 1:
-            return "nodes filled in turn (all are alike), any number of stages"
-        if self.orders is not None:
-            return "every order of every choice of nodes, filled in turn"
-        return "the nodes of a kind together, kinds in every order, any number of stages on each"
+            return ("alike",)
+        return ("orders",) if self.orders is not None else ("whole", "blocks")
 
     def list_counts(
-        self, tensor: int, replicas: int, stages: int | None
+        self, tensor: int, replicas: int, stages: int | None, tier: Tier
     ) -> tuple[list[tuple[str, ...]], Array]:
         """The kinds of places, and in rows how many stages may be on each of them."""
         if self.orders is None:
-            columns: list[tuple[str, ...]] = [(kind.gpu,) for kind in self.cluster.kinds]
             limits = [count_stages(kind, tensor, replicas) for kind in self.cluster.kinds]
+            columns: list[tuple[str, ...]] = [(kind.gpu,) for kind in self.cluster.kinds]
             ranges = [np.arange(min(limit, self.most_stages) + 1) for limit in limits]
             counts = np.stack([axis.ravel() for axis in np.meshgrid(*ranges)], axis=1)
         else:
+            limits = []
             groups = self._find_groups(tensor, replicas)
             columns = self._columns[tensor, replicas]
             counts = np.array(list(groups), dtype=int).reshape(len(groups), len(columns))
@@ -57,6 +65,8 @@ class Placements:
         fits = (total >= 1) & (total <= self.most_stages)
         if stages is not None:
             fits &= total == stages
+        if tier == "whole":
+            fits &= ((counts == 0) | (counts == limits)).all(axis=1)
         return columns, counts[fits]
 
     def iterate(self, tensor: int, replicas: int, counts: tuple[int, ...]) -> Iterator[Placed]:

@@ -10,7 +10,7 @@ from typing import Any
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import Cluster
 from varuna_core.planner.roles import find_work
-from varuna_core.planner.search import Candidate, Searched
+from varuna_core.planner.search import Candidate, Proof, Searched
 from varuna_core.planner.step import StepTime, find_peaks, simulate_step
 from varuna_core.planner.tables import Tables
 
@@ -84,16 +84,20 @@ def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
 
 def render_certificate(searched: Searched) -> str:
     """What was proved, of which space."""
+    return "\n".join(_render_proof(searched, proof) for proof in searched.proofs)
+
+
+def _render_proof(searched: Searched, proof: Proof) -> str:
     space = (
-        f"{searched.num_options} shapes and schedules; placements: {searched.placement_class}; "
+        f"{searched.num_options} shapes and schedules; placements: {proof.placement_class}; "
         "every partition"
     )
-    best = f"{searched.best.step_s:.4g} s"
-    if searched.gap == 0:
+    best = f"{proof.best_s:.4g} s"
+    if proof.gap == 0:
         return f"no plan in this space is faster than {best} under this model; gap 0 % ({space})"
     return (
         f"the best plan found takes {best}, none in this space can take less than "
-        f"{searched.bound_s:.4g} s under this model; gap {searched.gap:.1%}: time ran out ({space})"
+        f"{proof.bound_s:.4g} s under this model; gap {proof.gap:.1%}: time ran out ({space})"
     )
 
 

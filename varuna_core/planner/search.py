@@ -26,7 +26,7 @@ from varuna_core.planner.cluster import Cluster
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.floor import Floors
 from varuna_core.planner.partition import CLOSE, find_partition, improve, is_allowed
-from varuna_core.planner.placements import Placements
+from varuna_core.planner.placements import NAMES, Placements, Tier
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.roles import find_work
 from varuna_core.planner.sites import Placed
@@ -53,22 +53,43 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What is known of one class of placements."""
+
+    placement_class: str
+    best_s: float
+    bound_s: float
+    """No plan of it takes less."""
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1 - self.bound_s / self.best_s)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Searched:
     """What a search found, best first, and what it proved."""
 
     candidates: tuple[Candidate, ...]
     """The first is the best; the others are what was timed on the way, each shape once."""
-    bound_s: float
-    """No plan of the space takes less."""
+    proofs: tuple[Proof, ...]
+    """Of growing classes of placements; the last is of all that was looked through."""
     num_options: int
     num_placements: int
     """Looked into; the floors spoke for the others."""
-    placement_class: str
     took_s: float
 
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
+
+    @property
+    def bound_s(self) -> float:
+        return self.proofs[-1].bound_s
+
+    @property
+    def placement_class(self) -> str:
+        return self.proofs[-1].placement_class
 
     @property
     def gap(self) -> float:
@@ -106,7 +127,30 @@ class Search:
 
     def run(self) -> Searched:
         """PlanningError if nothing fits."""
-        floors = self._list_floors()
+        proofs = []
+        for tier in self.placements.tiers:
+            self._run_tier(tier)
+            if self.found:
+                proofs.append(
+                    Proof(
+                        placement_class=NAMES[tier],
+                        best_s=self.best_s,
+                        bound_s=min(self.best_s, self.open),
+                    )
+                )
+        if not self.found:
+            raise PlanningError(self._say_nothing_fits())
+        return Searched(
+            candidates=tuple(sorted(self.found.values(), key=lambda one: one.step_s)),
+            proofs=tuple(proofs),
+            num_options=len(self.options),
+            num_placements=self.num_placements,
+            took_s=self.clock() - self.began,
+        )
+
+    def _run_tier(self, tier: Tier) -> None:
+        self.open = float("inf")
+        floors = self._list_floors(tier)
         self._dive(floors)
         chains = self._look(floors)
         for bound, number in sorted((c.bound, i) for i, (_, c) in enumerate(chains)):
@@ -116,26 +160,15 @@ class Search:
                 self.open = min(self.open, bound)
                 break
             self._prove(*chains[number])
-        if not self.found:
-            raise PlanningError(self._say_nothing_fits())
-        ranked = sorted(self.found.values(), key=lambda one: one.step_s)
-        return Searched(
-            candidates=tuple(ranked),
-            bound_s=min(self.best_s, self.open),
-            num_options=len(self.options),
-            num_placements=self.num_placements,
-            placement_class=self.placements.name,
-            took_s=self.clock() - self.began,
-        )
 
-    def _list_floors(self) -> list[tuple[Option, Array, Array]]:
+    def _list_floors(self, tier: Tier) -> list[tuple[Option, Array, Array]]:
         """Each option's counts with their floors, the most promising option first."""
         listed = []
         known: dict[tuple[int, int], tuple[list[tuple[str, ...]], Array]] = {}
         for option in self.options:
             key = option.shape.tensor, option.shape.replicas
             if key not in known:
-                known[key] = self.placements.list_counts(*key, self.wishes.stages)
+                known[key] = self.placements.list_counts(*key, self.wishes.stages, tier)
             columns, counts = known[key]
             if len(counts):
                 floor = self.floors.find(option, columns, counts)

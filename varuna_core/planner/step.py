@@ -59,6 +59,8 @@ class StageTime:
     """Between its actions and until the last stage's pipeline is done."""
     reduce_s: float
     """Of the sum over replicas what the pipeline did not hide."""
+    reduced_at_s: float
+    """When it is done, from the step's first action on."""
     optimizer_s: float
 
 
@@ -177,6 +179,7 @@ def _list_stage_times(
                 work_s=work,
                 idle_s=max(0.0, pipeline - busy),
                 reduce_s=max(0.0, reduced[stage] - pipeline),
+                reduced_at_s=reduced[stage],
                 optimizer_s=costs.optimizer_s[stage],
             )
         )
