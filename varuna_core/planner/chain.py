@@ -148,14 +148,17 @@ class Chain:
         every = {id(stage): stage.optimizer.diagonal(1) for stage in self.stages}
         fastest = np.min(list(every.values()), axis=0).sum()
         tail = training.data_s + float(fastest) / self.num_stages
+        return tail + float(self.sums[0][1][0, 1])
+
+    @cached_property
+    def tied_tail(self) -> float:
+        """What the tied weights of the first and the last stage add, once the pipeline is over."""
         if self.puts_off:  # then the pipeline may end on another stage than the first
-            return tail
+            return 0.0
+        tail = 0.0
         for tie in self.tables.profile.model.ties:
             if 0 in tie.segments and self.size - 1 in tie.segments and self.num_stages > 1:
                 tail += self._time_tie((0, self.num_stages - 1), tie.parameters)
-        tail += float(self.sums[0][1][0, 1])
-        if not training.overlap_reduction:
-            tail += float(self.sums[0][0][0, 1])
         return tail
 
     @cached_property
@@ -210,13 +213,48 @@ class Chain:
             found.append(behind)
         return found[::-1]
 
-    @property
+    @cached_property
+    def unhidden(self) -> list[Array]:
+        """Of each stage's sum over the replicas, what is left when its last backward ends."""
+        found = []
+        buckets = self.tables.find_buckets(self.shape)
+        for stage, (took, _) in zip(self.stages, self.sums, strict=True):
+            if self.tables.training.overlap_reduction:
+                hidden = stage.kinds[3] * (1 - 1 / buckets)
+                took = np.maximum(took / buckets, took - hidden)
+            found.append(took)
+        return found
+
+    @cached_property
+    def summed_from(self) -> list[Array]:
+        """The least time until all sums of stage i and those behind it are done, from segment a."""
+        behind = np.full(self.size + 1, np.inf)
+        behind[self.size] = 0.0
+        found = [behind]
+        for s in range(self.num_stages - 1, -1, -1):
+            stage = self.stages[s]
+            done = stage.work + self.unhidden[s]
+            behind = np.maximum(done, stage.way_down + behind[None, :]).min(axis=1)
+            found.append(behind)
+        return found[::-1]
+
+    @cached_property
+    def first_tail(self) -> Array:
+        """By the first stage's end, what follows the pipeline: its own sum, then tied weights."""
+        if self.puts_off:
+            return np.zeros(self.size + 1)
+        return self.unhidden[0][0] + self.tied_tail
+
+    @cached_property
     def bound(self) -> float:
         """No partition of this chain takes less; inf if none fits."""
-        bound = float(self.least_from[0][0])
-        if not self.puts_off and np.isfinite(bound):
-            bound = max(bound, float(self.round_from[0][0] + self.beyond_from[0][0]))
-        return bound + self.tail
+        first = self.stages[0]
+        bound = np.maximum(first.work[0], self.upstream[0][0] + self.least_from[1])
+        if not self.puts_off:
+            beyond = np.maximum(self.beyond[0][0], self.beyond_from[1])
+            bound = np.maximum(bound, first.way[0] + self.round_from[1] + beyond)
+        bound = float((bound + self.first_tail).min())
+        return max(bound, float(self.summed_from[0][0])) + self.tail
 
     def follow_bound(self) -> Bounds | None:
         """The partition that has the least bound."""

@@ -15,7 +15,7 @@ import itertools
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,6 +126,23 @@ def is_allowed(chain: Chain, bounds: Bounds) -> bool:
     )
 
 
+class _Prefix(NamedTuple):
+    """Of the stages whose segments are chosen."""
+
+    before: float = 0.0
+    """Upstream of the next stage, there and back."""
+    work: float = 0.0
+    """What these stages need."""
+    beyond: float = 0.0
+    """The largest of theirs."""
+    down: float = 0.0
+    """Upstream of the next stage, there alone."""
+    done: float = 0.0
+    """When their sums over the replicas are done."""
+    tail: float = 0.0
+    """What follows the pipeline, by the first stage."""
+
+
 class _Search:
     def __init__(
         self,
@@ -144,27 +161,32 @@ class _Search:
 
     @property
     def limit(self) -> float:
-        """Of the pipeline alone: what is no better need not be looked at."""
+        """Without what follows any partition: what is no better need not be looked at."""
         return min(self.best_s, self.incumbent) * (1 - CLOSE) - self.chain.tail
 
     def run(self) -> float:
         """What no partition is below."""
-        self._descend((0,), 0.0, 0.0, 0.0)
+        self._descend((0,), _Prefix())
         self._simulate()
         return min(self.best_s, self.open)
 
-    def _descend(self, bounds: Bounds, before: float, least: float, most: float) -> None:
-        """`before` lies upstream of the next stage, `least` is what the stages so far need, `most`
-        the largest of their `beyond`."""
+    def _descend(self, bounds: Bounds, so_far: _Prefix) -> None:
         chain, stage, begin = self.chain, len(bounds) - 1, bounds[-1]
-        work = np.maximum(least, before + chain.stages[stage].work[begin])
-        after = before + chain.upstream[stage][begin]
-        bound = np.maximum(work, after + chain.least_from[stage + 1])
+        table = chain.stages[stage]
+        work = np.maximum(so_far.work, so_far.before + table.work[begin])
+        before = so_far.before + chain.upstream[stage][begin]
+        bound = np.maximum(work, before + chain.least_from[stage + 1])
         beyond = np.zeros_like(bound)
         if not chain.puts_off:
-            beyond = np.maximum(most, chain.beyond[stage][begin])
-            way = after + chain.round_from[stage + 1]
+            beyond = np.maximum(so_far.beyond, chain.beyond[stage][begin])
+            way = before + chain.round_from[stage + 1]
             bound = np.maximum(bound, way + np.maximum(beyond, chain.beyond_from[stage + 1]))
+        tail = chain.first_tail if stage == 0 else np.full_like(bound, so_far.tail)
+        done = np.maximum(
+            so_far.done, so_far.down + table.work[begin] + chain.unhidden[stage][begin]
+        )
+        down = so_far.down + table.way_down[begin]
+        bound = np.maximum(bound + tail, np.maximum(done, down + chain.summed_from[stage + 1]))
         ends = np.flatnonzero(bound < self.limit)
         if stage == chain.num_stages - 1:
             if chain.size in ends:
@@ -179,9 +201,8 @@ class _Search:
             if self.nodes < 0 or time.monotonic() > self.deadline:
                 self.open = min(self.open, float(bound[end]) + chain.tail)
                 return
-            self._descend(
-                (*bounds, int(end)), float(after[end]), float(work[end]), float(beyond[end])
-            )
+            figures = (before, work, beyond, down, done, tail)
+            self._descend((*bounds, int(end)), _Prefix(*(float(row[end]) for row in figures)))
 
     def _simulate(self) -> None:
         if not self.leaves:

@@ -53,7 +53,7 @@ def _find_role(schedule: str, behind: int, m: int, recompute: Way) -> Role:
     ahead = {"gpipe": m, "1f1b": behind + 1, "varuna": behind + 1 + (behind > 0)}[schedule]
     ahead = min(ahead, m)
     # A graph that is used at once is kept: to recompute it would save nothing.
-    again = recompute == "full" and ahead > 1
+    again = (recompute == "full" or schedule == "varuna") and ahead > 1
     held = ((1, ahead - 1), (0, ahead)) if again else ((ahead, 0),)
     return Role(
         uses=(0, m, m, m, 0, 0) if again else (m, 0, 0, m, 0, 0),

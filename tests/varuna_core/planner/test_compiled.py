@@ -108,7 +108,7 @@ def test_memory_is_the_schedules_own_count(name: str) -> None:
 def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Way) -> None:
     for stages in range(1, 6):
         for count in range(1, 9):
-            work = find_work(name, stages, count, "full" if name == "varuna" else recompute)
+            work = find_work(name, stages, count, recompute)
             made = wrap(work.compiled).roles
             for role, other in zip(work.roles, made, strict=True):
                 assert replace(role, held=()) == replace(other, held=())
