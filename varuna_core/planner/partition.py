@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -53,9 +54,10 @@ def find_partition(
     incumbent: float = float("inf"),
     max_nodes: int = 100_000,
     deadline: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
     improving: bool = True,
 ) -> Found | None:
-    """None if nothing fits, or the bound is no better than `incumbent`; deadline by monotonic.
+    """None if nothing fits, or the bound is no better than `incumbent`; the deadline by `clock`.
 
     Without `improving` what is no better than the incumbent is proved to be so, not optimised.
     """
@@ -65,7 +67,7 @@ def find_partition(
     limit = min(best_s, incumbent)
     proved = chain.bound
     if proved < limit * (1 - CLOSE):
-        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline)
+        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline, clock)
         proved = search.run()
         best, best_s = search.best, search.best_s
         limit = min(best_s, incumbent)
@@ -152,9 +154,11 @@ class _Search:
         incumbent: float,
         max_nodes: int,
         deadline: float,
+        clock: Callable[[], float],
     ) -> None:
         self.chain, self.best, self.best_s = chain, best, best_s
-        self.incumbent, self.nodes, self.deadline = incumbent, max_nodes, deadline
+        self.incumbent, self.nodes = incumbent, max_nodes
+        self.deadline, self.clock = deadline, clock
         self.leaves: list[Bounds] = []
         self.open = float("inf")
         """The least bound of what was left unexplored."""
@@ -198,7 +202,7 @@ class _Search:
             if not bound[end] < self.limit:
                 return
             self.nodes -= 1
-            if self.nodes < 0 or time.monotonic() > self.deadline:
+            if self.nodes < 0 or self.clock() > self.deadline:
                 self.open = min(self.open, float(bound[end]) + chain.tail)
                 return
             figures = (before, work, beyond, down, done, tail)

@@ -97,7 +97,7 @@ def _render_proof(searched: Searched, proof: Proof) -> str:
         return f"no plan in this space is faster than {best} under this model; gap 0 % ({space})"
     return (
         f"the best plan found takes {best}, none in this space can take less than "
-        f"{proof.bound_s:.4g} s under this model; gap {proof.gap:.1%}: time ran out ({space})"
+        f"{proof.bound_s:.4g} s under this model; gap {proof.gap:.1%}, for want of time ({space})"
     )
 
 

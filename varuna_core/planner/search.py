@@ -34,12 +34,14 @@ from varuna_core.planner.space import Option, Wishes, list_options
 from varuna_core.planner.tables import Array, Tables
 from varuna_core.planner.training import Training
 
-DIVE_SHARE = 0.4
+TIER_SHARE = 0.7
+"""Of the time limit, for a class of placements that a larger one follows."""
+DIVE_SHARE = 0.3
 """Of the time limit, that may pass before anything is ruled out."""
 PROMISING = 1.05
 """A first partition is improved if it takes no more than the best plan times this."""
 MOST_NODES = 20_000
-"""Of one placement's branch and bound."""
+"""Of one placement's branch and bound, at first; eight times as many in each round that follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +152,28 @@ class Search:
 
     def _run_tier(self, tier: Tier) -> None:
         self.open = float("inf")
+        is_last = tier == self.placements.tiers[-1]
+        until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
         floors = self._list_floors(tier)
         self._dive(floors)
-        chains = self._look(floors)
-        for bound, number in sorted((c.bound, i) for i, (_, c) in enumerate(chains)):
-            if not bound < self.best_s * (1 - CLOSE):
-                break
-            if self.clock() > self.deadline:
-                self.open = min(self.open, bound)
-                break
-            self._prove(*chains[number])
+        looked = self._look(floors, until)
+        pending = [(one[1].bound, at, one) for at, one in enumerate(looked)]
+        nodes = MOST_NODES
+        while pending:
+            left = []
+            for bound, at, one in sorted(pending, key=lambda row: row[:2]):
+                if not bound < self.best_s * (1 - CLOSE):
+                    break
+                if self.clock() > until:
+                    self.open = min(self.open, bound)
+                    break
+                proved = self._prove(*one, nodes, until)
+                if proved < self.best_s * (1 - 2 * CLOSE):
+                    left.append((proved, at, one))
+            pending, nodes = left, 8 * nodes
+            if self.clock() > until:
+                self.open = min([self.open, *(bound for bound, _, _ in pending)])
+                return
 
     def _list_floors(self, tier: Tier) -> list[tuple[Option, Array, Array]]:
         """Each option's counts with their floors, the most promising option first."""
@@ -192,7 +206,9 @@ class Search:
                 if chain.bound < self.best_s * (1 - CLOSE):
                     self._time(option, chain)
 
-    def _look(self, floors: Sequence[tuple[Option, Array, Array]]) -> list[tuple[Option, Chain]]:
+    def _look(
+        self, floors: Sequence[tuple[Option, Array, Array]], until: float
+    ) -> list[tuple[Option, Chain]]:
         """The chains whose bounds are below the best plan, and plans on the way to them.
 
         Always what has the least bound comes next: counts give way to their placements, and a
@@ -211,7 +227,7 @@ class Search:
         open_chains = []
         while heap and heap[0][0] < self.best_s * (1 - CLOSE):
             bound, _, one, option = heapq.heappop(heap)
-            if self.clock() > self.deadline:
+            if self.clock() > until:
                 self.open = min(self.open, bound)
                 break
             if isinstance(one, Chain):
@@ -250,21 +266,22 @@ class Search:
             return None, float("inf")
         return bounds, float(chain.find_steps([bounds])[0])
 
-    def _prove(self, option: Option, chain: Chain) -> None:
-        """Find what is better, or that nothing is."""
+    def _prove(self, option: Option, chain: Chain, nodes: int, until: float) -> float:
+        """Find what is better, or that nothing is; what the chain's plans are not below."""
         if self.wishes.partition is not None:
-            return  # there was but one to be timed
+            return self.best_s  # there was but one to be timed
         found = find_partition(
             chain,
             incumbent=self.best_s,
-            max_nodes=MOST_NODES,
-            deadline=self.deadline,
+            max_nodes=nodes,
+            deadline=until,
+            clock=self.clock,
             improving=False,
         )
-        if found is not None:
-            self._keep(option, chain, found.bounds, found.step_s)
-            if found.bound_s < self.best_s * (1 - 2 * CLOSE):
-                self.open = min(self.open, found.bound_s)
+        if found is None:
+            return self.best_s
+        self._keep(option, chain, found.bounds, found.step_s)
+        return found.bound_s
 
     def _keep(self, option: Option, chain: Chain, bounds: Bounds | None, step_s: float) -> None:
         if bounds is None:

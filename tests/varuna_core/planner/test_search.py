@@ -156,5 +156,5 @@ def test_time_that_ran_out_leaves_a_gap_that_is_told() -> None:
     )
     searched = question.run()
     assert searched.gap > 0
-    assert "time ran out" in render_certificate(searched)
+    assert "for want of time" in render_certificate(searched)
     assert searched.bound_s <= search(Wishes()).run().best.step_s
