@@ -294,4 +294,23 @@ class Search:
         self.best_s = min(self.best_s, step_s)
 
     def _say_nothing_fits(self) -> str:
-        return "no plan fits in memory"
+        """By how much the largest segment alone lacks memory, where the option is kindest to it."""
+        lacks = []
+        for option in self.options:
+            shape, needs = option.shape, []
+            fixed = self.tables.find_fixed(shape)
+            for kind in {kind.gpu for kind in self.placements.cluster.kinds}:
+                times = self.tables.find_times((kind,), shape.micro_batch, shape.tensor)
+                held = fixed + times.graph_bytes + times.work_bytes
+                needs.append(held.diagonal(1) - times.memory_bytes)
+            lacks.append(float(np.min(needs, axis=0).max()))
+        least = min(lacks)
+        if least > 0:
+            return (
+                f"no plan fits in memory: a segment lacks {least / 2**30:.1f} GB even as a stage "
+                f"of its own ({self.options[lacks.index(least)]})"
+            )
+        return (
+            "no plan fits: each segment would as a stage of its own, but not all of them on these "
+            "nodes and with these wishes; add nodes, or leave more keys to the search"
+        )

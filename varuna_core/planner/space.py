@@ -58,7 +58,7 @@ def list_options(
 ) -> list[Option]:
     """All that the batch and the profile allow; PlanningError that says why there are none."""
     kinds = sorted({kind.gpu for kind in cluster.kinds})
-    degrees = set.union(*(profile.list_degrees(kind) for kind in kinds))
+    degrees = set.intersection(*(profile.list_degrees(kind) for kind in kinds))
     tensors = _choose("tensor", wishes.tensor, sorted(degrees))
     divisors = [n for n in range(1, training.batch + 1) if training.batch % n == 0]
     largest = max(count_replicas(cluster, tensor) for tensor in tensors)

@@ -137,6 +137,12 @@ def test_contradictions_are_told(wishes: Wishes, message: str) -> None:
         search(wishes).run()
 
 
+def test_what_cannot_fit_says_by_how_much() -> None:
+    profile = make_profile(random.Random(3), 5, memory=1e9)
+    with pytest.raises(PlanningError, match=r"a segment lacks \d\.\d GB even as a stage"):
+        Search(profile, Training(batch=8), CLUSTER).run()
+
+
 def test_one_gpu_and_one_segment_are_planned() -> None:
     cluster = Cluster(kinds=(NodeKind(name="b", gpu="big", gpus=1, count=1),))
     searched = search(Wishes(), cluster=cluster).run()
