@@ -55,7 +55,7 @@ def test_imports_run_one_way(package: str) -> None:
 
 
 def test_only_the_torch_free_part_of_varuna_core_is_used_elsewhere() -> None:
-    parts = ("records", "agent", "data", "schedule")
+    parts = ("records", "agent", "data", "schedule", "planner")
     allowed = tuple(f"varuna_core.{part}" for part in parts)
     for package in ("jobs", "reports"):
         for path in files(package):
@@ -80,6 +80,15 @@ def test_the_data_part_reads_and_writes_without_torch() -> None:
             assert name.partition(".")[0] not in HEAVY - {"numpy"}, path
             assert not name.startswith("varuna_core.") or name.startswith(
                 ("varuna_core.data", "varuna_core.records")
+            ), f"{path}: {name}"
+
+
+def test_the_planner_imports_the_schedules_and_the_records_alone() -> None:
+    for path in files("varuna_core/planner"):
+        for name in imports(path):
+            assert name.partition(".")[0] not in HEAVY - {"numpy"}, path
+            assert not name.startswith("varuna_core.") or name.startswith(
+                ("varuna_core.planner", "varuna_core.schedule", "varuna_core.records")
             ), f"{path}: {name}"
 
 

@@ -1,0 +1,197 @@
+"""Predictions against measured steps that others published; nothing is fitted to them.
+
+    python -m benchmarks.planner_public FOLDER
+
+FOLDER holds copies of eth-easl/sailor's validation data (MIT): plans with measured steps, profiles,
+link fits. Each plan's replicas are columns: a stage has a GPU type and tensor degree in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.planner.compiled import KINDS, compile_by_name
+from varuna_core.planner.links import LinkTime
+from varuna_core.planner.step import Column, StepCosts, StepTime, simulate_step
+
+MODEL = "OPT-350"
+MIB = 2**20
+SIZES = [2.0**k * MIB for k in range(-2, 11)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One published plan, measured and predicted."""
+
+    name: str
+    measured_s: float
+    step: StepTime
+
+    @property
+    def error(self) -> float:
+        return self.step.step_s / self.measured_s - 1
+
+
+class Published:
+    """The data of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.info = self._read("llm_info.json")[MODEL]
+        self.links = self._read("multizone_bandwidths_het.json")
+        self._profiles: dict[str, Any] = {}
+
+    def _read(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text())
+
+    def profile(self, gpu: str) -> Any:
+        if gpu not in self._profiles:
+            self._profiles[gpu] = self._read(f"profiles/{MODEL}_{gpu}.json")
+        return self._profiles[gpu]
+
+    def find_link(self, a: str, b: str, gpus: int, zone: str) -> LinkTime:
+        """Time of all that `gpus` of a node send, from a quadratic of GB/s in log2 of MiB."""
+        found = None
+        for one, other in ((a, b), (b, a)):
+            fits = self.links[zone].get(one, {}).get(str(gpus), {}).get(zone, {}).get(other, {})
+            found = found or fits.get(str(gpus))
+        if found is None:
+            raise KeyError(f"no link of {gpus} GPUs between {a} and {b}")
+        c2, c1, c0 = found[0]
+        points: list[tuple[float, float]] = []
+        for size in SIZES:
+            x = math.log2(size / MIB)
+            took = size / ((c2 * x * x + c1 * x + c0) * 1e9)
+            if not points or took > points[-1][1]:  # a fit may bend down beyond its data
+                points.append((size, took))
+        return LinkTime(points=tuple(points))
+
+    def predict(self, plan: dict[str, Any], *, overlap_sends: bool) -> StepTime:
+        """One step of a published plan."""
+        pipeline, zone, mbs = plan["pipeline_list"][0], plan["zone"], plan["mbs"]
+        stages = pipeline["layers_per_stage"]
+        replicas = pipeline["dp"][0]
+        # Of each stage, of each replica: GPU type and tensor degree.
+        held = [[(r[0][0][0], r[1]) for r in stage] for stage in pipeline["tmp_per_stage"]]
+        m = plan["gbs"] // (mbs * replicas)
+        columns = [
+            self._build_column(stages, [stage[r] for stage in held], mbs, zone, overlap_sends)
+            for r in range(replicas)
+        ]
+        reduce = [
+            self._time_reduction(layers, stage, zone)
+            for layers, stage in zip(stages, held, strict=True)
+        ]
+        updates = [
+            max(sum(self._cell(gpu, mbs, tp, layer)[2] for layer in layers) for gpu, tp in stage)
+            for layers, stage in zip(stages, held, strict=True)
+        ]
+        return simulate_step(
+            compile_by_name("1f1b", len(stages), m),
+            StepCosts(
+                columns=tuple(columns),
+                reduce_s=tuple(reduce),
+                num_buckets=(1,) * len(stages),
+                optimizer_s=tuple(updates),
+                exchange_s=(0.0,) * len(stages),
+                overlap_reduction=False,
+            ),
+        )
+
+    def _cell(self, gpu: str, mbs: int, tp: int, layer: int) -> Sequence[float]:
+        cell: Sequence[float] = self.profile(gpu)[str(mbs)][str(tp)][str(layer)]
+        return cell
+
+    def _build_column(
+        self,
+        stages: Sequence[Sequence[int]],
+        held: Sequence[tuple[str, int]],
+        mbs: int,
+        zone: str,
+        overlap_sends: bool,
+    ) -> Column:
+        hops: list[float] = []
+        for stage, layers in enumerate(stages[:-1]):
+            (a, tp), (b, _) = held[stage], held[stage + 1]
+            size = mbs * self.info[str(tp)][str(layers[-1])]["act_output_bytes"]
+            hops += [self.find_link(*pair, tp, zone).find_time(size) for pair in ((a, b), (b, a))]
+        forward, backward = (
+            [
+                sum(self._cell(gpu, mbs, tp, layer)[way] for layer in layers)
+                for layers, (gpu, tp) in zip(stages, held, strict=True)
+            ]
+            for way in range(2)
+        )
+        if not overlap_sends:
+            for stage in range(len(stages) - 1):
+                forward[stage] += hops[2 * stage]
+                backward[stage + 1] += hops[2 * stage + 1]
+            hops = [0.0] * len(hops)
+        rows = {"F": forward, "B": backward}
+        costs = [cost for kind in KINDS for cost in rows.get(kind, [0.0] * len(stages))]
+        return Column(costs=tuple(costs), hops=tuple(hops))
+
+    def _time_reduction(
+        self, layers: Sequence[int], held: Sequence[tuple[str, int]], zone: str
+    ) -> float:
+        """A ring over the replicas; the tensor ranks of a node share its link."""
+        count = len(held)
+        if count == 1:
+            return 0.0
+        tp = max(degree for _, degree in held)
+        size = sum(self.info[str(tp)][str(layer)]["params_bytes"] for layer in layers) * tp
+        ring = zip(held, [*held[1:], held[0]], strict=True)
+        return max(
+            2 * (count - 1) * self.find_link(a, b, tp, zone).find_time(size / count)
+            for (a, _), (b, _) in ring
+        )
+
+    def list_rows(self, group: str, *, overlap_sends: bool) -> list[Row]:
+        return [
+            Row(
+                name=path.stem.removeprefix("plan_config_"),
+                measured_s=plan["real"],
+                step=self.predict(plan, overlap_sends=overlap_sends),
+            )
+            for path in sorted((self.folder / group).glob("*.json"))
+            for plan in [json.loads(path.read_text())]
+        ]
+
+
+def render_rows(folder: Path) -> list[str]:
+    """A table: each plan's parts, and the errors with sends that wait and that do not."""
+    published = Published(folder)
+    lines = [
+        "| plans | plan | measured s | sends wait | error | sends overlap | error | "
+        "of which sums | optimizer |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for group in ("plans-mixed", "plans-gh200"):
+        waiting = published.list_rows(group, overlap_sends=False)
+        overlapping = published.list_rows(group, overlap_sends=True)
+        for one, other in zip(waiting, overlapping, strict=True):
+            lines.append(
+                f"| {group} | {one.name} | {one.measured_s:.3f} | {one.step.step_s:.3f} | "
+                f"{one.error:+.1%} | {other.step.step_s:.3f} | {other.error:+.1%} | "
+                f"{one.step.reduced_s - one.step.pipeline_s:.3f} | {one.step.optimizer_s:.3f} |"
+            )
+        for name, rows in (("wait", waiting), ("overlap", overlapping)):
+            mean = sum(abs(row.error) for row in rows) / len(rows)
+            lines.append(f"| {group} | mean of errors, sends {name} | | | {mean:.1%} | | | | |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    print("\n".join(render_rows(parser.parse_args().folder)))
+
+
+if __name__ == "__main__":
+    main()

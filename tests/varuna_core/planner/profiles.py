@@ -1,0 +1,107 @@
+"""Random small profiles and chains for the planner's tests."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from varuna_core.planner.chain import Chain
+from varuna_core.planner.links import Network, build_link
+from varuna_core.planner.profile import Cell, GpuProfile, Model, Profile, Tie
+from varuna_core.planner.roles import Way, find_work
+from varuna_core.planner.sites import Boundary, Placed, Route, Site
+from varuna_core.planner.tables import Shape, Tables
+from varuna_core.planner.training import Training
+
+KINDS = ("big", "small")
+MICRO_BATCH, TENSOR = 1, 1
+
+
+def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profile:
+    """Two kinds of GPU, every figure drawn; blocks alike half of the time."""
+    even = draw.random() < 0.5
+
+    def row(scale: float) -> tuple[float, ...]:
+        middle = scale * draw.uniform(0.5, 1.5)
+        return tuple(
+            middle if even and 0 < i < size - 1 else scale * draw.uniform(0.2, 2)
+            for i in range(size)
+        )
+
+    gpus = {
+        kind: GpuProfile(
+            memory_bytes=memory,
+            cells={
+                (micro, tensor): Cell(
+                    forward_s=row(micro / tensor),
+                    input_grad_s=row(micro / tensor),
+                    weight_grad_s=row(micro / tensor),
+                    recompute_s=row(micro / tensor),
+                    output_bytes=row(1e6),
+                    graph_bytes=row(1e9),
+                    work_bytes=row(1e8),
+                )
+                for micro in (1, 2, 4)
+                for tensor in (1, 2)
+            },
+            optimizer_s={1: row(0.3), 2: row(0.2)},
+        )
+        for kind in KINDS
+    }
+    links = {
+        (a, b, where): build_link(draw.choice([0.0, 0.3]), 1e-3 / draw.choice([0.01, 0.5]))
+        for a in KINDS
+        for b in KINDS
+        for where in ("intra", "inter")
+    }
+    counts = tuple(draw.randint(1, 50) * 10**6 for _ in range(size))
+    ties = (Tie(segments=(0, size - 1), parameters=10**6),) if draw.random() < 0.5 else ()
+    return Profile(
+        model=Model(
+            name="drawn",
+            digest="0",
+            num_segments=size,
+            parameters={1: counts, 2: tuple(c // 2 for c in counts)},
+            ties=ties,
+        ),
+        software={"torch": "2.13"},
+        gpus=gpus,
+        network=Network(links=links, all_reduces={}),  # type: ignore[arg-type]
+    )
+
+
+def make_placed(draw: random.Random, stages: int, replicas: int) -> Placed:
+    kinds = [draw.choice(KINDS) for _ in range(stages)]
+    sites = tuple(Site((kind,), ((kind, replicas),), 1) for kind in kinds)
+    boundaries = tuple(
+        Boundary((Route(a, b, "inter", draw.choice([1, replicas])),))
+        for a, b in itertools.pairwise(kinds)
+    )
+    return Placed(sites, boundaries)
+
+
+def make_chain(draw: random.Random) -> Chain:
+    """With any schedule of one stage a rank, sends that block or not, memory that binds or not."""
+    stages, size = draw.randint(1, 4), draw.randint(4, 8)
+    name = draw.choice(["gpipe", "1f1b", "1f1b", "varuna", "zero_bubble"])
+    ways: list[Way] = ["none", "full"]
+    recompute = draw.choice(ways)
+    profile = make_profile(draw, size, draw.choice([1e12, 1e12, 2e10]))
+    training = Training(
+        batch=12,
+        overlap_sends=draw.random() < 0.7,
+        overlap_reduction=draw.random() < 0.7,
+        data_s=draw.choice([0.0, 0.5]),
+    )
+    replicas = draw.choice([1, 2])
+    shape = Shape(
+        tensor=TENSOR, replicas=replicas, micro_batch=MICRO_BATCH, zero=draw.choice([0, 1])
+    )
+    count = draw.randint(1, 7)
+    return Chain(
+        Tables(profile, training),
+        shape,
+        make_placed(draw, stages, replicas),
+        find_work(name, stages, count, recompute),
+        least=draw.choice([0, 1, 1]),
+    )

@@ -1,0 +1,161 @@
+"""The planner's timing is the schedule's own, for every schedule."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from varuna_core.planner.compiled import Compiled, compile_by_name, list_costs, list_hops
+from varuna_core.planner.roles import Way, find_work, wrap
+from varuna_core.planner.step import (
+    Column,
+    Jitter,
+    StageMemory,
+    StepCosts,
+    find_peaks,
+    simulate_step,
+    trace_memory,
+)
+from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.costs import Costs, build_even_costs
+from varuna_core.schedule.recompute import Memory, measure_memory
+from varuna_core.schedule.simulate import simulate
+
+NAMES = ("gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
+
+
+def draw_costs(draw: random.Random, stages: int) -> Costs:
+    def row() -> tuple[float, ...]:
+        return tuple(draw.uniform(0.1, 2) for _ in range(stages))
+
+    hops = tuple(draw.choice([0.0, draw.random()]) for _ in range(stages - 1))
+    return Costs(
+        forward=row(),
+        input_grad=row(),
+        weight_grad=row(),
+        backward=row(),
+        recompute=row(),
+        hops=hops,
+    )
+
+
+def make(name: str, draw: random.Random) -> tuple[Compiled, Costs]:
+    ranks, count = draw.randint(1, 5), draw.randint(1, 9)
+    each = 2 if name in ("interleaved", "zbv") else 1
+    costs = draw_costs(draw, ranks * each)
+    schedule = build_schedule(
+        name,
+        ranks,
+        count,
+        stages_per_rank=each,
+        costs=costs,
+        recompute=draw.choice(["none", "full"]),
+    )
+    return Compiled(schedule), costs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_times_as_the_schedules_simulation(name: str) -> None:
+    draw = random.Random(name)
+    for _ in range(12):
+        compiled, costs = make(name, draw)
+        timing = simulate(compiled.schedule, costs)
+        timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
+        assert timed.makespan == pytest.approx(timing.makespan, rel=1e-12)
+        assert timed.busy == pytest.approx(timing.busy, rel=1e-12)
+        assert sorted(timed.starts) == pytest.approx(sorted(sum(timing.starts, ())), rel=1e-12)
+        assert compiled.find_makespan(list_costs(costs), list_hops(costs)) == timed.makespan
+        other = draw_costs(draw, compiled.num_stages)
+        several = [costs, other, costs]
+        makespans, ends, last = compiled.run_batch(
+            np.array(list(map(list_costs, several))),
+            np.array([list_hops(one) for one in several]).reshape(3, -1),
+        )
+        assert makespans[0] == makespans[2] == pytest.approx(timed.makespan, rel=1e-12)
+        assert makespans[1] == pytest.approx(simulate(compiled.schedule, other).makespan, rel=1e-12)
+        assert ends[0] == pytest.approx(timed.ends, rel=1e-12)
+        assert last[0] == pytest.approx(timed.last_backward, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_the_schedules_own_count(name: str) -> None:
+    draw = random.Random(name)
+    for _ in range(12):
+        compiled, costs = make(name, draw)
+        stages = range(compiled.num_stages)
+        held = [
+            StageMemory(fixed=1.0, graph=draw.uniform(2, 9), inputs=draw.uniform(0, 2), work=0.5)
+            for _ in stages
+        ]
+        memory = Memory(
+            graphs=tuple(one.graph for one in held),
+            inputs=tuple(one.inputs for one in held),
+            limits=(0.0,) * compiled.num_ranks,
+        )
+        per_rank = compiled.num_stages // compiled.num_ranks
+        peaks = [m + per_rank + 0.5 for m in measure_memory(compiled.schedule, memory)]
+        assert find_peaks(compiled, held) == pytest.approx(peaks)
+        timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
+        traced = trace_memory(compiled, timed, held)
+        assert [max(size for _, size in line) for line in traced] == pytest.approx(peaks)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Way) -> None:
+    for stages in range(1, 6):
+        for count in range(1, 9):
+            work = find_work(name, stages, count, recompute)
+            made = wrap(work.compiled).roles
+            for role, other in zip(work.roles, made, strict=True):
+                assert replace(role, held=()) == replace(other, held=())
+                assert set(role.held) == set(other.held)
+
+
+def make_step(**changes: object) -> StepCosts:
+    even = build_even_costs(2)
+    fields: dict[str, object] = {
+        "columns": (Column(costs=tuple(list_costs(even)), hops=(0.0, 0.0)),),
+        "reduce_s": (0.0, 0.0),
+        "num_buckets": (1, 1),
+        "optimizer_s": (0.0, 0.0),
+        "exchange_s": (0.0, 0.0),
+    }
+    return StepCosts(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_step_is_its_pipeline_and_what_follows_it() -> None:
+    compiled = compile_by_name("1f1b", 2, 4)
+    # F, B of 2 units each stage: (4 + 1) x 3.
+    assert simulate_step(compiled, make_step()).step_s == 15
+    assert simulate_step(compiled, make_step(optimizer_s=(1.0, 3.0))).step_s == 18
+    assert simulate_step(compiled, make_step(exchange_s=(0.0, 2.0), data_s=0.5)).step_s == 17.5
+    # Stage 1 ends at 13; its sum of 2 is over when stage 0 ends.
+    plain = {"overlap_reduction": False}
+    assert simulate_step(compiled, make_step(reduce_s=(0.0, 2.0), **plain)).step_s == 15
+    assert simulate_step(compiled, make_step(reduce_s=(1.0, 2.0), **plain)).step_s == 16
+    # Four buckets: the last of them is summed after the backward, the others under it.
+    step = make_step(reduce_s=(1.0, 0.0), num_buckets=(4, 1))
+    assert simulate_step(compiled, step).step_s == 15.25
+    # A tied weight waits for both stages.
+    assert simulate_step(compiled, make_step(ties=(((0, 1), 0.5),))).step_s == 15.5
+
+
+def test_replicas_that_differ_wait_for_the_slowest() -> None:
+    compiled = compile_by_name("1f1b", 2, 4)
+    even, slow = build_even_costs(2), build_even_costs(2, forward=2.0)
+    columns = tuple(Column(costs=tuple(list_costs(c)), hops=(0.0, 0.0)) for c in (even, slow))
+    assert simulate_step(compiled, make_step(columns=columns)).step_s == 20
+
+
+def test_jitter_only_adds_and_repeats_with_its_seed() -> None:
+    compiled = compile_by_name("1f1b", 2, 4)
+    times = [
+        simulate_step(compiled, make_step(), jitter=Jitter(share=0.1, seed=seed)).step_s
+        for seed in (1, 1, 2)
+    ]
+    assert times[0] == times[1] != times[2]
+    assert min(times) > 15

@@ -1,0 +1,166 @@
+"""Whole plans: equal to brute force over the space, wishes kept, refusals in words."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from tests.varuna_core.planner.profiles import make_profile
+from varuna_core.planner.chain import Chain
+from varuna_core.planner.cluster import Cluster, NodeKind, list_all_orders, place
+from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.partition import is_allowed
+from varuna_core.planner.plan import build_plan, render_certificate, render_table
+from varuna_core.planner.roles import find_work
+from varuna_core.planner.search import Search
+from varuna_core.planner.space import Wishes, list_options
+from varuna_core.planner.tables import Tables
+from varuna_core.planner.training import Training
+
+CLUSTER = Cluster(
+    kinds=(
+        NodeKind(name="b", gpu="big", gpus=2, count=1, price_per_hour=4.0),
+        NodeKind(name="s", gpu="small", gpus=2, count=2, price_per_hour=1.0),
+    )
+)
+
+
+def list_chains(
+    tables: Tables, training: Training, cluster: Cluster, wishes: Wishes
+) -> list[Chain]:
+    """Every placement of every option, without any bound."""
+    orders = list_all_orders(cluster, 1000)
+    assert orders is not None
+    chains = []
+    for option in list_options(tables.profile, training, cluster, wishes):
+        shape = option.shape
+        for order, stages in itertools.product(orders, range(1, tables.size + 1)):
+            placed = place(order, stages, shape.tensor, shape.replicas)
+            if placed is not None:
+                m = option.num_microbatches
+                work = find_work(option.schedule, stages, m, option.recompute)
+                chains.append(Chain(tables, shape, placed, work))
+    return chains
+
+
+def find_by_brute_force(chains: list[Chain], size: int) -> float:
+    best = float("inf")
+    for chain in chains:
+        every = (
+            (0, *cuts, size)
+            for cuts in itertools.combinations(range(1, size), chain.num_stages - 1)
+        )
+        allowed = [bounds for bounds in every if is_allowed(chain, bounds)]
+        if allowed:
+            best = min(best, float(chain.find_steps(allowed).min()))
+    return best
+
+
+def test_whole_plans_are_brute_forces() -> None:
+    draw = random.Random(1)
+    for number in range(25):
+        size = draw.randint(3, 5)
+        profile = make_profile(draw, size, draw.choice([1e12, 3e10]))
+        training = Training(batch=4, overlap_sends=draw.random() < 0.7)
+        wishes = Wishes(schedule=draw.choice([None, "1f1b", "gpipe"]))
+        best = find_by_brute_force(
+            list_chains(Tables(profile, training), training, CLUSTER, wishes), size
+        )
+        if best == float("inf"):
+            with pytest.raises(PlanningError, match="fits"):
+                Search(profile, training, CLUSTER, wishes).run()
+            continue
+        searched = Search(profile, training, CLUSTER, wishes).run()
+        assert searched.best.step_s == pytest.approx(best, rel=1e-9), number
+        assert searched.gap == 0
+
+
+def search(wishes: Wishes, limit_s: float = 60.0, cluster: Cluster = CLUSTER) -> Search:
+    return Search(
+        make_profile(random.Random(3), 5), Training(batch=8), cluster, wishes, limit_s=limit_s
+    )
+
+
+def test_a_plan_says_what_it_is_made_of() -> None:
+    question = search(Wishes())
+    searched = question.run()
+    plan = build_plan(question.tables, CLUSTER, searched.best)
+    assert plan.step.step_s == pytest.approx(searched.best.step_s, rel=1e-12)
+    assert sum(plan.counts) == 5
+    assert len(plan.memory_bytes) == len(plan.counts) == len(plan.partition.split("-"))
+    held = zip(plan.memory_bytes, plan.limit_bytes, strict=True)
+    assert all(bytes_ <= limit for bytes_, limit in held)
+    assert plan.price_per_hour is not None
+    assert "gap 0 %" in render_certificate(searched)
+    assert len(render_table(plan).splitlines()) == 1 + len(plan.counts)
+    assert set(plan.build_prediction()) == {"step_s", "stage_s", "bubble_share", "memory_mb"}
+
+
+def test_wishes_are_kept() -> None:
+    for wishes in (
+        Wishes(stages=3, micro_batch=2),
+        Wishes(replicas=2, schedule="1f1b", zero=1),
+        Wishes(tensor=2, schedule="varuna"),
+        Wishes(recompute="full"),
+    ):
+        best = search(wishes).run().best
+        shape = best.option.shape
+        assert wishes.stages in (None, len(best.placed.sites))
+        assert wishes.micro_batch in (None, shape.micro_batch)
+        assert wishes.replicas in (None, shape.replicas)
+        assert wishes.tensor in (None, shape.tensor)
+        assert wishes.zero in (None, shape.zero)
+        assert wishes.schedule in (None, best.option.schedule)
+        assert wishes.recompute in (None, best.option.recompute)
+
+
+def test_a_given_partition_is_timed_as_it_is() -> None:
+    best = search(Wishes(partition=(2, 1, 2), stages=3)).run().best
+    assert best.bounds == (0, 2, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        (Wishes(tensor=3), "tensor 3 is not possible here; possible are 1, 2"),
+        (Wishes(replicas=5), "replicas 5 is not possible here; possible are 1, 2, 4"),
+        (Wishes(schedule="fast"), "schedule 'fast' is not planned; 1f1b, gpipe, varuna"),
+        (Wishes(schedule="varuna", recompute="none"), "recompute none contradicts it"),
+        (Wishes(replicas=4, micro_batch=4), "8 is not divided by replicas 4 times micro_batch 4"),
+        (Wishes(stages=9), "no plan"),
+    ],
+)
+def test_contradictions_are_told(wishes: Wishes, message: str) -> None:
+    with pytest.raises(PlanningError, match=message):
+        search(wishes).run()
+
+
+def test_what_cannot_fit_says_by_how_much() -> None:
+    profile = make_profile(random.Random(3), 5, memory=1e9)
+    with pytest.raises(PlanningError, match=r"a segment lacks \d\.\d GB even as a stage"):
+        Search(profile, Training(batch=8), CLUSTER).run()
+
+
+def test_one_gpu_and_one_segment_are_planned() -> None:
+    cluster = Cluster(kinds=(NodeKind(name="b", gpu="big", gpus=1, count=1),))
+    searched = search(Wishes(), cluster=cluster).run()
+    assert searched.best.bounds == (0, 5)
+    alone = make_profile(random.Random(3), 1)
+    assert Search(alone, Training(batch=8), cluster).run().best.bounds == (0, 1)
+
+
+def test_time_that_ran_out_leaves_a_gap_that_is_told() -> None:
+    times = itertools.count()
+    question = Search(
+        make_profile(random.Random(3), 5),
+        Training(batch=8),
+        CLUSTER,
+        limit_s=60,
+        clock=lambda: float(next(times)),
+    )
+    searched = question.run()
+    assert searched.gap > 0
+    assert "for want of time" in render_certificate(searched)
+    assert searched.bound_s <= search(Wishes()).run().best.step_s

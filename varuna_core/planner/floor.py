@@ -1,0 +1,158 @@
+"""What no placement of an option can be below, for thousands of them at once.
+
+For a time T each kind of place can hold at most so many segments in a row, wherever the run begins:
+if all stages together hold fewer than there are, some stage takes longer than T. That is the
+min-max of any order; with m micro-batches a step takes m times that, and also
+
+    all work of one micro-batch and its messages + (m - 1) x the slowest stage
+    - what it may do before its first gradient comes: as many forwards as the schedule runs ahead
+
+The first and the last segment, which are unlike the others, come free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from varuna_core.planner.cluster import Cluster
+from varuna_core.planner.space import Option
+from varuna_core.planner.tables import Array, Shape, Tables
+
+CHUNK = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    """Of options that differ in schedule and number of micro-batches alone."""
+
+    limits: Array
+    """Times of runs of segments."""
+    held: Array
+    """By kind of place and limit: the longest run that takes no longer."""
+    bonus: Array
+    """By limit: how many more the last stage holds, which need not recompute."""
+    once: float
+    """Work of one micro-batch, each segment where it is fastest."""
+    ratio: float
+    """The largest share of a segment's work that is forward."""
+
+
+class Floors:
+    """Of one search."""
+
+    def __init__(self, tables: Tables, cluster: Cluster) -> None:
+        self.tables, self.cluster, self.size = tables, cluster, tables.size
+        self._windows: dict[Any, _Windows] = {}
+        self._tails: dict[Any, tuple[int, float, float]] = {}
+
+    def find(self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array) -> Array:
+        """A bound for each row of counts; inf where the segments cannot be held."""
+        windows = self._find_windows(option, tuple(columns))
+        parts = [counts[i : i + CHUNK] for i in range(0, len(counts), CHUNK)]
+        return np.concatenate([self._find(option, windows, part) for part in parts])
+
+    def _find(self, option: Option, windows: _Windows, counts: Array) -> Array:
+        m, data_s = option.num_microbatches, self.tables.training.data_s
+        if self.size < 3:
+            return np.full(len(counts), data_s)
+        if not len(windows.limits):
+            return np.full(len(counts), np.inf)
+        enough = counts @ windows.held + windows.bonus >= self.size - 2
+        slowest = np.where(enough.any(axis=1), windows.limits[enough.argmax(axis=1)], np.inf)
+        bound = m * slowest
+        if option.schedule == "zero_bubble":
+            return bound + data_s
+        stages = counts.sum(axis=1)
+        ahead = {"gpipe": 0 * stages, "1f1b": stages - 1}.get(option.schedule, stages)
+        factor = np.maximum(0.0, m - 1 - np.minimum(ahead, m - 1) * windows.ratio)
+        each, hop, tie = self._find_tail(option.shape)
+        crossings = np.maximum(0, -(-stages // each) - 1)
+        with np.errstate(invalid="ignore"):
+            bound = np.maximum(bound, windows.once + crossings * hop + factor * slowest)
+        return bound + data_s + np.where(stages > each, tie, 0.0)
+
+    def _find_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
+        shape = option.shape
+        owners = shape.replicas if shape.zero else 1
+        graphs = self._count_graphs(option)
+        key = shape.tensor, shape.micro_batch, owners, option.recompute, graphs, columns
+        found = self._windows.get(key)
+        if found is None:
+            found = self._windows[key] = self._make_windows(option, columns)
+        return found
+
+    def _count_graphs(self, option: Option) -> int:
+        all_at_once = option.schedule == "gpipe" and option.recompute == "none"
+        return option.num_microbatches if all_at_once else 1
+
+    def _make_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
+        shape, inner = option.shape, slice(1, self.size)
+        most = self._count_graphs(option)
+        fixed = self.tables.find_fixed(shape)
+        windows, spared, ratios, once = [], [], [0.0], []
+        for kinds in columns:
+            times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
+            both = times.forward + times.input_grad + times.weight_grad
+            work = both + times.recompute if option.recompute == "full" else both
+            # gpipe holds the graphs of all micro-batches; others of one at least.
+            holds = fixed + most * times.graph_bytes + times.work_bytes
+            fits = holds <= times.memory_bytes
+            windows.append(_find_least(np.where(fits, work, np.inf)[inner, inner]))
+            spared.append(_find_least(np.where(fits, both, np.inf)[inner, inner]))
+            single = both.diagonal(1)
+            once.append(single)
+            forward = times.forward.diagonal(1)
+            ratios.append(float((forward[single > 0] / single[single > 0]).max(initial=0.0)))
+        every = np.unique(np.concatenate(windows + spared))
+        limits = every[np.isfinite(every)]
+        held, more = _count_held(windows, limits), _count_held(spared, limits)
+        return _Windows(
+            limits=limits,
+            held=held,
+            bonus=(more - held).max(axis=0),
+            once=float(np.min(once, axis=0).sum()),
+            ratio=max(ratios),
+        )
+
+    def _find_tail(self, shape: Shape) -> tuple[int, float, float]:
+        """The most stages a node holds, and the least that crossing to another costs: of a
+        micro-batch there and back, and of the tied weights of the first and the last stage."""
+        key = shape.tensor, shape.replicas, shape.micro_batch
+        if key not in self._tails:
+            profile, training = self.tables.profile, self.tables.training
+            kinds = self.cluster.kinds
+            groups = [kind.gpus // shape.tensor for kind in kinds]
+            each = max(1, *(group // shape.replicas for group in groups))
+            # The fewest replicas of a stage on one node: with more nodes, there may be one.
+            alone = min(groups) < shape.replicas
+            flows = (1 if alone else shape.replicas) * shape.tensor
+            sent = flows // shape.tensor if training.split_messages else flows
+            hop = tie = float("inf")
+            for a in {kind.gpu for kind in kinds}:
+                outputs = self.tables.find_outputs(a, shape.micro_batch, shape.tensor)
+                least = float(outputs[1 : self.size].min(initial=np.inf))
+                for b in {kind.gpu for kind in kinds}:
+                    link = profile.network.find(a, b, "inter")
+                    hop = min(hop, 2 * link.find_time(least * sent))
+                    total = 0.0
+                    for one in profile.model.ties:
+                        if {0, self.size - 1} <= set(one.segments):
+                            size = one.parameters / shape.tensor * training.reduced_bytes
+                            pair = [(a, 1), (b, 1)]
+                            total += float(profile.network.find_all_reduce(pair, size, flows)[0])
+                    tie = min(tie, total)
+            self._tails[key] = each, hop, tie
+        return self._tails[key]
+
+
+def _find_least(work: Array) -> Array:
+    """The least work of any so many segments in a row, from 1 on."""
+    return np.array([work.diagonal(length).min() for length in range(1, len(work))])
+
+
+def _count_held(windows: Sequence[Array], limits: Array) -> Array:
+    return np.array([np.searchsorted(row, limits, side="right") for row in windows], dtype=float)
