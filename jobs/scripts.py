@@ -120,6 +120,7 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
             run_id=Raw(plan.run),
             run=str(run.path),
             agent=str(run.agent),
+            morph=plan.morph,
             workdir=plan.workdir if inside is None else inside.workdir,
             setup=[Raw(line) for line in conf.setup],
             pythons=Raw(shlex.join(pythons)),
@@ -151,6 +152,7 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
         "time": cluster.walltime_min,
         "account": cluster.account,
         "qos": cluster.qos,
+        **({"no-kill": True} if plan.morph else {}),  # a lost node does not end the job
         "requeue" if cluster.requeue else "no-requeue": True,
     }
     if cluster.signal_before_end_s:

@@ -12,7 +12,7 @@ from jobs.slurm import JobInfo, JobState
 from jobs.verdict import read_node_names
 from varuna_core.records import record as records
 from varuna_core.records.exits import Outcome, RankExit, read_exits, read_outcome
-from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.plan import Plan, read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder
 from varuna_core.records.stop import read_stop
 from varuna_core.records.tail import clean, last_lines
@@ -66,9 +66,9 @@ class Snapshot:
 def take_snapshot(view: RunView, *, num_lines: int) -> Snapshot:
     """Read what the run folder shows now."""
     run, record = view.run, view.record
-    plan = read_plan(run.plan)
     attempts = run.attempts()
     attempt = attempts[-1] if attempts else None
+    plan = read_attempt_plan(run, attempt.number if attempt else 0)
     scheduler_lines = [
         line for path in sorted(run.path.glob("scheduler*.out")) for line in last_lines(path, 8)
     ]

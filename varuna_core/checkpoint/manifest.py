@@ -16,8 +16,8 @@ from varuna_core.checkpoint.box import Box, count_block_rows, find_fault, list_b
 from varuna_core.checkpoint.document import read_document
 from varuna_core.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from varuna_core.checkpoint.tensorfile import ITEM_BYTES
+from varuna_core.records.checkpoints import MANIFEST
 
-MANIFEST = "manifest.json"
 WEIGHT, BUFFER = "weight", "buffer"
 
 
