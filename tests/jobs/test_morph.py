@@ -60,9 +60,7 @@ def read_losses(run: RunFolder) -> dict[int, float]:
     found: dict[int, float] = {}
     for attempt in run.attempts():
         for path in attempt.path.glob("ranks/*.out"):
-            for step, loss in re.findall(
-                r" iteration +(\d+)/.*? lm loss: (\S+)", path.read_text()
-            ):
+            for step, loss in re.findall(r" iteration +(\d+)/.*? lm loss: (\S+)", path.read_text()):
                 found[int(step)] = float(loss)
     return found
 
@@ -107,3 +105,59 @@ def test_a_run_that_loses_a_node_goes_on_with_the_rest_and_the_same_loss(vjob: V
     assert read_losses(run) == pytest.approx(losses, rel=2e-5)
     outcomes = json.loads(run.attempt(0).outcome.read_text())
     assert outcomes["code"] != 0
+
+
+def test_a_killed_manager_goes_on_where_it_was(vjob: Vjob) -> None:
+    run = vjob.submit(CONF.format(steps=150, min_nodes=2))
+    wait_for_checkpoint(vjob, run, 10)
+    os.kill(find_manager(run), signal.SIGKILL)
+    kill_node(run, 0)  # rank 0 and the store are on it; nobody manages now
+    record = vjob.wait_over(run, 240)
+    assert record["verdict"] == "COMPLETED", vjob.explain(run)
+    assert "manager 1 ended with 137" in run.scheduler_log().read_text()
+    assert [attempt.number for attempt in run.attempts()] == [0, 1]
+    assert sorted(read_losses(run)) == list(range(1, 151))
+
+
+def test_with_too_few_nodes_it_waits_then_ends_and_says_what_is_safe(vjob: Vjob) -> None:
+    run = vjob.submit(CONF.format(steps=5000, min_nodes=4).replace("join_s: 30", "join_s: 15"))
+    wait_for_checkpoint(vjob, run, 10)
+    kill_node(run, 2)
+    record = vjob.wait_over(run, 120)
+    assert record["verdict"] == "FAILED"
+    assert "no plan for at least 4 fits" in record["message"]
+    assert "the checkpoint of iteration" in record["message"]
+    assert "local2 was lost" in record["message"]
+    assert record["outcome"]["code"] == 113
+    assert [attempt.number for attempt in run.attempts()] == [0]
+
+
+def test_a_run_that_makes_no_progress_stops_and_says_why(vjob: Vjob) -> None:
+    run = vjob.submit(CONF.format(steps=20, min_nodes=1))
+    assert vjob.wait_over(run, 120)["verdict"] == "COMPLETED", vjob.explain(run)
+    for path in (vjob.folder / "ckpt").rglob("segment*"):
+        path.write_bytes(b"damaged")
+    run = vjob.submit(CONF.format(steps=40, min_nodes=1))
+    record = vjob.wait_over(run, 240)
+    assert record["verdict"] == "FAILED"
+    assert "no new checkpoint in 3 attempts; the last one: rank" in record["message"]
+    assert [attempt.number for attempt in run.attempts()] == [0, 1, 2]
+
+
+def test_cancel_saves_and_ends_the_run(vjob: Vjob) -> None:
+    run = vjob.submit(CONF.format(steps=5000, min_nodes=2))
+    wait_for_checkpoint(vjob, run, 10)
+    assert "checkpointed and left" in vjob("cancel", "last").stdout
+    assert [attempt.number for attempt in run.attempts()] == [0]
+
+
+def find_manager(run: RunFolder) -> int:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"manage" in words and bytes(run.path) in words:
+                return int(folder.name)
+    raise AssertionError("no manager runs")

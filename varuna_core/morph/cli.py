@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import os
 import sys
+import time
 from pathlib import Path
+from typing import Iterator
 
 from varuna_core.agent.errors import WRONG_INPUT, Refusal
 from varuna_core.agent.host import open_run
 from varuna_core.morph.manager import Manager, parse_state
 from varuna_core.morph.stay import stay
 from varuna_core.records.exits import NOT_READY
-from varuna_core.records.files import read_json, write_json
+from varuna_core.records.files import PRIVATE_FILE, read_json, write_json
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
@@ -24,6 +29,10 @@ A run whose nodes may come and go: one manager, beside the batch script, and one
   agent.pyz morph answer --run DIR --session S    prints `requeue` or the exit code
   agent.pyz morph leave  --run DIR --node INDEX   asks a node to leave at the next checkpoint
 """
+
+LOCK_S = 5.0
+"""For the manager before us, which was told to end, to be gone."""
+POLL_S = 0.1
 
 
 def main(words: list[str] | None = None) -> int:
@@ -88,7 +97,31 @@ def _run_manage(args: argparse.Namespace) -> int:
         training = read_training(run.training)
     except ValueError as error:
         raise Refusal(WRONG_INPUT, str(error)) from None
-    return Manager(run, plan, training, args.session, args.heard.split()).run()
+    run.morph.make()
+    with hold_alone(run.morph.lock):
+        return Manager(run, plan, training, args.session, args.heard.split()).run()
+
+
+@contextlib.contextmanager
+def hold_alone(path: Path) -> Iterator[None]:
+    """One manager on this host; a file system without locks leaves that to the batch script."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    try:
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(POLL_S)
+                    continue
+                raise Refusal(NOT_READY, f"another manager of this run holds {path}") from None
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(fd)
 
 
 def _run_answer(args: argparse.Namespace) -> int:

@@ -75,7 +75,10 @@ def choose_layout(question: Question) -> Optional[Layout]:
 def find_layout(
     plan: Plan, training: Training, seats: Sequence[int], choose: Chooser = choose_layout
 ) -> Optional[Layout]:
-    """The layout on these nodes of the run's plan."""
+    """The layout on these nodes of the run's plan; as asked where all of them are there."""
+    asked = Layout(plan.pipeline, plan.data)
+    if len(seats) == plan.num_nodes and asked.pipeline * asked.data * plan.tensor <= plan.world:
+        return asked
     shares = sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
     chunks = 1
     if training.schedule in ("interleaved", "zbv"):
@@ -117,7 +120,7 @@ def build_attempt(
     needed = list_needed(plan, layout, seats)
     groups = build_groups(plan, needed)
     is_as_asked = layout == Layout(plan.pipeline, plan.data)
-    order = plan.order if layout.data > 1 else "pipeline"
+    order = plan.order if is_as_asked or layout.data > 1 else "pipeline"
     partition = training.partition if layout.pipeline == plan.pipeline else None
     stages = build_stages(layout.pipeline, layout.data, order)
     own = replace(

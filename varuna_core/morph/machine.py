@@ -94,6 +94,11 @@ class State:
     requeue: bool = False
 
     @property
+    def gone(self) -> Tuple[str, ...]:
+        """Members that the attempt lost."""
+        return tuple(node for node in self.members if node not in self.nodes)
+
+    @property
     def living(self) -> Tuple[str, ...]:
         """Members that owe their end."""
         return tuple(n for n in self.members if n in self.nodes and n not in self.ended)
@@ -192,6 +197,7 @@ def _settle(state: State, now: float, rules: Rules, choose: Choose) -> Step:
         for node in state.living:
             actions.append(Fence(node))
             state = _without(state, node)
+            state = replace(state, why=f"{node} did not end its ranks in {rules.stop_s:g} s")
     if state.phase in ATTEMPTING and not state.living:
         state = replace(state, phase=JUDGING, deadline=None)
         return state, [*actions, Judge(state.attempt)]
@@ -232,12 +238,13 @@ def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_
 def _lose(state: State, said: Lost, now: float, rules: Rules) -> Step:
     if said.node in state.fenced:
         return state, []
-    is_member = said.node in state.living
+    is_member = state.phase in ATTEMPTING and said.node in state.living
     state = _without(state, said.node)
     actions: List[Action] = [Fence(said.node)]
     if is_member:
         state, more = _stop(state, said.reason, now, rules)
         actions += more
+        state = replace(state, why=said.reason)  # others failed because of it, if they did first
     return state, actions
 
 

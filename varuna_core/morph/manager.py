@@ -112,6 +112,9 @@ class Manager:
         self._write_orders()
         self._do(repeat(self._state))
         while self._state.phase != ENDED:
+            if self._is_replaced():
+                self._say("the run went on in another job; this one ends")
+                return 0
             for said in self._listen():
                 self._tell(said)
             self._tell(Tick())
@@ -120,6 +123,11 @@ class Manager:
                 self._signals.wait(poll_s(self._plan))
         self._see_home()
         return 0
+
+    def _is_replaced(self) -> bool:
+        """Whether a later job owns the run: ours was given up, and then came back to life."""
+        value = read_json(self._run.morph.manager)
+        return isinstance(value, dict) and value.get("session") != self._session
 
     def _open(self) -> State:
         """The state of this job: its own from before a kill, or a new one after an earlier job."""
@@ -238,6 +246,9 @@ class Manager:
         self._saved = self._find_saved()
         self._tell(Saved(self._saved))
         outcome = judge(Scene(self._run, self._own_plan(attempt), attempt, 0))
+        if self._state.gone and outcome.code != 0:  # whoever failed first lost them, and says less
+            reason = f"{self._state.why}; {outcome.reason}"
+            outcome = replace(outcome, code=NODE_LOST, reason=reason, culprit_rank=None)
         kind = FAILED
         if outcome.code == 0:
             kind = DONE if self._saved >= self._training.steps else LEFT
@@ -288,7 +299,7 @@ class Manager:
             self._marks["ending"] = now
         if state.phase == JUDGING:
             self._marks["ended"] = now
-            self._before = {"attempt": before.attempt, **self._describe(before.attempt)}
+            self._before = {**self._describe(before.attempt), "reason": state.why}
         if state.phase == RUNNING:
             self._marks["started"] = now
 
@@ -311,7 +322,7 @@ class Manager:
             attempt=state.attempt,
             nodes=[get_seat(node) for node in state.members],
             iteration=state.base,
-            reason=(read_stop(self._run.attempt(before["attempt"])) or {}).get("reason", ""),
+            reason=before["reason"],
             stop_s=round(marks["ended"] - marks.get("ending", marks["ended"]), 3),
             plan_s=round(marks["started"] - marks["ended"], 3),
             start_s=round(now - marks["started"], 3),

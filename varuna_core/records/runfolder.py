@@ -138,6 +138,11 @@ class MorphFolder:
         return self.path / "manager.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the manager as long as it runs."""
+        return self.path / "manager.lock"
+
+    @property
     def orders(self) -> Path:
         return self.path / "orders.json"
 
