@@ -390,7 +390,7 @@ class JobConf:
     profile: Profile = field(default_factory=Profile)
     """What is measured while training."""
     morph: Morph = field(default_factory=Morph)
-    """Whether the run may change its number of nodes; not in this version."""
+    """Whether a built-in program may go on with fewer nodes."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for the planner; not in this version."""
     notify: Notify = field(default_factory=Notify)

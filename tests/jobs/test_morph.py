@@ -45,6 +45,9 @@ env: {{OMP_NUM_THREADS: "1"}}
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def vjob(tmp_path: Path) -> Vjob:
     pytest.importorskip("torch", reason="torch is not installed")

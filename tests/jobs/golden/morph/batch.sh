@@ -33,6 +33,7 @@ step=(
   --unbuffered         # lines of the preflight table as they come
   --cpu-bind=none      # ranks of a node share its CPUs; the agent sets OMP_NUM_THREADS
   --kill-on-bad-exit=0 # the run goes on without a lost rank
+  --no-kill            # nor does a lost node end the step
   --wait=0
   --ntasks-per-node=1  # one agent a node; it starts the ranks
 )
@@ -73,9 +74,12 @@ for try in 1 2 3 4 5 6 7 8 9 10; do
 done
 
 # Nodes that did not go home by themselves; then what the manager said.
+# srun may wait for a node that is gone: not we for srun.
 kill -TERM "$step_pid" 2>/dev/null || true
-while kill -0 "$step_pid" 2>/dev/null; do
-  wait "$step_pid" || true
+for second in $(seq 50); do
+  kill -0 "$step_pid" 2>/dev/null || break
+  [ "$second" -lt 50 ] || kill -KILL "$step_pid" 2>/dev/null || true
+  sleep 1
 done
 answer=$(agent morph answer --run "$run" --session "$session" | tail -n 1)
 if [ "$answer" = requeue ]; then
