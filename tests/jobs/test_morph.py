@@ -164,3 +164,35 @@ def find_manager(run: RunFolder) -> int:
             if b"manage" in words and bytes(run.path) in words:
                 return int(folder.name)
     raise AssertionError("no manager runs")
+
+
+def test_called_to_leave_it_saves_comes_back_and_trains_to_the_end(vjob: Vjob) -> None:
+    """What the warning of the time limit, or of a preemption, does to the batch script."""
+    text = CONF.format(steps=150, min_nodes=2).replace("join_s: 30", "join_s: 30\n  requeue: true")
+    run = vjob.submit(text)
+    wait_for_checkpoint(vjob, run, 10)
+    os.kill(read_json(run.path / "local.json")["pid"], signal.SIGUSR1)
+    record = vjob.wait_over(run, 240)
+    assert record["verdict"] == "COMPLETED", vjob.explain(run)
+    assert [attempt.number for attempt in run.attempts()] == [0, 1]
+    kinds = [event["kind"] for event in read_events(run)]
+    assert kinds.count("requeued") == 1 and kinds.count("morph") == 0
+    assert sorted(read_losses(run)) == list(range(1, 151))
+
+
+def test_told_to_end_it_ends_all_ranks(vjob: Vjob) -> None:
+    run = vjob.submit(CONF.format(steps=5000, min_nodes=2))
+    wait_for_checkpoint(vjob, run, 10)
+    vjob("cancel", "last", "--now")
+    record = vjob.wait_over(run, 60)
+    assert record["verdict"] == "CANCELLED", vjob.explain(run)
+    assert [attempt.number for attempt in run.attempts()] == [0]
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if names_run(path, run)]
+    assert left == []
+
+
+def names_run(path: Path, run: RunFolder) -> bool:
+    try:
+        return bytes(run.path) in path.read_bytes()
+    except OSError:
+        return False

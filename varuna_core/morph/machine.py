@@ -68,6 +68,8 @@ class State:
     phase: str = GATHERING
     attempt: int = -1
     """The last one that was started."""
+    earlier: int = -1
+    """The last one of the jobs before."""
     nodes: Tuple[str, ...] = ()
     """Nodes that are here."""
     members: Tuple[str, ...] = ()
@@ -119,6 +121,7 @@ def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attemp
         saved = max(saved, earlier.saved)
     return State(
         attempt=attempt,
+        earlier=attempt,
         saved=saved,
         base=saved,
         fruitless=fruitless,

@@ -266,8 +266,9 @@ class Manager:
             append_event(self._run.morph_events, "ended", attempt=attempt.number, **facts)
 
     def _conclude(self, action: End) -> None:
-        """The job's end, also told as that of the last attempt, for whoever looks there."""
-        number = max(self._state.attempt, 0)
+        """The job's end, told as that of its last attempt, for whoever looks there; or of one that
+        never started."""
+        number = max(self._state.attempt, self._state.earlier + 1)
         attempt = self._run.attempt(number)
         attempt.make()
         was = read_outcome(attempt)
