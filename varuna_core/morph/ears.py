@@ -1,14 +1,14 @@
 """What the manager sees of its nodes: files, turned into inputs of the state machine.
 
 A sign of life counts when it changed, by our own clock. While ranks train, silence is long before
-it means anything; once an attempt is ending, whoever does not end with it is soon known.
+it means anything; once an attempt is being stopped, whoever does not end with it is soon known.
 """
 
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from varuna_core.morph.machine import ATTEMPTING, RUNNING, SAVING, State
+from varuna_core.morph.machine import ATTEMPTING, RUNNING, SAVING, STOPPING, State
 from varuna_core.morph.orders import ENDED, Presence, get_seat
 from varuna_core.morph.words import (
     AskedToLeave,
@@ -100,5 +100,4 @@ class Ears:
         return said
 
     def _is_silent(self, state: State, since: float, now: float) -> bool:
-        is_training = state.phase in (RUNNING, SAVING) and not state.ended
-        return now - since > (self._lost_s if is_training else self._suspect_s)
+        return now - since > (self._suspect_s if state.phase == STOPPING else self._lost_s)

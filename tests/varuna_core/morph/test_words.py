@@ -145,7 +145,7 @@ def test_a_new_agent_in_a_seat_is_another_node() -> None:
 def test_an_agent_that_left_its_file_behind_does_not_join_again() -> None:
     ear = Ear(State(nodes=()))
     assert ear.listen() == [Joined("2/k")]
-    ear.listen(10, beats=False)
+    ear.listen(100, beats=False)
     assert ear.listen(beats=False) == []
 
 
