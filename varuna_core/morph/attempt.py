@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, Sequence, Tuple
+from typing import Sequence, Tuple
 
 from varuna_core.morph.layout import build_attempt
 from varuna_core.morph.orders import get_seat
@@ -37,8 +37,3 @@ def make_attempt(run: RunFolder, plan: Plan, training: Training, start: Start) -
         str(attempt.training) if word == str(run.training) else word for word in found.plan.command
     )
     write_plan(attempt.plan, replace(found.plan, command=command))
-
-
-def describe(plan: Plan) -> Dict[str, Any]:
-    shape = f"{plan.pipeline} x {plan.data}"
-    return {"shape": shape if plan.tensor == 1 else f"{shape} x {plan.tensor}"}

@@ -19,11 +19,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.closing import Scene, judge
 from varuna_core.agent.signals import Signals
-from varuna_core.morph.attempt import describe, make_attempt, pick_nodes
+from varuna_core.morph.attempt import make_attempt, pick_nodes
+from varuna_core.morph.cost import Cost
 from varuna_core.morph.ears import Ears, Sight
 from varuna_core.morph.machine import (
     ENDED,
-    JUDGING,
     RUNNING,
     SAVING,
     STOPPING,
@@ -55,7 +55,7 @@ from varuna_core.morph.words import (
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NODE_LOST, Outcome, read_outcome, write_outcome
-from varuna_core.records.files import is_listed, list_names, read_json, write_json
+from varuna_core.records.files import list_names, read_json, write_json
 from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -101,10 +101,7 @@ class Manager:
         self._look_at = 0.0
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
-        self._marks: Dict[str, float] = {}
-        """When the phases of the morph under way began, on the monotonic clock."""
-        self._before: Optional[Dict[str, Any]] = None
-        """The attempt that a morph leads away from."""
+        self._cost = Cost(run)
         self._state = self._open()
 
     def run(self) -> int:
@@ -118,7 +115,7 @@ class Manager:
             for said in self._listen():
                 self._tell(said)
             self._tell(Tick())
-            self._note_start()
+            self._cost.note_start(self._state)
             if self._state.phase != ENDED:
                 self._signals.wait(poll_s(self._plan))
         self._see_home()
@@ -194,7 +191,7 @@ class Manager:
         before = self._state
         state, actions = advance(before, said, time.monotonic(), self._rules, self._choose)
         if state != before:
-            self._mark(before, state)
+            self._cost.mark(before, state)
             self._state = state
             self._save(state)
         self._do(actions)
@@ -289,48 +286,6 @@ class Manager:
             after = {s: p.count for s, p in read_presences(self._run.morph, self._session).items()}
             if before == after:
                 return
-
-    # What it cost.
-
-    def _mark(self, before: State, state: State) -> None:
-        now = time.monotonic()
-        if before.phase == state.phase:
-            return
-        if state.phase in (SAVING, STOPPING, JUDGING) and "ending" not in self._marks:
-            self._marks["ending"] = now
-        if state.phase == JUDGING:
-            self._marks["ended"] = now
-            self._before = {**self._describe(before.attempt), "reason": state.why}
-        if state.phase == RUNNING:
-            self._marks["started"] = now
-
-    def _describe(self, number: int) -> Dict[str, Any]:
-        return describe(self._own_plan(self._run.attempt(number)))
-
-    def _note_start(self) -> None:
-        """The event of a morph, once its ranks have started."""
-        state, marks, before = self._state, self._marks, self._before
-        if state.phase not in (RUNNING, SAVING) or "started" not in marks:
-            return
-        if not is_listed(self._run.attempt(state.attempt).go):
-            return
-        now, self._marks, self._before = time.monotonic(), {}, None
-        if before is None:
-            return
-        after = self._describe(state.attempt)
-        facts: Dict[str, Any] = {"from": before["shape"], "to": after["shape"]}
-        facts.update(
-            attempt=state.attempt,
-            nodes=[get_seat(node) for node in state.members],
-            iteration=state.base,
-            reason=before["reason"],
-            stop_s=round(marks["ended"] - marks.get("ending", marks["ended"]), 3),
-            plan_s=round(marks["started"] - marks["ended"], 3),
-            start_s=round(now - marks["started"], 3),
-        )
-        with contextlib.suppress(OSError):
-            append_event(self._run.morph_events, "morph", **facts)
-        self._say(f"attempt {state.attempt} runs: {before['shape']} to {after['shape']}")
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
