@@ -336,14 +336,14 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Morph:
-    """Whether the run may change its number of nodes; not in this version."""
+    """Whether a built-in program may change its number of nodes; one group of nodes."""
 
     enabled: bool = False
-    """Go on with fewer or more nodes."""
+    """Go on without a lost node, from the newest checkpoint."""
     min_nodes: int | None = None
-    """Below this the run waits."""
+    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`)."""
     max_nodes: int | None = None
-    """Never ask for more."""
+    """Never use more; in this version a run uses at most those that it asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,7 +390,7 @@ class JobConf:
     profile: Profile = field(default_factory=Profile)
     """What is measured while training."""
     morph: Morph = field(default_factory=Morph)
-    """Whether the run may change its number of nodes; not in this version."""
+    """Whether a built-in program may go on with fewer nodes."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for the planner; not in this version."""
     notify: Notify = field(default_factory=Notify)
