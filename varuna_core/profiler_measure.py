@@ -1,0 +1,210 @@
+"""One tensor degree measured on all ranks: sizes grow until memory runs out, each told to all.
+
+build the rank's segments ─► size 1 ─► gather ─► size 2 ─► gather ─► ..
+                                         a kind of GPU on which a rank has run out stops here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from varuna_core.failure import close_group, is_connection_error
+from varuna_core.links import connect_sharing
+from varuna_core.profiler_bench import Bench, BuildOptimizer, Figures, join_figures
+from varuna_core.profiler_crossings import Crossings
+from varuna_core.profiler_file import Detail
+from varuna_core.profiler_memory import free_memory, is_out_of_memory
+from varuna_core.profiler_ranks import Crew, deal
+from varuna_core.split import Split
+from varuna_core.stage_map import parse_stage_map
+
+if TYPE_CHECKING:
+    from varuna_core.sharding import Sharding
+
+T = TypeVar("T")
+MakeInputs = Callable[[int], Mapping[str, Any]]
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """One kind of GPU at one tensor degree; lists have a figure a segment."""
+
+    kind: str
+    tensor: int
+    parameters: list[int]
+    """A rank's share."""
+    optimizer_s: list[float]
+    cells: dict[int, list[Figures]] = field(default_factory=dict)
+    """By micro-batch size."""
+    out_of_memory: str = ""
+
+    def describe(self, samples: Mapping[int, tuple[int, ...]]) -> Detail:
+        return Detail(
+            gpu=self.kind,
+            tensor=self.tensor,
+            stands_for={str(segment): list(equals) for segment, equals in samples.items()},
+            backward_s={str(n): [f.backward_s for f in cell] for n, cell in self.cells.items()},
+            largest_micro_batch=max(self.cells, default=0),
+            out_of_memory=self.out_of_memory,
+        )
+
+
+class Measuring:
+    """One degree; every rank makes one, at the same time."""
+
+    def __init__(
+        self,
+        split: Split,
+        crew: Crew,
+        tensor: int,
+        *,
+        classes: Sequence[tuple[int, ...]],
+        samples: Mapping[int, tuple[int, ...]],
+        tensor_plan: Mapping[str, Any] | None,
+        loss_scale: float,
+        seed: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.split, self.crew, self.tensor = split, crew, tensor
+        self.classes, self.samples, self.tensor_plan = classes, samples, tensor_plan
+        self.loss_scale, self.seed, self.say = loss_scale, seed, say
+        self.entries = crew.list_entries(tensor)
+        self.kind_of = {
+            rank: kind for kind, groups in self.entries.items() for held in groups for rank in held
+        }
+        self.own = deal(self.entries, list(samples), crew.rank)
+        self.sharding: Sharding | None = None
+        self.benches: dict[int, Bench] = {}
+
+    def run(
+        self, make_inputs: MakeInputs, sizes: Sequence[int], build: BuildOptimizer
+    ) -> list[Measured]:
+        """Of each kind that has ranks for it, the same on all ranks."""
+        for kind in self.crew.kinds:
+            if kind not in self.entries:
+                self.say(f"{kind}: no {self.tensor} ranks on a node for tensor {self.tensor}")
+        group = None
+        if self.tensor > 1:
+            world = self.crew.world_size
+            places = "".join(f"{entry};" for entry in range(world // self.tensor))
+            stages = parse_stage_map(places, world, self.tensor)
+            group = connect_sharing(stages, self.crew.rank, self.crew.device)
+        try:
+            found = self._build(group, build)
+            self._grow(make_inputs, sizes, found)
+        finally:
+            if self.sharding is not None:
+                self.sharding.let_go()
+            if group is not None:
+                close_group(group)
+        return list(found.values())
+
+    def _build(self, group: Any, build: BuildOptimizer) -> dict[str, Measured]:
+        """This rank's segments, and what is measured without a batch."""
+        optimizers: dict[int, float] = {}
+        crossings = Crossings(self.split)
+        error: BaseException | None = None
+        try:
+            if group is not None and self.own:
+                from varuna_core.sharding import Sharding  # half a second, where it is needed
+
+                self.sharding = Sharding(self.split, self.tensor_plan, group, self.crew.device)
+            for segment in self.own:
+                bench = self.benches[segment] = Bench(
+                    self.split,
+                    segment,
+                    crossings,
+                    loss_scale=self.loss_scale,
+                    seed=self.seed,
+                    sharding=self.sharding,
+                )
+                optimizers[segment] = bench.measure_optimizer(build)
+                free_memory(self.crew.device)
+        except Exception as caught:
+            error = caught
+        self.crew.agree(error)
+        counts = {segment: bench.num_parameters for segment, bench in self.benches.items()}
+        told = self.crew.gather((counts, optimizers))
+        return {
+            kind: Measured(
+                kind=kind,
+                tensor=self.tensor,
+                parameters=self._fill(_merge([told[rank][0] for rank in ranks], max), max),
+                optimizer_s=self._fill(_merge([told[rank][1] for rank in ranks], max), median),
+            )
+            for kind, ranks in self._list_ranks()
+        }
+
+    def _list_ranks(self) -> list[tuple[str, list[int]]]:
+        return [
+            (k, [rank for held in groups for rank in held]) for k, groups in self.entries.items()
+        ]
+
+    def _grow(
+        self, make_inputs: MakeInputs, sizes: Sequence[int], found: Mapping[str, Measured]
+    ) -> None:
+        """Size by size, until each kind has run out of memory or all sizes are done."""
+        for size in sizes:
+            mine = found.get(self.kind_of.get(self.crew.rank, ""))
+            measured: dict[int, Figures] = {}
+            failed = ""
+            if mine is not None and not mine.out_of_memory:
+                measured, failed = self._measure_own(make_inputs, size)
+            else:
+                self.crew.agree(None)
+            told = self.crew.gather((measured, failed))
+            for kind, ranks in self._list_ranks():
+                one = found[kind]
+                if one.out_of_memory:
+                    continue
+                words = next((told[rank][1] for rank in ranks if told[rank][1]), "")
+                if words:
+                    one.out_of_memory = f"out of memory at micro-batch {size}: {words}"
+                    self.say(f"{kind}, tensor {self.tensor}: {one.out_of_memory}")
+                    continue
+                joined = _merge([told[rank][0] for rank in ranks], join_figures)
+                one.cells[size] = self._fill(joined, lambda many: join_figures(many, median))
+                self.say(f"{kind}, tensor {self.tensor}, micro-batch {size}: measured")
+            if all(one.out_of_memory for one in found.values()):
+                return
+
+    def _measure_own(self, make_inputs: MakeInputs, size: int) -> tuple[dict[int, Figures], str]:
+        """Each segment's figures, or where memory ran out; what else is wrong ends all ranks."""
+        measured: dict[int, Figures] = {}
+        error: BaseException | None = None
+        failed = ""
+        for segment, bench in self.benches.items():
+            try:
+                measured[segment] = bench.measure(make_inputs(size), size)
+            except Exception as caught:
+                error, failed = caught, f"segment {segment}"
+                break
+        if error is not None and self.sharding is not None:
+            close_group(self.sharding.group)  # those who wait for this rank go on
+            if is_connection_error(error):
+                error, failed = None, f"{failed}, on a rank that shares its layers"
+        if error is not None and is_out_of_memory(error):
+            error = None  # and with it its frames, and what they hold
+        if failed:
+            for bench in self.benches.values():
+                bench.clear()
+            free_memory(self.crew.device)
+        self.crew.agree(error)
+        return measured, failed
+
+    def _fill(self, measured: Mapping[int, T], join: Callable[[list[T]], T]) -> list[T]:
+        """Of every segment: its own, or what its measured equals have in common."""
+        filled: dict[int, T] = {}
+        for equals in self.classes:
+            shared = join([measured[segment] for segment in equals if segment in measured])
+            filled |= {segment: measured.get(segment, shared) for segment in equals}
+        return [filled[segment] for segment in sorted(filled)]
+
+
+def _merge(many: Sequence[Mapping[int, T]], join: Callable[[list[T]], T]) -> dict[int, T]:
+    """By segment; ranks that share layers have measured the same ones."""
+    keys = sorted({key for one in many for key in one})
+    return {key: join([one[key] for one in many if key in one]) for key in keys}
