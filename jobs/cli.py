@@ -19,6 +19,7 @@ from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
 from jobs.export import export
+from jobs.profile_command import profile
 from jobs.report_commands import compare, report
 from varuna_core import __version__
 
@@ -219,6 +220,7 @@ def logs(
     reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)
 
 
+cli.add_command(profile)
 cli.add_command(report)
 cli.add_command(compare)
 

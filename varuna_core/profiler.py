@@ -32,20 +32,21 @@ from varuna_core.profiler_file import (
     build_cell,
     describe_profile,
     extend_file,
-    name_file,
     read_kept,
 )
 from varuna_core.profiler_links import measure_network
 from varuna_core.profiler_measure import Measured, Measuring
 from varuna_core.profiler_ranks import Crew
 from varuna_core.profiler_segments import choose_samples, digest_model, find_classes, list_ties
+from varuna_core.records.training import name_profile_file
 from varuna_core.settings import find_device
 from varuna_core.split import Split, split_model
 from varuna_core.split_values import map_leaves
-from varuna_core.stage_map import parse_stage_map
 
 LARGEST = 64
 """Micro-batch sizes double up to it, where none are given."""
+LIMIT_S = 600.0
+"""Then no larger one is begun."""
 SAMPLES = 3
 """Of equal segments so many are measured."""
 LOSS_SCALE = 1024.0
@@ -69,22 +70,26 @@ class Profiler:
         digest: str | None = None,
         kind: str | None = None,
         samples: int = SAMPLES,
-        stage_map: str | None = None,
+        groups: Sequence[Sequence[int]] = (),
+        prepare: Callable[[nn.Module], None] = lambda module: None,
+        limit_s: float = LIMIT_S,
         seed: int = 1234,
         say: Callable[[str], None] | None = None,
     ) -> None:
         """`tensor` is a degree, or several, each of which divides the ranks.
 
         `name` and `digest` say whose profile it is, by default the model's class and its shapes;
-        `kind` is what to call this rank's GPU. `stage_map` is a layout whose sums over replicas
-        are timed besides the usual ones. `say` hears of the progress on rank 0.
+        `kind` is what to call this rank's GPU. `groups` of ranks have their sums timed besides the
+        usual ones. `prepare` is given each segment's module before it is measured. `say` hears of
+        the progress on rank 0.
         """
         self.model, self.device = model, find_device(device, local_rank)
         self.precision = choose_precision(fp16, precision)
         self.degrees = (tensor,) if isinstance(tensor, int) else tuple(tensor)
         self.shared_weights, self.tensor_plan = shared_weights, tensor_plan
         self.name, self.digest = name or type(model).__name__, digest
-        self.samples, self.stage_map, self.seed = max(1, samples), stage_map, seed
+        self.samples, self.groups, self.seed = max(1, samples), groups, seed
+        self.prepare, self.limit_s = prepare, limit_s
         self.crew = Crew(self.device, kind)
         for degree in self.degrees:
             if degree < 1 or self.crew.world_size % degree:
@@ -127,17 +132,18 @@ class Profiler:
     ) -> Profile:
         """Measure and write `<out_folder>/<model>.profile.json`, or `path`; the same on all ranks.
 
-        Without sizes they double until memory runs out. A file that is there must be of the same
-        model and software, and is extended.
+        Without sizes they double until memory runs out, or time (`limit_s` a degree). A file that
+        is there must be of the same model and software, and is extended.
         """
         if get_batch is not None and not callable(get_batch):
             get_batch, microbatch_sizes = None, get_batch
         if get_batch is not None:
             self.initialize(get_batch)
         sizes = sorted(set(microbatch_sizes or double_up(LARGEST)))
+        limit_s = self.limit_s if not microbatch_sizes else None
         if not sizes or sizes[0] < 1:
             raise ValueError(f"micro-batch sizes {sizes}: want 1 or more")
-        target = Path(path) if path is not None else Path(out_folder) / name_file(self.name)
+        target = Path(path) if path is not None else Path(out_folder) / name_profile_file(self.name)
         error: Exception | None = None
         kept = None
         try:
@@ -164,11 +170,14 @@ class Profiler:
                 tensor_plan=self.tensor_plan,
                 loss_scale=self._loss_scale,
                 seed=self.seed,
+                prepare=self.prepare,
                 say=self.say,
             )
-            found += measuring.run(self._make_inputs, sizes, self._build_optimizer)
+            found += measuring.run(self._make_inputs, sizes, self._build_optimizer, limit_s)
         self.details = [one.describe(samples) for one in found]
-        network = self._measure_links() if links else Network(links={}, all_reduces={})
+        network = Network(links={}, all_reduces={})
+        if links:
+            network = measure_network(self.crew, used=self.groups, say=self.say)
         try:
             made = self._assemble(model, found, network)
             if self.crew.rank == 0:
@@ -226,14 +235,6 @@ class Profiler:
     def _list_software(self) -> dict[str, str]:
         return {"torch": torch.__version__, "cuda": torch.version.cuda or "none"}
 
-    def _measure_links(self) -> Network:
-        used: list[Sequence[int]] = []
-        if self.stage_map is not None:
-            world, degree = self.crew.world_size, max(self.degrees)
-            stages = parse_stage_map(self.stage_map, world, degree)
-            used = [held for t in range(degree) for held in stages.slice(t).ranks]
-        return measure_network(self.crew, used=used, say=self.say)
-
     def _assemble(self, model: Model, found: Sequence[Measured], network: Network) -> Profile:
         gpus: dict[str, GpuProfile] = {}
         for kind in self.crew.kinds:
@@ -250,7 +251,7 @@ class Profiler:
                     optimizer_s={one.tensor: tuple(one.optimizer_s) for one in own},
                 )
         if not gpus:
-            where = "; ".join(f"{one.kind}: {one.out_of_memory or 'no ranks'}" for one in found)
+            where = "; ".join(f"{one.kind}: {one.stopped or 'no ranks'}" for one in found)
             raise RuntimeError(f"nothing could be measured: {where}")
         shares = {one.tensor: tuple(map(int, one.parameters)) for one in found}
         return Profile(

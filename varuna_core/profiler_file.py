@@ -7,7 +7,6 @@ each of them stands for, the joined backward's times, and where memory ran out.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +32,8 @@ class Detail:
     """By micro-batch size: both gradients in one action, a figure a segment."""
     largest_micro_batch: int
     """The last that was measured."""
-    out_of_memory: str = ""
-    """At which size and where; empty if memory did not run out."""
+    stopped: str = ""
+    """Why no larger one was: where memory ran out; empty if all that was asked for was measured."""
 
 
 def build_cell(figures: Sequence[Figures]) -> Cell:
@@ -42,11 +41,6 @@ def build_cell(figures: Sequence[Figures]) -> Cell:
         name: tuple(float(getattr(one, name)) for one in figures) for name in FIGURES
     }
     return Cell(**columns)
-
-
-def name_file(model: str) -> str:
-    """Of a model's profile in a folder of profiles."""
-    return re.sub(r"[^\w.+-]+", "_", model) + ".profile.json"
 
 
 def read_kept(path: Path) -> tuple[Profile, list[dict[str, Any]]] | None:
@@ -79,6 +73,10 @@ def extend_file(
     return profile
 
 
+def copy_file(path: Path, target: Path) -> None:
+    write_atomic(target, path.read_text(encoding="utf-8"))
+
+
 def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
     """A table in words: for each kind, degree and size the whole model on one GPU; the links."""
     rows = [["GPU", "tensor", "micro-batch", "forward", "backward", "largest segment", "optimizer"]]
@@ -104,7 +102,7 @@ def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
         lines.append(
             f"{detail.gpu}, tensor {detail.tensor}: segments {', '.join(detail.stands_for)} "
             f"measured" + (", the others as their equals" if equal > len(detail.stands_for) else "")
-            + (f"; {detail.out_of_memory}" if detail.out_of_memory else "")
+            + (f"; {detail.stopped}" if detail.stopped else "")
         )  # fmt: skip
     for (a, b, where), link in sorted(profile.network.links.items()):
         lines.append(f"{a} to {b}, {where}-node: {_show_link(link.points)}")

@@ -6,10 +6,13 @@ build the rank's segments ─► size 1 ─► gather ─► size 2 ─► gathe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
 
 from varuna_core.failure import close_group, is_connection_error
 from varuna_core.links import connect_sharing
@@ -39,7 +42,7 @@ class Measured:
     optimizer_s: list[float]
     cells: dict[int, list[Figures]] = field(default_factory=dict)
     """By micro-batch size."""
-    out_of_memory: str = ""
+    stopped: str = ""
 
     def describe(self, samples: Mapping[int, tuple[int, ...]]) -> Detail:
         return Detail(
@@ -48,7 +51,7 @@ class Measured:
             stands_for={str(segment): list(equals) for segment, equals in samples.items()},
             backward_s={str(n): [f.backward_s for f in cell] for n, cell in self.cells.items()},
             largest_micro_batch=max(self.cells, default=0),
-            out_of_memory=self.out_of_memory,
+            stopped=self.stopped,
         )
 
 
@@ -66,11 +69,13 @@ class Measuring:
         tensor_plan: Mapping[str, Any] | None,
         loss_scale: float,
         seed: int,
+        prepare: Callable[[nn.Module], None],
         say: Callable[[str], None],
     ) -> None:
         self.split, self.crew, self.tensor = split, crew, tensor
         self.classes, self.samples, self.tensor_plan = classes, samples, tensor_plan
         self.loss_scale, self.seed, self.say = loss_scale, seed, say
+        self.prepare = prepare
         self.entries = crew.list_entries(tensor)
         self.kind_of = {
             rank: kind for kind, groups in self.entries.items() for held in groups for rank in held
@@ -80,9 +85,16 @@ class Measuring:
         self.benches: dict[int, Bench] = {}
 
     def run(
-        self, make_inputs: MakeInputs, sizes: Sequence[int], build: BuildOptimizer
+        self,
+        make_inputs: MakeInputs,
+        sizes: Sequence[int],
+        build: BuildOptimizer,
+        limit_s: float | None,
     ) -> list[Measured]:
-        """Of each kind that has ranks for it, the same on all ranks."""
+        """Of each kind that has ranks for it, the same on all ranks.
+
+        A size that would, by the one before, end beyond `limit_s` is left out.
+        """
         for kind in self.crew.kinds:
             if kind not in self.entries:
                 self.say(f"{kind}: no {self.tensor} ranks on a node for tensor {self.tensor}")
@@ -94,7 +106,7 @@ class Measuring:
             group = connect_sharing(stages, self.crew.rank, self.crew.device)
         try:
             found = self._build(group, build)
-            self._grow(make_inputs, sizes, found)
+            self._grow(make_inputs, sizes, found, limit_s)
         finally:
             if self.sharding is not None:
                 self.sharding.let_go()
@@ -121,6 +133,7 @@ class Measuring:
                     seed=self.seed,
                     sharding=self.sharding,
                 )
+                self.prepare(bench.stage.module)
                 optimizers[segment] = bench.measure_optimizer(build)
                 free_memory(self.crew.device)
         except Exception as caught:
@@ -144,32 +157,51 @@ class Measuring:
         ]
 
     def _grow(
-        self, make_inputs: MakeInputs, sizes: Sequence[int], found: Mapping[str, Measured]
+        self,
+        make_inputs: MakeInputs,
+        sizes: Sequence[int],
+        found: Mapping[str, Measured],
+        limit_s: float | None,
     ) -> None:
         """Size by size, until each kind has run out of memory or all sizes are done."""
-        for size in sizes:
+        spent = last_s = 0.0
+        for place, size in enumerate(sizes):
+            if limit_s is not None and place:
+                coming_s = last_s * size / sizes[place - 1]
+                if spent + coming_s > limit_s:
+                    self._leave_out(found, size, limit_s)
+                    return
+            begin = time.monotonic()
             mine = found.get(self.kind_of.get(self.crew.rank, ""))
             measured: dict[int, Figures] = {}
             failed = ""
-            if mine is not None and not mine.out_of_memory:
+            if mine is not None and not mine.stopped:
                 measured, failed = self._measure_own(make_inputs, size)
             else:
                 self.crew.agree(None)
-            told = self.crew.gather((measured, failed))
+            told = self.crew.gather((measured, failed, time.monotonic() - begin))
+            last_s = max(took for _, _, took in told)
+            spent += last_s
             for kind, ranks in self._list_ranks():
                 one = found[kind]
-                if one.out_of_memory:
+                if one.stopped:
                     continue
                 words = next((told[rank][1] for rank in ranks if told[rank][1]), "")
                 if words:
-                    one.out_of_memory = f"out of memory at micro-batch {size}: {words}"
-                    self.say(f"{kind}, tensor {self.tensor}: {one.out_of_memory}")
+                    one.stopped = f"out of memory at micro-batch {size}: {words}"
+                    self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
                     continue
                 joined = _merge([told[rank][0] for rank in ranks], join_figures)
                 one.cells[size] = self._fill(joined, lambda many: join_figures(many, median))
                 self.say(f"{kind}, tensor {self.tensor}, micro-batch {size}: measured")
-            if all(one.out_of_memory for one in found.values()):
+            if all(one.stopped for one in found.values()):
                 return
+
+    def _leave_out(self, found: Mapping[str, Measured], size: int, limit_s: float) -> None:
+        for kind, one in found.items():
+            if not one.stopped:
+                one.stopped = f"micro-batch {size} left out: it would end after {limit_s:g} s"
+                self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
 
     def _measure_own(self, make_inputs: MakeInputs, size: int) -> tuple[dict[int, Figures], str]:
         """Each segment's figures, or where memory ran out; what else is wrong ends all ranks."""
