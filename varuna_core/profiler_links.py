@@ -1,6 +1,6 @@
 """How long messages and sums take: by the channels and groups of the runtime, one pair at a time.
 
-    a ──message of b bytes──► b        time(b) = there and back - half of a small one there and back
+    a ──message of n bytes──► b        time(n) = there and back - half of the quickest of all
     a ◄──one number────────── b        then the other way round
 
 One pair of ranks stands for all pairs of its class (kind of sender, kind of receiver, on one node
@@ -184,15 +184,14 @@ class _End:
 
     def ask(self, sizes: Sequence[int]) -> dict[int, float]:
         """Seconds of a message of each size, until one is slow."""
-        half = self._time(SMALL) / 2
-        times: dict[int, float] = {}
+        taken = {SMALL: self._time(SMALL)}
         for size in sizes:
-            took = self._time(size)
-            times[size] = max(took - half, half)
-            if took > SLOW_S:
+            taken[size] = self._time(size)
+            if taken[size] > SLOW_S:
                 break
         self._exchange(self._make(SMALL, 0))
-        return times
+        answer_s = min(taken.values()) / 2
+        return {size: took - answer_s for size, took in taken.items() if size in sizes}
 
     def _time(self, size: int) -> float:
         message = self._make(size)
