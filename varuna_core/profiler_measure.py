@@ -81,6 +81,9 @@ class Measuring:
             rank: kind for kind, groups in self.entries.items() for held in groups for rank in held
         }
         self.own = deal(self.entries, list(samples), crew.rank)
+        self.group: Any = None
+        """Of the ranks that share layers."""
+
         self.sharding: Sharding | None = None
         self.benches: dict[int, Bench] = {}
 
@@ -98,32 +101,36 @@ class Measuring:
         for kind in self.crew.kinds:
             if kind not in self.entries:
                 self.say(f"{kind}: no {self.tensor} ranks on a node for tensor {self.tensor}")
-        group = None
         if self.tensor > 1:
             world = self.crew.world_size
             places = "".join(f"{entry};" for entry in range(world // self.tensor))
             stages = parse_stage_map(places, world, self.tensor)
-            group = connect_sharing(stages, self.crew.rank, self.crew.device)
+            self.group = connect_sharing(stages, self.crew.rank, self.crew.device)
         try:
-            found = self._build(group, build)
+            found = self._build(build)
             self._grow(make_inputs, sizes, found, limit_s)
         finally:
-            if self.sharding is not None:
-                self.sharding.let_go()
-            if group is not None:
-                close_group(group)
+            self._close()
         return list(found.values())
 
-    def _build(self, group: Any, build: BuildOptimizer) -> dict[str, Measured]:
+    def _close(self) -> None:
+        """Those who wait for this rank go on, with an error: nobody here holds the group then."""
+        group, self.group = self.group, None
+        if self.sharding is not None:
+            self.sharding.let_go()
+        if group is not None:
+            close_group(group)
+
+    def _build(self, build: BuildOptimizer) -> dict[str, Measured]:
         """This rank's segments, and what is measured without a batch."""
         optimizers: dict[int, float] = {}
         crossings = Crossings(self.split)
         error: BaseException | None = None
         try:
-            if group is not None and self.own:
+            if self.group is not None and self.own:
                 from varuna_core.sharding import Sharding  # half a second, where it is needed
 
-                self.sharding = Sharding(self.split, self.tensor_plan, group, self.crew.device)
+                self.sharding = Sharding(self.split, self.tensor_plan, self.group, self.crew.device)
             for segment in self.own:
                 bench = self.benches[segment] = Bench(
                     self.split,
@@ -214,13 +221,12 @@ class Measuring:
             except Exception as caught:
                 error, failed = caught, f"segment {segment}"
                 break
-        if error is not None and self.sharding is not None:
-            close_group(self.sharding.group)  # those who wait for this rank go on
-            if is_connection_error(error):
-                error, failed = None, f"{failed}, on a rank that shares its layers"
         if error is not None and is_out_of_memory(error):
             error = None  # and with it its frames, and what they hold
+        elif error is not None and self.group is not None and is_connection_error(error):
+            error, failed = None, f"{failed}, on a rank that shares its layers"
         if failed:
+            self._close()
             for bench in self.benches.values():
                 bench.clear()
             free_memory(self.crew.device)

@@ -40,7 +40,7 @@ def run_out_on_one(folder: Path, rank: int) -> dict[str, Any]:
         if rank == 1 and is_real(args[0]) and len(args[0]) > 1:
             raise torch.OutOfMemoryError("of this rank alone")
 
-    model.blocks[1].mlp_up.register_forward_pre_hook(limit)
+    model.blocks[1].register_forward_pre_hook(limit)
     profiler = Profiler(model, "cpu", tensor=2, name="limited", samples=3)
     profile = profiler.profile_all(read_tokens, [1, 2, 4], folder, links=False)
     return {
