@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from varuna_core.channel import BYE, Arrivals, Receiver, Sender
+from varuna_core.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.links import JOIN_TIMEOUT_S, NO_TIMEOUT
 from varuna_core.planner.links import LinkKey, LinkTime, Network, Where
 from varuna_core.profiler_ranks import Crew, Place
@@ -151,6 +151,7 @@ def _measure_pair(
     there: dict[int, float] = {}
     back: dict[int, float] = {}
     error: BaseException | None = None
+    end = None
     if crew.rank in (pair.a, pair.b):
         is_first = crew.rank == pair.a
         peer = pair.b if is_first else pair.a
@@ -162,12 +163,12 @@ def _measure_pair(
         try:
             there = end.ask(sizes) if is_first else end.answer(sizes)
             back = end.answer(sizes) if is_first else end.ask(sizes)
-            sender.flush()
         except Exception as caught:
             error = caught
-        sender.close(BYE)
-        receiver.thread.join(JOIN_TIMEOUT_S)
-    crew.agree(error)
+            end.leave(POISON)
+    crew.agree(error)  # both have taken all messages: a leave may overtake the last one
+    if end is not None:
+        end.leave(BYE)
     told = crew.gather((there, back))
     return told[pair.a][0], told[pair.b][1]
 
@@ -177,6 +178,10 @@ class _End:
 
     def __init__(self, sender: Sender, receiver: Receiver, device: torch.device) -> None:
         self.sender, self.receiver, self.device = sender, receiver, device
+
+    def leave(self, word: int) -> None:
+        self.sender.close(word)
+        self.receiver.thread.join(JOIN_TIMEOUT_S)
 
     def _make(self, num_bytes: int, value: int = 1) -> Tensor:
         count = max(1, num_bytes // 4)
