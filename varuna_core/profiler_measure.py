@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import nn
 
 from varuna_core.failure import close_group, is_connection_error
+from varuna_core.graph_memory import USABLE
 from varuna_core.links import connect_sharing
 from varuna_core.profiler_bench import Bench, BuildOptimizer, Figures, join_figures
 from varuna_core.profiler_crossings import Crossings
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from varuna_core.sharding import Sharding
 
 T = TypeVar("T")
+HANG_S = 300.0
+"""Ranks that share layers wait so long for one another."""
 MakeInputs = Callable[[int], Mapping[str, Any]]
 
 
@@ -105,7 +109,7 @@ class Measuring:
             world = self.crew.world_size
             places = "".join(f"{entry};" for entry in range(world // self.tensor))
             stages = parse_stage_map(places, world, self.tensor)
-            self.group = connect_sharing(stages, self.crew.rank, self.crew.device)
+            self.group = connect_sharing(stages, self.crew.rank, self.crew.device, HANG_S)
         try:
             found = self._build(build)
             self._grow(make_inputs, sizes, found, limit_s)
@@ -186,8 +190,10 @@ class Measuring:
                 measured, failed = self._measure_own(make_inputs, size)
             else:
                 self.crew.agree(None)
-            told = self.crew.gather((measured, failed, time.monotonic() - begin))
-            last_s = max(took for _, _, took in told)
+            after = sizes[place + 1] if place + 1 < len(sizes) else 0
+            too_large = bool(measured) and self._foresee_too_large(measured, after / size)
+            told = self.crew.gather((measured, failed, time.monotonic() - begin, too_large))
+            last_s = max(one[2] for one in told)
             spent += last_s
             for kind, ranks in self._list_ranks():
                 one = found[kind]
@@ -201,8 +207,22 @@ class Measuring:
                 joined = _merge([told[rank][0] for rank in ranks], join_figures)
                 one.cells[size] = self._fill(joined, lambda many: join_figures(many, median))
                 self.say(f"{kind}, tensor {self.tensor}, micro-batch {size}: measured")
+                if any(told[rank][3] for rank in ranks):
+                    one.stopped = f"micro-batch {after} left out: by this one, it does not fit"
+                    self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
             if all(one.stopped for one in found.values()):
                 return
+
+    def _foresee_too_large(self, measured: Mapping[int, Figures], growth: float) -> bool:
+        """Whether ranks that share layers had better not try the next size on these GPUs: one that
+        runs out leaves the others in a kernel of NCCL's that nothing ends."""
+        device = self.crew.device
+        if self.tensor == 1 or device.type != "cuda":
+            return False
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        needed = max(f.graph_bytes + f.work_bytes + f.output_bytes for f in measured.values())
+        return needed * growth > USABLE * free
 
     def _leave_out(self, found: Mapping[str, Measured], size: int, limit_s: float) -> None:
         for kind, one in found.items():

@@ -26,6 +26,7 @@ from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.profile import FIGURES, Profile
 from varuna_core.planner.profile_file import read_profile
 from varuna_core.profiler import remake_optimizer
+from varuna_core.profiler_measure import Measuring
 from varuna_core.profiler_memory import is_out_of_memory, measure_peak
 from varuna_core.profiler_segments import choose_samples, find_classes
 from varuna_core.split import split_model
@@ -149,6 +150,16 @@ def test_time_ends_the_doubling_but_not_what_was_asked_for(tmp_path: Path) -> No
     assert "2 left out" in read_details(tmp_path, "Ladder")[0]["stopped"]
     profile = run_profile(Ladder(), tmp_path, [1, 2, 4], limit_s=0.0)
     assert set(profile.gpus["cpu"].cells) == {(1, 1), (2, 1), (4, 1)}
+
+
+def test_what_would_not_fit_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs that share layers; who says so is made up here."""
+    monkeypatch.setattr(
+        Measuring, "_foresee_too_large", lambda self, measured, growth: growth == 1.5
+    )
+    profile = run_profile(Ladder(), tmp_path, [1, 2, 3, 4])
+    assert set(profile.gpus["cpu"].cells) == {(1, 1), (2, 1)}
+    assert read_details(tmp_path, "Ladder")[0]["stopped"].startswith("micro-batch 3 left out")
 
 
 def test_a_peak_is_what_was_held_at_once() -> None:
