@@ -109,17 +109,19 @@ class Profiler:
         optimizer: Any,
         loss_scale: float | str = LOSS_SCALE,
         init_loss_scale: float = LOSS_SCALE,
-        min_loss_scale: float = 1.0,
-        **ignored: Any,
+        min_loss_scale: float | None = None,
+        amp_opt_level: str | None = None,
     ) -> None:
         """One of this kind and its settings is timed for each segment; or a function of parameters
-        that makes one. Its own parameters are not looked at."""
+        that makes one. Its own parameters are not looked at, nor is `amp_opt_level`."""
         is_made = hasattr(optimizer, "param_groups")
         if not is_made and not callable(optimizer):
             raise ValueError(f"{type(optimizer).__name__} is no optimizer, nor makes one")
         self._build_optimizer = remake_optimizer(optimizer) if is_made else optimizer
         if self.precision.name == "fp16":
-            self._loss_scale = build_loss_scale(loss_scale, init_loss_scale, min_loss_scale).scale
+            self._loss_scale = build_loss_scale(
+                loss_scale, init_loss_scale, min_loss_scale or 1.0
+            ).scale
 
     def profile_all(
         self,
@@ -174,7 +176,7 @@ class Profiler:
                 say=self.say,
             )
             found += measuring.run(self._make_inputs, sizes, self._build_optimizer, limit_s)
-        self.details = [one.describe(samples) for one in found]
+        self.details = [one.describe(classes, samples) for one in found]
         network = Network(links={}, all_reduces={})
         if links:
             network = measure_network(self.crew, used=self.groups, say=self.say)

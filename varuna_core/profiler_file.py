@@ -1,7 +1,7 @@
 """The profile's file: the planner's format, and beside it what it does not need to plan.
 
-"details" says of each kind of GPU and tensor degree which segments were measured and which others
-each of them stands for, the joined backward's times, and where memory ran out.
+"details" says of each kind of GPU and tensor degree which segments are equal and which of them were
+measured at each size, the joined backward's times, and where memory ran out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ class Detail:
 
     gpu: str
     tensor: int
-    stands_for: dict[str, list[int]]
-    """Of each measured segment all that are equal to it; of several measured ones the median
-    counts for the rest."""
+    equals: list[list[int]]
+    """Segments that are alike: those that were measured have their own figures, the others the
+    medians of these."""
+    measured: dict[str, list[int]]
+    """By micro-batch size."""
     backward_s: dict[str, list[float]]
     """By micro-batch size: both gradients in one action, a figure a segment."""
     largest_micro_batch: int
@@ -63,9 +65,14 @@ def extend_file(
     told = {(one["gpu"], one["tensor"]): one for one in before}
     for detail in details:
         fresh = json.loads(json.dumps(asdict(detail)))
-        old = told.get((detail.gpu, detail.tensor), {"backward_s": {}, "largest_micro_batch": 0})
-        fresh["backward_s"] = old["backward_s"] | fresh["backward_s"]
-        fresh["largest_micro_batch"] = max(old["largest_micro_batch"], detail.largest_micro_batch)
+        old = told.get((detail.gpu, detail.tensor))
+        if old is not None:
+            for key in ("measured", "backward_s"):
+                fresh[key] = old[key] | fresh[key]
+            if old["largest_micro_batch"] > detail.largest_micro_batch:
+                for key in ("largest_micro_batch", "stopped"):
+                    fresh[key] = old[key]
+            fresh["stopped"] = fresh["stopped"] or old["stopped"]
         told[detail.gpu, detail.tensor] = fresh
     fields = json.loads(render_profile(profile)) | {"details": [told[key] for key in sorted(told)]}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,10 +105,11 @@ def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(w.ljust(n) for w, n in zip(r, widths, strict=True)).rstrip() for r in rows]
     for detail in details:
-        equal = sum(len(held) for held in detail.stands_for.values())
+        chosen = sorted({segment for held in detail.measured.values() for segment in held})
+        num_segments = sum(map(len, detail.equals))
         lines.append(
-            f"{detail.gpu}, tensor {detail.tensor}: segments {', '.join(detail.stands_for)} "
-            f"measured" + (", the others as their equals" if equal > len(detail.stands_for) else "")
+            f"{detail.gpu}, tensor {detail.tensor}: segments {', '.join(map(str, chosen))} measured"
+            + (", the others as their equals" if len(chosen) < num_segments else "")
             + (f"; {detail.stopped}" if detail.stopped else "")
         )  # fmt: skip
     for (a, b, where), link in sorted(profile.network.links.items()):

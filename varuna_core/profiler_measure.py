@@ -48,11 +48,14 @@ class Measured:
     """By micro-batch size."""
     stopped: str = ""
 
-    def describe(self, samples: Mapping[int, tuple[int, ...]]) -> Detail:
+    def describe(
+        self, classes: Sequence[Sequence[int]], samples: Mapping[int, Sequence[int]]
+    ) -> Detail:
         return Detail(
             gpu=self.kind,
             tensor=self.tensor,
-            stands_for={str(segment): list(equals) for segment, equals in samples.items()},
+            equals=[list(held) for held in classes],
+            measured={str(size): list(samples) for size in self.cells},
             backward_s={str(n): [f.backward_s for f in cell] for n, cell in self.cells.items()},
             largest_micro_batch=max(self.cells, default=0),
             stopped=self.stopped,

@@ -92,7 +92,8 @@ def test_only_samples_of_equal_segments_are_run(tmp_path: Path) -> None:
     # The first block has no layer before it whose gradient it makes; the last ends in the loss.
     assert {number for number, _ in model.runs} == {0, 1, NUM_BLOCKS - 2, NUM_BLOCKS - 1}
     (detail,) = read_details(tmp_path, "Stack")
-    assert detail["stands_for"] == {"0": [0], "1": [1, 2, 3], "3": [1, 2, 3], "4": [4]}
+    assert detail["equals"] == [[0], [1, 2, 3], [4]]
+    assert detail["measured"] == {"2": [0, 1, 3, 4]}
 
 
 def test_equal_segments_have_the_figures_of_their_samples(tmp_path: Path) -> None:
@@ -186,8 +187,11 @@ def test_a_profile_is_extended(tmp_path: Path) -> None:
     profile = run_profile(Stack(limit=3), tmp_path, [2, 4], samples=NUM_BLOCKS)
     assert set(profile.gpus["cpu"].cells) == {(1, 1), (2, 1)}
     assert read_profile(tmp_path / "Stack.profile.json") == profile
+    run_profile(Stack(), tmp_path, [1], samples=1)
     (detail,) = read_details(tmp_path, "Stack")
     assert set(detail["backward_s"]) == {"1", "2"}
+    assert detail["measured"] == {"1": [0, 1, 4], "2": [0, 1, 2, 3, 4]}
+    assert detail["largest_micro_batch"] == 2 and "at micro-batch 4" in detail["stopped"]
 
 
 def test_a_profile_of_another_model_is_kept(tmp_path: Path) -> None:
@@ -230,7 +234,12 @@ def test_the_calls_of_varunas_readme(tmp_path: Path) -> None:
         return models.make_inputs(size)
 
     profiler.initialize(get_batch)
-    profiler.set_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), loss_scale="dynamic")
+    profiler.set_optimizer(
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        loss_scale="dynamic",
+        min_loss_scale=None,
+        amp_opt_level="O2",
+    )
     profile = profiler.profile_all(get_batch, list(range(1, 3)), out_folder=str(tmp_path))
     assert set(profile.gpus["cpu"].cells) == {(1, 1), (2, 1)}
     (tie,) = profile.model.ties
