@@ -4,7 +4,8 @@
 
 So what is timed is what training runs: stubs before the stage, put-off weight gradients, gradients
 added up in fp32. Times are medians of rounds after a warm-up: by CUDA events between actions on a
-GPU, by the clock on a CPU.
+GPU, by the clock on a CPU. Rounds of a rank's segments take turns, so that a machine that is slow
+for a while is so for all of them.
 """
 
 from __future__ import annotations
@@ -171,40 +172,52 @@ class Bench:
 
     def measure(self, inputs: Mapping[str, Any], size: int) -> Figures:
         """`inputs` hold `size` samples, on the device."""
-        micro = MicroBatch(inputs=inputs, size=size, first_sample=0)
+        for _ in range(self.begin(inputs, size)):
+            self.run_round()
+        return self.finish()
+
+    def begin(self, inputs: Mapping[str, Any], size: int) -> int:
+        """Warm up; how many rounds there are to be."""
+        self.micro = MicroBatch(inputs=inputs, size=size, first_sample=0)
+        self.times: dict[str, list[float]] = {}
+        self.incoming.tensors = self.crossings.make(self.segment, inputs)
         with kept_random_state(self.device):
-            self.incoming.tensors = self.crossings.make(self.segment, inputs)
             for _ in range(WARM_UP):
                 begin = time.perf_counter()
-                self._run(ROUND, micro)
+                self._run(ROUND)
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
                 round_s = time.perf_counter() - begin
-            times: dict[str, list[float]] = {}
-            for _ in range(self._choose_rounds(round_s)):
-                self._run(ROUND, micro)
-                for (kind, _), took in zip(ROUND, self.clock.read(), strict=True):
-                    times.setdefault(kind, []).append(took)
-            graph, held, peak = self._measure_memory(micro)
+        return self._choose_rounds(round_s)
+
+    def run_round(self) -> None:
+        with kept_random_state(self.device):
+            self._run(ROUND)
+        for (kind, _), took in zip(ROUND, self.clock.read(), strict=True):
+            self.times.setdefault(kind, []).append(took)
+
+    def finish(self) -> Figures:
+        with kept_random_state(self.device):
+            graph, held, peak = self._measure_memory()
         return Figures(
-            forward_s=median(times["F"]),
-            backward_s=median(times["B"]),
-            input_grad_s=median(times["I"]),
-            weight_grad_s=median(times["W"]),
-            recompute_s=median(times["R"]),
+            forward_s=median(self.times["F"]),
+            backward_s=median(self.times["B"]),
+            input_grad_s=median(self.times["I"]),
+            weight_grad_s=median(self.times["W"]),
+            recompute_s=median(self.times["R"]),
             output_bytes=self.outgoing.num_bytes,
             graph_bytes=graph,
             work_bytes=max(0, peak - held),
         )
 
-    def _run(self, actions: Sequence[tuple[Kind, int]], micro: MicroBatch) -> None:
+    def _run(self, actions: Sequence[tuple[Kind, int]]) -> None:
         words = [Action(kind, self.segment, number) for kind, number in actions]
         if self.sharding is not None:
             self.sharding.on_gradient = self.gradients.note
         shared = nullcontext() if self.sharding is None else self.sharding.running()
         self.clock.start()
         with shared:
-            self.engine.run(words, [micro] * 3, 0, lambda: micro.size)
+            self.engine.run(words, [self.micro] * 3, 0, lambda: self.micro.size)
 
     def _choose_rounds(self, round_s: float) -> int:
         """The same on ranks that share layers."""
@@ -213,14 +226,14 @@ class Bench:
             dist.all_reduce(rounds, op=dist.ReduceOp.MIN, group=self.sharding.group)
         return int(rounds)
 
-    def _measure_memory(self, micro: MicroBatch) -> tuple[int, int, int]:
+    def _measure_memory(self) -> tuple[int, int, int]:
         """What is kept of a micro-batch without what goes out, what is kept with it, the peak."""
-        meter = self.engine.meter = GraphMeter(micro.size)
+        meter = self.engine.meter = GraphMeter(self.micro.size)
         self.incoming.copying = self.gradients_in.copying = True
         try:
-            self._run(ONE, micro)
+            self._run(ONE)
             self.engine.meter = None
-            peak = measure_peak(self.device, lambda: self._run(ONE, micro))
+            peak = measure_peak(self.device, lambda: self._run(ONE))
         finally:
             self.engine.meter = None
             self.incoming.copying = self.gradients_in.copying = False

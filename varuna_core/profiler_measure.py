@@ -238,12 +238,19 @@ class Measuring:
         measured: dict[int, Figures] = {}
         error: BaseException | None = None
         failed = ""
-        for segment, bench in self.benches.items():
-            try:
-                measured[segment] = bench.measure(make_inputs(size), size)
-            except Exception as caught:
-                error, failed = caught, f"segment {segment}"
-                break
+        segment = -1
+        try:
+            rounds = {}
+            for segment, bench in self.benches.items():
+                rounds[segment] = bench.begin(make_inputs(size), size)
+            for number in range(max(rounds.values(), default=0)):
+                for segment, bench in self.benches.items():
+                    if number < rounds[segment]:
+                        bench.run_round()
+            for segment, bench in self.benches.items():
+                measured[segment] = bench.finish()
+        except Exception as caught:
+            error, failed = caught, f"segment {segment}"
         if error is not None and is_out_of_memory(error):
             error = None  # and with it its frames, and what they hold
         elif error is not None and self.group is not None and is_connection_error(error):
