@@ -39,7 +39,7 @@ from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import write_atomic
 from varuna_core.records.machine import start_time
-from varuna_core.records.plan import Plan, read_plan, write_plan
+from varuna_core.records.plan import Plan, keep_word, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 
@@ -70,8 +70,12 @@ def prepare(
     *,
     run_id: str | None = None,
     for_preview: bool = False,
+    words: Sequence[str] = (),
 ) -> Prepared:
-    """Read, check, plan and render; a preview ends here, and needs no Slurm."""
+    """Read, check, plan and render; a preview ends here, and needs no Slurm.
+
+    `words` follow those of the program's own command.
+    """
     conf = read_conf(conf_path, overrides, require_env=not for_preview)
     base = conf_path.resolve().parent
     run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
@@ -95,6 +99,7 @@ def prepare(
         found=start.look_for(conf),
     )
     plan = build_plan(conf, here)
+    plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
     text = conf_path.read_text(encoding="utf-8")
     scripts = render_scripts(conf, plan, run)
     return Prepared(
@@ -125,14 +130,18 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     return asked
 
 
-def submit(conf_path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunRecord]:
+def submit(
+    conf_path: Path, overrides: Sequence[str], words: Sequence[str] = ()
+) -> tuple[RunFolder, RunRecord]:
     """The whole way. Raises VjobError with the run refused, never with a job lost."""
-    first = prepare(conf_path, overrides)
+    first = prepare(conf_path, overrides, words=words)
     try:
         run = make_run_folder(first.run.path)
     except OSError as error:
         raise VjobError(_explain_write(first.run.path, error)) from None
-    ready = first if run.name == first.run.name else prepare(conf_path, overrides, run_id=run.name)
+    ready = first
+    if run.name != first.run.name:
+        ready = prepare(conf_path, overrides, run_id=run.name, words=words)
     groups: list[str | None] = list(ready.scripts.batch)
     record = RunRecord(
         run=run.name,

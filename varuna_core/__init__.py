@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from varuna_core.cut import CutPoint as CutPoint
+    from varuna_core.profiler import Profiler as Profiler
     from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
-_LAZY = {"CutPoint": "varuna_core.cut", "Varuna": "varuna_core.varuna"}
+_LAZY = {
+    "CutPoint": "varuna_core.cut",
+    "Profiler": "varuna_core.profiler",
+    "Varuna": "varuna_core.varuna",
+}
 
 
 def __getattr__(name: str) -> Any:
