@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,18 @@ class Floors:
 
 def _find_least(work: Array) -> Array:
     """The least work of any so many segments in a row, from 1 on."""
-    return np.array([work.diagonal(length).min() for length in range(1, len(work))])
+    if len(work) < 2:
+        return np.zeros(0)
+    begins, ends = _find_runs(len(work))
+    runs = np.where(ends < len(work), work[begins, np.minimum(ends, len(work) - 1)], np.inf)
+    return runs.min(axis=0)
+
+
+@lru_cache(maxsize=8)
+def _find_runs(size: int) -> tuple[Array, Array]:
+    """Begins in rows, ends of runs of 1, 2, ... in columns; those beyond the last are none."""
+    begins = np.arange(size)[:, None]
+    return begins, begins + np.arange(1, size)[None, :]
 
 
 def _count_held(windows: Sequence[Array], limits: Array) -> Array:
