@@ -76,7 +76,7 @@ def bound_prefix(chain: Chain, after: int, so_far: Prefix) -> Array:
 class Cells:
     """Of one chain, for partitions that may take less than `limit`."""
 
-    def __init__(self, chain: Chain, limit: float, beyonds: int = 12, tails: int = 5) -> None:
+    def __init__(self, chain: Chain, limit: float, beyonds: int, tails: int) -> None:
         self.chain, self.data_s = chain, chain.tables.training.data_s
         self.tails = [
             stage.optimizer + sums[1] for stage, sums in zip(chain.stages, chain.sums, strict=True)

@@ -27,6 +27,8 @@ CLOSE = 1e-9
 """Times that differ by less, as a share, are one: sums round."""
 BATCH = 256
 MOST_MOVES = 400
+COARSE, FINE = (6, 3), (12, 5)
+"""Cells of a bound (cells.py): what it takes to make them grows with their number."""
 
 Array = Any
 
@@ -57,6 +59,7 @@ def find_partition(
     deadline: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
     improving: bool = True,
+    cells: tuple[int, int] = FINE,
 ) -> Found | None:
     """None if nothing fits, or the bound is no better than `incumbent`; the deadline by `clock`.
 
@@ -68,7 +71,7 @@ def find_partition(
     limit = min(best_s, incumbent)
     proved = chain.bound
     if proved < limit * (1 - CLOSE):
-        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline, clock)
+        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline, clock, cells)
         proved = search.run()
         best, best_s = search.best, search.best_s
         limit = min(best_s, incumbent)
@@ -139,11 +142,12 @@ class _Search:
         max_nodes: int,
         deadline: float,
         clock: Callable[[], float],
+        cells: tuple[int, int],
     ) -> None:
         self.chain, self.best, self.best_s = chain, best, best_s
         self.incumbent, self.nodes = incumbent, max_nodes
         self.deadline, self.clock = deadline, clock
-        self.cells = Cells(chain, min(best_s, incumbent))
+        self.cells = Cells(chain, min(best_s, incumbent), *cells)
         self.leaves: list[Bounds] = []
         self.open = float("inf")
         """The least bound of what was left unexplored."""
