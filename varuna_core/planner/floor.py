@@ -14,15 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from varuna_core.planner.cluster import Cluster
+from varuna_core.planner.sites import Site
 from varuna_core.planner.space import Option
 from varuna_core.planner.tables import Array, Shape, Tables
 
 CHUNK = 4096
+TIME_CELLS, ENDING_CELLS = 24, 6
+FEW_ROWS = 100
+"""Fewer are sooner looked into than bounded more closely."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,10 @@ class _Windows:
     """By limit: how many more the last stage holds, which need not recompute."""
     once: float
     """Work of one micro-batch, each segment where it is fastest."""
+    single: Array
+    """By kind of place: work of one micro-batch in the fastest segment but the first and last."""
+    ends: float
+    """The same of those two."""
     ratio: float
     """The largest share of a segment's work that is forward."""
 
@@ -74,6 +83,62 @@ class Floors:
         with np.errstate(invalid="ignore"):
             bound = np.maximum(bound, windows.once + crossings * hop + factor * slowest)
         return bound + data_s + np.where(stages > each, tie, 0.0)
+
+    def sharpen(
+        self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
+    ) -> Array:
+        """A closer bound for a few rows: inf where it is above `limit`.
+
+        Places that hold no more than a time and an optimizer's time allow leave the rest to slower
+        ones: for each pair of limits the work of one micro-batch is least, exactly.
+        """
+        m, size = option.num_microbatches, self.size - 2
+        if self.size < 3 or option.schedule == "zero_bubble" or len(counts) < FEW_ROWS:
+            return np.zeros(len(counts))
+        windows = self._find_windows(option, tuple(columns))
+        if not len(windows.limits):
+            return np.full(len(counts), np.inf)
+        endings = [self._find_endings(option.shape, kinds) for kinds in columns]
+        stages = counts.sum(axis=1)
+        ahead = {"gpipe": 0 * stages, "1f1b": stages - 1}.get(option.schedule, stages)
+        factor = np.maximum(0.0, m - 1 - np.minimum(ahead, m - 1) * windows.ratio)
+        each, hop, tie = self._find_tail(option.shape)
+        after = self.tables.training.data_s + np.where(stages > each, tie, 0.0)
+        crossings = np.maximum(0, -(-stages // each) - 1) * hop
+        order = np.argsort(windows.single, kind="stable")
+        found = np.full(len(counts), np.inf)
+        most_time = windows.limits[windows.limits * m <= limit]
+        for low, high in _group(most_time, TIME_CELLS):
+            at = int(np.searchsorted(windows.limits, high, side="right")) - 1
+            held, bonus = windows.held[:, at], windows.bonus[at]
+            for least, most in _group(np.unique(np.concatenate([[0.0], *endings])), ENDING_CELLS):
+                allowed = [np.searchsorted(row, most, side="right") for row in endings]
+                room = counts * np.minimum(held, allowed)
+                room[:, order[0]] += bonus
+                left = np.full(len(counts), float(size))
+                work = np.full(len(counts), windows.ends)
+                for kind in order:
+                    taken = np.minimum(left, room[:, kind])
+                    work += taken * windows.single[kind]
+                    left -= taken
+                work = np.maximum(work, windows.once)
+                bound = np.maximum(m * low, work + crossings + factor * low) + after + least
+                found = np.where(left > 0, found, np.minimum(found, bound))
+        return found
+
+    def _find_endings(self, shape: Shape, kinds: tuple[str, ...]) -> Array:
+        """The least that optimizer and weights back take of runs of 1, 2, ... segments."""
+        times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
+        took = times.optimizer / (shape.replicas if shape.zero else 1)
+        nodes = [kind for kind in self.cluster.kinds if (kind.gpu,) == kinds]
+        if len(nodes) == 1 and shape.zero:
+            groups = nodes[0].gpus // shape.tensor
+            full, rest = divmod(shape.replicas, groups)
+            group = ((nodes[0].gpu, groups),) * full
+            group += ((nodes[0].gpu, rest),) if rest else ()
+            site = Site(kinds, group, shape.tensor)
+            took = took + self.tables.find_sums(site, shape)[1]
+        return np.maximum.accumulate(_find_least(took[1 : self.size, 1 : self.size]))
 
     def _find_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
         shape = option.shape
@@ -115,6 +180,8 @@ class Floors:
             held=held,
             bonus=(more - held).max(axis=0),
             once=float(np.min(once, axis=0).sum()),
+            single=np.array([row[1:-1].min(initial=np.inf) for row in once]),
+            ends=float(np.min(once, axis=0)[[0, -1]].sum()),
             ratio=max(ratios),
         )
 
@@ -149,9 +216,26 @@ class Floors:
         return self._tails[key]
 
 
+def _group(values: Array, cells: int) -> list[tuple[float, float]]:
+    """Growing values in so many groups: the least and the largest of each."""
+    parts = np.array_split(values, min(cells, len(values))) if len(values) else []
+    return [(float(part[0]), float(part[-1])) for part in parts]
+
+
 def _find_least(work: Array) -> Array:
     """The least work of any so many segments in a row, from 1 on."""
-    return np.array([work.diagonal(length).min() for length in range(1, len(work))])
+    if len(work) < 2:
+        return np.zeros(0)
+    begins, ends = _find_runs(len(work))
+    runs = np.where(ends < len(work), work[begins, np.minimum(ends, len(work) - 1)], np.inf)
+    return runs.min(axis=0)
+
+
+@lru_cache(maxsize=8)
+def _find_runs(size: int) -> tuple[Array, Array]:
+    """Begins in rows, ends of runs of 1, 2, ... in columns; those beyond the last are none."""
+    begins = np.arange(size)[:, None]
+    return begins, begins + np.arange(1, size)[None, :]
 
 
 def _count_held(windows: Sequence[Array], limits: Array) -> Array:
