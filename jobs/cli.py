@@ -22,6 +22,7 @@ from jobs.export import export
 from jobs.monitor.commands import status
 from jobs.monitor.stacks_command import stacks
 from jobs.monitor.watch_command import watch
+from jobs.planning.command import plan
 from jobs.report_commands import compare, report
 from varuna_core import __version__
 
@@ -204,6 +205,7 @@ def logs(
 
 cli.add_command(stacks)
 cli.add_command(watch)
+cli.add_command(plan)
 cli.add_command(report)
 cli.add_command(compare)
 

@@ -7,6 +7,7 @@ where it would not be clear. Where a rank stands comes with its environment, not
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
@@ -70,6 +71,20 @@ class Training:
     sequence_parallel: bool
     """Between shared layers each of these ranks has a part of every sequence."""
     timeline: bool
+
+
+def name_shapes(value: Training) -> str:
+    """What the times of its segments depend on: a profile of other shapes says nothing of it."""
+    sizes = (value.layers, value.hidden, value.heads, value.sequence, value.vocab)
+    words = [value.program, "-".join(map(str, sizes)), value.precision, value.optimizer]
+    words += ["dropout"] if value.dropout else []
+    words += [word for word in ("compile", "apex", "sequence_parallel") if getattr(value, word)]
+    return " ".join(words)
+
+
+def name_profile_file(model: str) -> str:
+    """Of a model's profile, in a folder of profiles."""
+    return re.sub(r"[^\w.+-]+", "_", model) + ".profile.json"
 
 
 def render_training(value: Training) -> str:
