@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.conf import JobConf, NodeGroup
-from jobs.conf_bounds import check_numbers
-from jobs.conf_check import check_program, locate
-from jobs.conf_check_cluster import check_groups
-from jobs.conf_read import parse_conf_lines, sort_problems
-from jobs.errors import ConfError, InputError, VjobError
+from jobs.errors import InputError, VjobError
 from jobs.planning.cluster_nodes import build_sinfo_nodes_command, parse_sinfo_nodes
+from jobs.planning.conf_file import find_profile, read_open_conf
 from jobs.planning.question import Question, build_question
 from jobs.process import run
-from jobs.training import name_model
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.profile_file import read_profile
-from varuna_core.records.training import name_profile_file
-
-PROFILE_FOLDER = "profiles"
-"""Next to the conf, as `vjob profile` leaves it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,31 +50,22 @@ def ask(path: Path, asked: Asked) -> tuple[JobConf, Question]:
     conf, lines = read_open_conf(path, asked.overrides)
     if asked.from_slurm:
         conf = replace(conf, cluster=replace(conf.cluster, nodes=find_nodes(asked.queue)))
-    file = asked.profile or find_profile(conf, path.resolve().parent)
+    return conf, ask_about(conf, lines.keys(), path.resolve().parent, asked)
+
+
+def ask_about(conf: JobConf, fixed: Collection[str], base: Path, asked: Asked) -> Question:
+    """`fixed` are the keys that count; `base` is the conf's folder."""
+    file = asked.profile or find_profile(conf, base)
     profile = None if file is None or asked.is_estimated else read_profile(file)
-    question = build_question(
+    return build_question(
         conf,
-        lines.keys(),
+        fixed,
         profile=profile,
         basis=describe_basis(file, profile),
         prices=asked.prices,
         software=find_software(conf),
         link_gb_s=asked.link_gb_s,
     )
-    return conf, question
-
-
-def read_open_conf(path: Path, overrides: tuple[str, ...]) -> tuple[JobConf, dict[str, str]]:
-    """A conf whose layout need not fit its nodes yet, and the keys that it writes."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    conf, lines = parse_conf_lines(text, str(path), path.resolve().parent, overrides)
-    problems = locate([*check_numbers(conf), *check_groups(conf), *check_program(conf)], lines)
-    if problems:
-        raise ConfError(sort_problems(problems))
-    return conf, lines
 
 
 def find_nodes(queue: str | None) -> tuple[NodeGroup, ...]:
@@ -92,14 +75,6 @@ def find_nodes(queue: str | None) -> tuple[NodeGroup, ...]:
     if result.code != 0:
         raise VjobError(f"sinfo failed: {result.err.strip() or f'exit code {result.code}'}")
     return tuple(parse_sinfo_nodes(result.out))
-
-
-def find_profile(conf: JobConf, base: Path) -> Path | None:
-    """Where `vjob profile` puts it; None if there is none."""
-    if conf.model is None:
-        return None
-    path = base / PROFILE_FOLDER / name_profile_file(name_model(conf.model))
-    return path if path.exists() else None
 
 
 def describe_basis(file: Path | None, profile: Profile | None) -> str:

@@ -9,34 +9,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from jobs.conf import JobConf, NodeGroup
 from jobs.conf_write import resolve_conf
 from jobs.errors import InputError
+from jobs.planning.chosen import FORMAT
 from varuna_core.planner.plan import Plan
 from varuna_core.planner.used_nodes import UsedNode, join_alike, list_used_nodes
 from varuna_core.records.files import write_atomic
-
-FORMAT = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """A layout that a run is to have, with what was predicted of it."""
-
-    settings: Mapping[str, str]
-    """Conf keys, with values as YAML."""
-    prediction: Mapping[str, Any]
-    why: str
-    """Where it is from, in a sentence."""
-
-    @property
-    def overrides(self) -> list[str]:
-        return [f"{key}={value}" for key, value in self.settings.items()]
 
 
 def build_settings(conf: JobConf, plan: Plan) -> dict[str, str]:
@@ -114,25 +97,3 @@ def spell_layout(counts: Sequence[int]) -> str:
             "Megatron-Core's layout has the embedding on the first stage and the head on the last"
         )
     return spell(inner)
-
-
-def read_plan_file(path: Path) -> Chosen:
-    """InputError in words where it is none of ours."""
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"plan {path} is not JSON: {error}") from None
-    if not isinstance(fields, dict) or fields.get("vjob_plan") != FORMAT:
-        raise InputError(
-            f"{path} is no plan of this vjob; `vjob plan CONF --write FILE` writes one"
-        )
-    settings, prediction = fields.get("set"), fields.get("prediction")
-    if not isinstance(settings, dict) or not all(isinstance(v, str) for v in settings.values()):
-        raise InputError(f"plan {path}: the key set is not a mapping of keys to text")
-    return Chosen(
-        settings=settings,
-        prediction=prediction if isinstance(prediction, dict) else {},
-        why=f"plan {path.name}: {fields.get('why', '')}",
-    )

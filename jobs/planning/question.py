@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jobs.conf import JobConf, NodeGroup
+from jobs.conf import JobConf, NodeGroup, close_layout
 from jobs.conf_reader import BUILT_IN
 from jobs.errors import InputError
 from jobs.training import build_training, name_model
@@ -98,7 +98,7 @@ def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) 
     """PlanningError where it is of something else than the conf trains."""
     if conf.program.kind not in BUILT_IN or conf.model is None:
         return  # only the script itself knows its model
-    plain = replace(conf, parallel=replace(conf.parallel, data=1))
+    plain = close_layout(conf)
     training = build_training(plain, 1)
     assert training is not None, "a built-in program has one"
     wanted = Model(
@@ -209,9 +209,11 @@ def _is_same_product(name: str, kind: str) -> bool:
 
 
 def find_price(group: NodeGroup, gpu: str, prices: Mapping[str, float]) -> float | None:
-    """Of a node and hour: by the conf's word for the GPU, the profile's, or the group's name."""
+    """Of a node and hour: by the conf's word for the GPU, the profile's, the product (`a100` for
+    both of its sizes), or the group's name."""
     known = {name.casefold(): price for name, price in prices.items()}
-    for name in (group.gpu_type, gpu, group.group):
+    products = [name.partition("-")[0] for name in (group.gpu_type or "", gpu)]
+    for name in (group.gpu_type, gpu, *products, group.group):
         if name is not None and name.casefold() in known:
             return known[name.casefold()]
     return None

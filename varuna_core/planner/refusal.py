@@ -33,7 +33,9 @@ KEYS: Mapping[str, str] = {
 MOST_MEMORY = 64.0
 """Times a GPU's: what does not fit then has other reasons."""
 
-Find = Callable[[Profile, Wishes], "Candidate | None"]
+Find = Callable[..., "Candidate | None"]
+"""A plan of a profile and wishes; any, or the best that is found within some seconds."""
+LOOK_S = 2.0
 
 
 def search_or_explain(
@@ -49,11 +51,11 @@ def search_or_explain(
     except PlanningError as error:
         impossible = str(error)
 
-    def find(held: Profile, wanted: Wishes) -> Candidate | None:
+    def find(held: Profile, wanted: Wishes, within_s: float = 0.0) -> Candidate | None:
         if find_impossible(held, cluster, wanted):
             return None
         try:
-            return Search(held, training, cluster, wanted, limit_s=0.0).run().best
+            return Search(held, training, cluster, wanted, limit_s=within_s).run().best
         except PlanningError:
             return None
 
@@ -109,7 +111,7 @@ def _explain(find: Find, profile: Profile, cluster: Cluster, wishes: Wishes) -> 
     if len(clash) > 1:
         yield "these cannot be together: " + ", ".join(_say(wishes, name) for name in clash)
     elif clash:
-        yield f"{_say(wishes, clash[0])} alone rules out every plan"
+        yield f"{_say(wishes, clash[0])} alone rules out every plan of this batch here"
     factor = _find_memory(find, profile, wishes)
     if factor is not None:
         kinds = sorted({kind.gpu for kind in cluster.kinds})
@@ -122,7 +124,7 @@ def _explain(find: Find, profile: Profile, cluster: Cluster, wishes: Wishes) -> 
     for count in range(1, len(named) + 1):
         found = []
         for dropped in itertools.combinations(named, count):
-            best = find(profile, drop(wishes, dropped))
+            best = find(profile, drop(wishes, dropped), LOOK_S)
             if best is not None:
                 found.append((best.step_s, dropped, best))
         if found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from varuna_core.records.files import read_json, write_json
 
@@ -149,6 +149,10 @@ class Plan:
     """What stands before the command of some ranks, such as a profiler; filled in like it."""
     prefixed: Optional[Tuple[int, ...]] = None
     """Those ranks; None for all."""
+    planned: Optional[str] = None
+    """Where the layout is from, in a sentence."""
+    prediction: Optional[Dict[str, Any]] = None
+    """What a step was predicted to take and hold: reports/prediction.py."""
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """What this rank runs, still to be filled in."""
