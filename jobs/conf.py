@@ -394,7 +394,7 @@ class JobConf:
     morph: Morph = field(default_factory=Morph)
     """Whether the run may change its number of nodes; not in this version."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Price of a node-hour by GPU type, for `vjob plan`."""
+    """Price of a node-hour by GPU type, for `vjob plan`; a script does not see it."""
     notify: Notify = field(default_factory=Notify)
     """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
     log_folder: str = "log"
