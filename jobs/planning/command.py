@@ -29,7 +29,9 @@ def read_prices(
 
 
 @click.command()
-@click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "conf", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
 @click.option(
     "--set",
     "overrides",
@@ -95,13 +97,19 @@ def read_prices(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.html",
-    help="Write a page with the figure of cost against time.",
+    metavar="FILE",
+    help="Write a page with the figure of cost against time, plan.html.",
+)
+@click.option(
+    "--recalibrate",
+    "job",
+    metavar="JOB",
+    help="Instead of planning: fit the profile to JOB's trace, and write it (-o FILE).",
 )
 @click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
 @json_option
 def plan(
-    conf: Path,
+    conf: Path | None,
     overrides: tuple[str, ...],
     profile: Path | None,
     estimate: bool,
@@ -115,6 +123,7 @@ def plan(
     deadline_h: float | None,
     written: Path | None,
     output: Path | None,
+    job: str | None,
     cdn: bool,
     as_json: bool,
 ) -> None:
@@ -127,9 +136,20 @@ def plan(
     vjob plan conf.yaml --from-slurm --prices a100=12.5,a10=3.2 -o plan.html
     vjob plan conf.yaml --budget 500 --write plan.json
     vjob submit conf.yaml --plan plan.json
+    vjob plan --recalibrate last
     """
     from jobs.planning.ask import Asked, ask, explain_errors
 
+    if job is not None:
+        with explain_errors():
+            from jobs.planning.recalibrated import recalibrate_by_run, render_factors
+
+            target, fitted = recalibrate_by_run(job, Path.cwd(), profile, output)
+        click.echo(render_factors(fitted))
+        click.echo(f"wrote {target}: vjob plan CONF --profile {target}")
+        return
+    if conf is None:
+        raise click.UsageError("which conf? such as: vjob plan conf.yaml")
     with explain_errors():
         from jobs.planning.answer import build_json, find_answer
         from jobs.planning.plan_file import write_plan_file

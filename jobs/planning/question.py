@@ -230,11 +230,9 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
         raise PlanningError(f"parallel.zero {parallel.zero} is not modelled, 0 and 1 are")
     partition = None
     if parallel.partition != "auto":
-        counts = [int(word) for word in parallel.partition.split("-")]
-        if conf.model is not None and sum(counts) == conf.model.layers:
-            counts[0] += 1
-            counts[-1] += 1
-        partition = tuple(counts)
+        partition = count_segments(
+            parallel.partition, None if conf.model is None else conf.model.layers + 2
+        )
     has_empty = partition is not None and 0 in partition
     schedule = None if parallel.schedule == "auto" else parallel.schedule
     if schedule is None and conf.program.kind in ("megatron", "deepspeed"):
@@ -250,3 +248,12 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
         least=0 if has_empty else 1,
         partition=partition,
     )
+
+
+def count_segments(partition: str, num_segments: int | None) -> tuple[int, ...]:
+    """Of each stage; a text that leaves the embedding and the head out gets them at its ends."""
+    counts = [int(word) for word in partition.split("-")]
+    if num_segments is not None and sum(counts) == num_segments - 2:
+        counts[0] += 1
+        counts[-1] += 1
+    return tuple(counts)
