@@ -22,6 +22,7 @@ from jobs.export import export
 from jobs.monitor.commands import status
 from jobs.monitor.stacks_command import stacks
 from jobs.monitor.watch_command import watch
+from jobs.planning.command import plan
 from jobs.profile_command import profile
 from jobs.report_commands import compare, report
 from varuna_core import __version__
@@ -72,6 +73,13 @@ def cli() -> None:
     metavar="KEY=VALUE",
     help="Override one key, such as --set cluster.walltime_min=30.",
 )
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A layout that `vjob plan --write` chose; --set counts over it.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
@@ -79,6 +87,7 @@ def cli() -> None:
 def submit(
     conf: Path,
     overrides: tuple[str, ...],
+    plan_file: Path | None,
     dry_run: bool,
     test_only: bool,
     follow: bool,
@@ -91,18 +100,21 @@ def submit(
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
     """
     from jobs import submit as submitting
+    from jobs.planning.chosen import read_plan_file
 
+    chosen = None if plan_file is None else read_plan_file(plan_file, overrides)
     if dry_run:
         from jobs.preview import render_preview
 
-        click.echo(render_preview(submitting.prepare(conf, overrides, for_preview=True)), nl=False)
+        ready = submitting.prepare(conf, overrides, for_preview=True, chosen=chosen)
+        click.echo(render_preview(ready), nl=False)
         return
     if test_only:
         from jobs.preview import test_only as ask
 
-        click.echo(ask(submitting.prepare(conf, overrides)))
+        click.echo(ask(submitting.prepare(conf, overrides, chosen=chosen)))
         return
-    run, record = submitting.submit(conf, overrides)
+    run, record = submitting.submit(conf, overrides, chosen=chosen)
     ids = [job.id for job in record.jobs]
     if as_json:
         click.echo(json.dumps({"run": run.name, "folder": str(run.path), "jobs": ids}))
@@ -205,6 +217,7 @@ def logs(
 
 cli.add_command(stacks)
 cli.add_command(watch)
+cli.add_command(plan)
 cli.add_command(profile)
 cli.add_command(report)
 cli.add_command(compare)

@@ -10,7 +10,7 @@ Past 350 lines on purpose: data alone, and the one place where every key stands.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 ProgramKind = Literal["pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed"]
@@ -149,8 +149,8 @@ class Train:
     """Optimizer steps."""
     global_batch_size: int | None = None
     """Samples in a step over all replicas; default: micro_batch_size x data x pipeline."""
-    micro_batch_size: int = 1
-    """Samples in a micro-batch."""
+    micro_batch_size: int | Auto = 1
+    """Samples in a micro-batch; auto lets the planner choose."""
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Arithmetic of forward and backward."""
     loss_scale: float | Literal["dynamic"] = "dynamic"
@@ -182,8 +182,9 @@ class Parallel:
     A script finds pipeline, data, tensor, partition and its own place in VJOB_ variables.
     """
 
-    pipeline: int = 1
-    """Pipeline stages."""
+    pipeline: int | Auto = 1
+    """Pipeline stages; auto lets the planner choose, and with it the replicas, the order of the
+    nodes, and how many of them are asked for."""
     data: int | Auto = "auto"
     """Replicas; auto takes what the world leaves."""
     tensor: int = 1
@@ -200,7 +201,8 @@ class Parallel:
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"
-    """Layers per stage, `0-11-8-8-8-8-5-0`."""
+    """Layers per stage, `0-11-8-8-8-8-5-0`; auto: by the model's profile if `vjob profile` left one
+    next to the conf, else balanced at the start by counted work."""
     schedule: Literal["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv", "auto"] = (
         "auto"
     )
@@ -392,7 +394,7 @@ class JobConf:
     morph: Morph = field(default_factory=Morph)
     """Whether a built-in program may go on with fewer nodes."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Price of a node-hour by GPU type, for the planner; not in this version."""
+    """Price of a node-hour by GPU type, for `vjob plan`; a script does not see it."""
     notify: Notify = field(default_factory=Notify)
     """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
     log_folder: str = "log"
@@ -413,3 +415,24 @@ def is_secret(key: str) -> bool:
     return any(part in word for part in SECRET_PARTS) or not SECRET_WORDS.isdisjoint(
         word.split("_")
     )
+
+
+def is_open(conf: JobConf) -> bool:
+    """Whether the planner has to choose the layout before the conf can run."""
+    return "auto" in (conf.parallel.pipeline, conf.train.micro_batch_size)
+
+
+def close_layout(conf: JobConf) -> JobConf:
+    """With 1 for what is open, to look at the rest."""
+    parallel, train = conf.parallel, conf.train
+    if parallel.pipeline == "auto":
+        parallel = replace(parallel, pipeline=1)
+    if train.micro_batch_size == "auto":
+        train = replace(train, micro_batch_size=1)
+    return replace(conf, parallel=parallel, train=train)
+
+
+def settled(value: int | Auto) -> int:
+    """A number that the planner has chosen by now, if it was auto (jobs/planning/settle.py)."""
+    assert value != "auto", "a conf with an open layout is settled before it is used"
+    return value

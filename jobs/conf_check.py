@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from jobs.conf import JobConf
+from jobs.conf import JobConf, close_layout
 from jobs.conf_bounds import check_numbers, get_value
 from jobs.conf_check_cluster import check_cluster, check_groups
 from jobs.conf_check_layout import check_layout, check_partition, check_ranks
@@ -50,7 +50,13 @@ def check_conf(
     findings = [*check_numbers(conf), *check_groups(conf)]
     if not findings:  # a layout of impossible numbers would only repeat what is wrong with them
         findings += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
-    findings += [*check_names(conf), *check_program(conf), *check_train(conf), *check_cluster(conf)]
+    closed = close_layout(conf)
+    findings += [
+        *check_names(conf),
+        *check_program(closed),
+        *check_train(conf),
+        *check_cluster(conf),
+    ]
     findings += [*check_container(conf), *check_morph(conf), *check_others(conf)]
     findings += check_version(conf)
     if environ is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from jobs.conf import JobConf
+from jobs.conf import JobConf, is_open, settled
 from jobs.conf_paths import Finding
 from jobs.conf_reader import BUILT_IN
 
@@ -22,7 +22,7 @@ def get_replicas(conf: JobConf) -> int | None:
     parallel = conf.parallel
     if parallel.data != "auto":
         return parallel.data
-    replicas, left = divmod(get_world(conf), parallel.pipeline * parallel.tensor)
+    replicas, left = divmod(get_world(conf), settled(parallel.pipeline) * parallel.tensor)
     return replicas if replicas and not left else None
 
 
@@ -37,23 +37,39 @@ def check_layout(conf: JobConf) -> Iterator[Finding]:
             )
             yield "parallel.tensor", parallel.tensor, message
             break
-    if not conf.morph.enabled:
-        yield from _check_world(conf)
-    yield from _check_batch(conf)
+    if is_open(conf):
+        yield from _check_open(conf)
+    else:
+        if not conf.morph.enabled:
+            yield from _check_world(conf)
+        yield from _check_batch(conf)
     yield from _check_model(conf)
     yield from _check_sharing(conf)
 
 
+def _check_open(conf: JobConf) -> Iterator[Finding]:
+    """What the planner needs to choose the rest."""
+    key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
+    if conf.train.global_batch_size is None:
+        message = "must be set where a layout is to be chosen: its default would change with it"
+        yield "train.global_batch_size", None, message
+    if conf.program.kind == "script":
+        yield key, "auto", "is for programs whose model vjob knows; `vjob plan` helps to choose"
+    if conf.morph.enabled:
+        yield key, "auto", "cannot be together with morph.enabled"
+
+
 def _check_world(conf: JobConf) -> Iterator[Finding]:
     parallel, world = conf.parallel, get_world(conf)
+    pipeline = settled(parallel.pipeline)
     ranks = " + ".join(f"{group.count}x{group.num_ranks}" for group in conf.cluster.nodes)
-    replica = parallel.pipeline * parallel.tensor
-    factors = f"pipeline {parallel.pipeline} x tensor {parallel.tensor}"
+    replica = pipeline * parallel.tensor
+    factors = f"pipeline {pipeline} x tensor {parallel.tensor}"
     if parallel.data != "auto":
         needed = replica * parallel.data
         if needed != world:
             message = (
-                f"pipeline {parallel.pipeline} x data {parallel.data} x tensor {parallel.tensor} = "
+                f"pipeline {pipeline} x data {parallel.data} x tensor {parallel.tensor} = "
                 f"{needed} ranks, but the nodes have {world} ({ranks})"
             )
             if world % replica == 0:
@@ -73,7 +89,7 @@ def _check_world(conf: JobConf) -> Iterator[Finding]:
 def _check_batch(conf: JobConf) -> Iterator[Finding]:
     batch, micro, replicas = (
         conf.train.global_batch_size,
-        conf.train.micro_batch_size,
+        settled(conf.train.micro_batch_size),
         get_replicas(conf),
     )
     if batch is None or conf.morph.enabled or replicas is None:
@@ -121,11 +137,7 @@ def _check_sharing(conf: JobConf) -> Iterator[Finding]:
 
 def check_partition(conf: JobConf) -> Iterator[Finding]:
     """A number for each stage (each chunk with interleaved and zbv), summing to the model."""
-    text, pipeline, schedule = (
-        conf.parallel.partition,
-        conf.parallel.pipeline,
-        conf.parallel.schedule,
-    )
+    text, schedule = conf.parallel.partition, conf.parallel.schedule
     key = "parallel.partition"
     if text == "auto":
         return
@@ -133,6 +145,7 @@ def check_partition(conf: JobConf) -> Iterator[Finding]:
         yield key, text, "must be auto, or layers per stage such as 0-11-8-8-8-8-5-0"
         return
     parts = [int(part) for part in text.split("-")]
+    pipeline = len(parts) if conf.parallel.pipeline == "auto" else conf.parallel.pipeline
     if schedule == "zbv":
         if len(parts) != 2 * pipeline:
             message = f"has {len(parts)} numbers; zbv has two chunks a stage: {2 * pipeline}"

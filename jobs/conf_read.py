@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.conf import JobConf, NodeGroup
+from jobs.conf import JobConf, NodeGroup, close_layout, settled
 from jobs.conf_check import check_conf, find_unset, locate
 from jobs.conf_paths import resolve_paths
 from jobs.conf_reader import Reader
@@ -39,7 +39,7 @@ def read_conf(
     source = str(path)
     base = Path(os.path.abspath(path)).parent
     environ = os.environ if environ is None else environ
-    conf, lines = parse_conf_lines(_read_text(path, source), source, base, overrides, environ)
+    conf, lines = parse_conf_lines(read_text(path, source), source, base, overrides, environ)
     problems = check_conf(
         conf,
         lines,
@@ -91,9 +91,9 @@ def add_default_group(conf: JobConf) -> JobConf:
     """Without groups: one node with as many ranks as the layout needs, to try things here."""
     if conf.cluster.nodes:
         return conf
-    parallel = conf.parallel
+    parallel = close_layout(conf).parallel
     data = 1 if parallel.data == "auto" else parallel.data
-    ranks = parallel.pipeline * data * parallel.tensor
+    ranks = settled(parallel.pipeline) * data * parallel.tensor
     group = NodeGroup(group="master", ranks=max(1, ranks))
     return replace(conf, cluster=replace(conf.cluster, nodes=(group,)))
 
@@ -108,7 +108,8 @@ def sort_problems(problems: Sequence[Problem]) -> list[Problem]:
     return sorted(dict.fromkeys(problems), key=get_line)
 
 
-def _read_text(path: Path, source: str) -> str:
+def read_text(path: Path, source: str) -> str:
+    """ConfError where it cannot be read."""
     try:
         content = path.read_bytes()
         return content.decode("utf-8-sig")

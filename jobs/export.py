@@ -37,13 +37,15 @@ def export(
     """
     from jobs.conf_read import read_conf
     from jobs.conf_reader import BUILT_IN
+    from jobs.planning.settle import settle
     from jobs.programs.byhand import Machines, build_scripts
     from jobs.programs.start import look_for
     from varuna_core.agent.bundle import write_program
     from varuna_core.records.files import write_atomic
     from varuna_core.records.runfolder import RunFolder
 
-    found = read_conf(conf, overrides, require_env=False)
+    chosen = settle(conf, overrides)
+    found = read_conf(conf, [*overrides, *chosen.overrides], require_env=False)
     machines = Machines(
         hosts=hosts or ("localhost",),
         folder=str(folder.resolve()),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from containers.catalogue import remedies_for
 from containers.registry import RUNTIMES
 from containers.runtime import ImageKind, Mount, Request, Unsuitable
-from jobs.conf import JobConf, NodeGroup
+from jobs.conf import JobConf, NodeGroup, settled
 from jobs.errors import InputError
 from jobs.programs import nsight, start
 from varuna_core.records.plan import (
@@ -64,7 +64,8 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     )
     world = sum(group.count * group.ranks for group in groups)
     parallel = conf.parallel
-    share = parallel.pipeline * parallel.tensor
+    pipeline = settled(parallel.pipeline)
+    share = pipeline * parallel.tensor
     data = world // share if parallel.data == "auto" else parallel.data
     order = choose_order(conf, data)
     workdir = conf.workdir or here.base
@@ -78,12 +79,12 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         layout=choose_layout(conf),
         morph=conf.morph.enabled,
         groups=groups,
-        pipeline=parallel.pipeline,
+        pipeline=pipeline,
         data=data,
         tensor=parallel.tensor,
         order=order,
         partition=None if parallel.partition == "auto" else parallel.partition,
-        stage_map=encode_stage_map(build_stages(parallel.pipeline, data, order)),
+        stage_map=encode_stage_map(build_stages(pipeline, data, order)),
         command=start.build_command(conf, here.found, here.folder, python),
         python=here.python,
         workdir=workdir,

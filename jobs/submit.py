@@ -30,6 +30,8 @@ from jobs.executor import Executor, choose_executor
 from jobs.image import classify_image, resolve_image, stamp_image
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
+from jobs.planning.chosen import Chosen
+from jobs.planning.settle import settle
 from jobs.programs import start
 from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
@@ -71,11 +73,18 @@ def prepare(
     run_id: str | None = None,
     for_preview: bool = False,
     words: Sequence[str] = (),
+    chosen: Chosen | None = None,
 ) -> Prepared:
     """Read, check, plan and render; a preview ends here, and needs no Slurm.
 
-    `words` follow those of the program's own command.
+    `words` follow those of the program's own command. `chosen` is a layout that was planned before;
+    without one, what is auto is planned now.
     """
+    if chosen is None:
+        chosen = settle(conf_path, overrides)
+        overrides = [*overrides, *chosen.overrides]
+    else:
+        overrides = [*chosen.overrides, *overrides]
     conf = read_conf(conf_path, overrides, require_env=not for_preview)
     base = conf_path.resolve().parent
     run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
@@ -98,7 +107,8 @@ def prepare(
         image_stamp=stamp_image(image or ""),
         found=start.look_for(conf),
     )
-    plan = build_plan(conf, here)
+    prediction = None if chosen.prediction is None else dict(chosen.prediction)
+    plan = replace(build_plan(conf, here), planned=chosen.why, prediction=prediction)
     plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
     text = conf_path.read_text(encoding="utf-8")
     scripts = render_scripts(conf, plan, run)
@@ -131,17 +141,20 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
 
 
 def submit(
-    conf_path: Path, overrides: Sequence[str], words: Sequence[str] = ()
+    conf_path: Path,
+    overrides: Sequence[str],
+    words: Sequence[str] = (),
+    chosen: Chosen | None = None,
 ) -> tuple[RunFolder, RunRecord]:
     """The whole way. Raises VjobError with the run refused, never with a job lost."""
-    first = prepare(conf_path, overrides, words=words)
+    first = prepare(conf_path, overrides, words=words, chosen=chosen)
     try:
         run = make_run_folder(first.run.path)
     except OSError as error:
         raise VjobError(_explain_write(first.run.path, error)) from None
     ready = first
     if run.name != first.run.name:
-        ready = prepare(conf_path, overrides, run_id=run.name, words=words)
+        ready = prepare(conf_path, overrides, run_id=run.name, words=words, chosen=chosen)
     groups: list[str | None] = list(ready.scripts.batch)
     record = RunRecord(
         run=run.name,

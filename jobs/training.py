@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jobs.conf import MODELS, JobConf, Model
+from jobs.conf import MODELS, JobConf, Model, settled
 from jobs.conf_paths import split_blend
 from jobs.conf_reader import BUILT_IN
 from varuna_core.records.training import Training
@@ -17,7 +17,8 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
     if conf.program.kind not in BUILT_IN:
         return None
     assert model is not None and data is not None, "check_program refuses a conf without them"
-    batch = train.global_batch_size
+    batch, micro = train.global_batch_size, settled(train.micro_batch_size)
+    pipeline = settled(parallel.pipeline)
     blend = None
     if not data.synthetic and data.prefix:
         blend = tuple((float(weight), prefix) for weight, prefix in split_blend(data.prefix))
@@ -34,8 +35,8 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         split=data.split,
         vocabulary=data.vocab,
         steps=train.steps,
-        global_batch_size=batch or train.micro_batch_size * replicas * parallel.pipeline,
-        micro_batch_size=train.micro_batch_size,
+        global_batch_size=batch or micro * replicas * pipeline,
+        micro_batch_size=micro,
         precision=train.precision,
         loss_scale=train.loss_scale,
         optimizer=train.optimizer.name,
@@ -63,7 +64,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         recompute=parallel.recompute,
         schedule=parallel.schedule,
         partition=None if parallel.partition == "auto" else parallel.partition,
-        pipeline=parallel.pipeline,
+        pipeline=pipeline,
         zero=parallel.zero,
         tensor=parallel.tensor,
         sequence_parallel=parallel.sequence_parallel,

@@ -1,7 +1,7 @@
 """The training runtime, and the torch-free records and node agent that every part of vjob shares.
 
 Importing this package imports nothing else: a bare container and the node agent rely on it. The
-names that users need load torch when they are asked for.
+names that users need load what they need when they are asked for.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from varuna_core.cut import CutPoint as CutPoint
+    from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
     from varuna_core.profiler import Profiler as Profiler
     from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
 _LAZY = {
+    "AutoConfig": "varuna_core.planner.autoconfig",
     "CutPoint": "varuna_core.cut",
     "Profiler": "varuna_core.profiler",
     "Varuna": "varuna_core.varuna",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from jobs.conf import JobConf
+from jobs.conf import JobConf, settled
 from jobs.conf_paths import Finding, split_blend
 from jobs.programs.checkout import Checkout
 
@@ -120,11 +120,11 @@ def _build_model(conf: JobConf, checkout: Checkout) -> Options:
 
 
 def _build_batch(conf: JobConf, checkout: Checkout, replicas: int) -> Options:
-    train, pipeline = conf.train, conf.parallel.pipeline
+    train, pipeline = conf.train, settled(conf.parallel.pipeline)
     if checkout.generation == "v1":
         yield "--batch-size", str(train.micro_batch_size)
     else:
-        whole = train.global_batch_size or train.micro_batch_size * replicas * pipeline
+        whole = train.global_batch_size or settled(train.micro_batch_size) * replicas * pipeline
         yield "--micro-batch-size", str(train.micro_batch_size)
         yield "--global-batch-size", str(whole)
     yield "--train-iters", str(train.steps)
@@ -154,21 +154,21 @@ def _build_optimizer(conf: JobConf, checkout: Checkout) -> Options:
 
 
 def _build_layout(conf: JobConf, checkout: Checkout, replicas: int) -> Options:
-    parallel = conf.parallel
+    parallel, pipeline = conf.parallel, settled(conf.parallel.pipeline)
     if checkout.generation == "v1":
         yield "--model-parallel-size", str(parallel.tensor)
     else:
         yield "--tensor-model-parallel-size", str(parallel.tensor)
         yield "--pipeline-model-parallel-size", str(parallel.pipeline)
     parts = split_layers(conf)
-    if parts is not None and checkout.partition == "layout" and parallel.pipeline > 1:
+    if parts is not None and checkout.partition == "layout" and pipeline > 1:
         yield "--pipeline-model-parallel-layout", spell_layout(parts)
     elif parts is not None and checkout.partition == "balance":
         yield "--balance", "-".join(map(str, parts))
     elif parallel.schedule == "interleaved":
         layers = conf.model.layers if conf.model is not None else 0
-        yield "--num-layers-per-virtual-pipeline-stage", str(layers // (2 * parallel.pipeline))
-    if parallel.order == "pipeline" and replicas > 1 and parallel.pipeline > 1:
+        yield "--num-layers-per-virtual-pipeline-stage", str(layers // (2 * pipeline))
+    if parallel.order == "pipeline" and replicas > 1 and pipeline > 1:
         yield ("--use-tp-pp-dp-mapping",)
     if parallel.zero:
         yield ("--use-distributed-optimizer",)
@@ -258,12 +258,13 @@ def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[Finding]:
             "later) or a fork with --balance; this one cuts the layers evenly"
         )
         yield "parallel.partition", parallel.partition, message
-    stages = parallel.pipeline * (2 if parallel.schedule == "interleaved" else 1)
+    pipeline = settled(parallel.pipeline)
+    stages = pipeline * (2 if parallel.schedule == "interleaved" else 1)
     if parts is None and model.layers % stages:
         message = f"{stages} stages do not divide {model.layers} layers; give parallel.partition"
         yield "parallel.pipeline", parallel.pipeline, message
-    if checkout.generation == "v1" and parallel.pipeline > 1:
-        yield "parallel.pipeline", parallel.pipeline, "this Megatron-LM, older than 2.0, has none"
+    if checkout.generation == "v1" and pipeline > 1:
+        yield "parallel.pipeline", pipeline, "this Megatron-LM, older than 2.0, has none"
     options = list_options(conf, checkout, replicas=1, world=1, folder="")
     missing = sorted({option[0] for option in options} - checkout.flags - OPTIONAL)
     if checkout.flags and missing:

@@ -118,10 +118,11 @@ def render_table(plan: Plan) -> str:
                 f"{plan.limit_bytes[number] / 2**30:.1f}",
             )
         )
-    return _align(rows)
+    return align(rows)
 
 
-def _align(rows: Sequence[tuple[str, ...]]) -> str:
+def align(rows: Sequence[tuple[str, ...]]) -> str:
+    """Cells set to the right, two spaces between columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))

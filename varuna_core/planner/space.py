@@ -85,7 +85,7 @@ def list_options(
         for schedule, way, zero in itertools.product(schedules, ways, zeros):
             always = schedule == "varuna"
             if always != (way == "full") and always:
-                if wishes.recompute != "none":
+                if wishes.recompute != "none" or wishes.schedule is None:
                     continue
                 raise PlanningError("schedule varuna recomputes: recompute none contradicts it")
             if zero and count == 1 and wishes.zero is None:

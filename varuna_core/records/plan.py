@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder
@@ -164,6 +164,10 @@ class Plan:
     """Those ranks; None for all."""
     morphing: Optional[MorphPlan] = None
     """Where `morph` is true."""
+    planned: Optional[str] = None
+    """Where the layout is from, in a sentence."""
+    prediction: Optional[Dict[str, Any]] = None
+    """What a step was predicted to take and hold: reports/prediction.py."""
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """What this rank runs, still to be filled in."""

@@ -1,0 +1,189 @@
+"""The planner's answer to one question: ranked plans, proof, risk, cost against time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.planning.question import Question
+from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.front import (
+    Front,
+    Offer,
+    choose_by_deadline,
+    choose_within_budget,
+    find_front,
+)
+from varuna_core.planner.plan import Plan, build_plan, render_certificate
+from varuna_core.planner.refusal import search_or_explain
+from varuna_core.planner.search import Candidate, Searched
+from varuna_core.planner.sensitivity import Case, find_sensitivity
+from varuna_core.planner.tables import Tables
+from varuna_core.planner.used_nodes import find_left_over, join_alike, list_used_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """All that is told of one question."""
+
+    question: Question
+    searched: Searched
+    plans: tuple[Plan, ...]
+    """The chosen one, then what was found besides, fastest first."""
+    chosen_for: str
+    """Why the first is not the fastest; empty if it is."""
+    cases: tuple[Case, ...]
+    front: Front | None
+    """None where prices are missing."""
+
+    @property
+    def best(self) -> Plan:
+        return self.plans[0]
+
+
+def find_answer(
+    question: Question,
+    *,
+    limit_s: float,
+    top: int,
+    budget: float | None = None,
+    deadline_h: float | None = None,
+    wants_front: bool = True,
+) -> Answer:
+    """PlanningError in words where there is no plan, or none for the budget or the deadline."""
+    profile, training, cluster = question.profile, question.training, question.cluster
+    wishes = question.wishes
+    searched = search_or_explain(profile, training, cluster, wishes, limit_s=limit_s)
+    candidates = list(searched.candidates)
+    is_priced = all(kind.price_per_hour is not None for kind in cluster.kinds)
+    front, chosen_for = None, ""
+    if budget is not None or deadline_h is not None or (wants_front and is_priced):
+        front = find_front(
+            profile, training, cluster, wishes, candidates, limit_s=min(limit_s, 20.0)
+        )
+    if front is not None and (budget is not None or deadline_h is not None):
+        offer, chosen_for = choose_offer(front, question.steps, budget, deadline_h)
+        candidates = [offer.candidate, *(one for one in candidates if one != offer.candidate)]
+    tables = Tables(profile, training)
+    cases = find_sensitivity(profile, training, searched.candidates, least=wishes.least)
+    return Answer(
+        question=question,
+        searched=searched,
+        plans=tuple(build_plan(tables, cluster, one, wishes.least) for one in candidates[:top]),
+        chosen_for=chosen_for,
+        cases=tuple(cases),
+        front=front,
+    )
+
+
+def choose_offer(
+    front: Front, steps: int, budget: float | None, deadline_h: float | None
+) -> tuple[Offer, str]:
+    """Both limits are of the whole run; with both, the fastest within the budget, if in time."""
+    if budget is None:
+        assert deadline_h is not None
+        offer = choose_by_deadline(front, deadline_h * 3600 / steps)
+        return offer, f"the cheapest that {steps} steps in {deadline_h:g} h allow"
+    offer = choose_within_budget(front, budget / steps)
+    if deadline_h is not None and offer.step_s * steps > deadline_h * 3600:
+        raise PlanningError(
+            f"{steps} steps take {offer.step_s * steps / 3600:.3g} h with what a budget of "
+            f"{budget:g} allows, the deadline is {deadline_h:g} h: give more of one of them"
+        )
+    return offer, f"the fastest that {budget:g} for {steps} steps allow"
+
+
+def build_json(answer: Answer) -> dict[str, Any]:
+    question, searched = answer.question, answer.searched
+    found: dict[str, Any] = {
+        "model": question.profile.model.name,
+        "batch": question.training.batch,
+        "steps": question.steps,
+        "basis": question.basis,
+        "is_estimate": question.is_estimate,
+        "notes": list(question.notes),
+        "chosen_for": answer.chosen_for,
+        "plans": [_show_plan(plan, question) for plan in answer.plans],
+        "certificate": {
+            "text": render_certificate(searched),
+            "bound_s": searched.bound_s,
+            "gap": searched.gap,
+            "placement_class": searched.placement_class,
+            "num_options": searched.num_options,
+            "took_s": searched.took_s,
+        },
+        "sensitivity": [
+            {
+                "error": case.what,
+                "winner_s": case.winner_s,
+                "best_s": case.best_s,
+                "loss": case.loss,
+                "best": describe(case.best),
+            }
+            for case in answer.cases
+        ],
+    }
+    if answer.front is not None:
+        found["front"] = [
+            {"step_s": one.step_s, "price_per_step": one.price, "plan": describe(one.candidate)}
+            for one in answer.front.offers
+        ]
+    return found
+
+
+def _show_plan(plan: Plan, question: Question) -> dict[str, Any]:
+    option, step = plan.candidate.option, plan.step
+    nodes = list_used_nodes(plan.candidate.placed, option.shape.tensor)
+    return {
+        "step_s": step.step_s,
+        "parts": dict(list_parts(plan)),
+        "bubble_share": step.bubble_share,
+        "stages": len(plan.counts),
+        "replicas": option.shape.replicas,
+        "tensor": option.shape.tensor,
+        "micro_batch": option.shape.micro_batch,
+        "micro_batches": option.num_microbatches,
+        "schedule": option.schedule,
+        "recompute": option.recompute,
+        "zero": option.shape.zero,
+        "partition": plan.partition,
+        "stage_kinds": list(plan.candidate.placed.kinds),
+        "stage_work_s": [stage.work_s for stage in step.stages],
+        "memory_bytes": list(plan.memory_bytes),
+        "limit_bytes": list(plan.limit_bytes),
+        "nodes": [
+            {"kind": n.kind, "count": n.count, "ranks": n.ranks, "stages": list(n.stages)}
+            for n in join_alike(nodes)
+        ],
+        "left_over": {
+            kind: {"nodes": nodes, "gpus": gpus}
+            for kind, (nodes, gpus) in find_left_over(question.cluster, nodes).items()
+        },
+        "sources": list(plan.sources),
+        "price_per_step": plan.price_per_step,
+        "price_of_run": None
+        if plan.price_per_step is None
+        else plan.price_per_step * question.steps,
+        "run_s": step.step_s * question.steps,
+    }
+
+
+def list_parts(plan: Plan) -> Mapping[str, float]:
+    """What a step is made of, in seconds."""
+    step = plan.step
+    return {
+        "data wait": step.data_s,
+        "pipeline": step.pipeline_s,
+        "sums over replicas": step.reduced_s - step.pipeline_s,
+        "tied weights": step.tied_s - step.reduced_s,
+        "optimizer": step.optimizer_s,
+        "weights back": step.exchange_s,
+    }
+
+
+def describe(candidate: Candidate) -> str:
+    """A plan in a line."""
+    nodes = join_alike(list_used_nodes(candidate.placed, candidate.option.shape.tensor))
+    where = ", ".join(f"{node.count} x {node.kind}" for node in nodes)
+    return f"{len(candidate.placed.sites)} stages, {candidate.option}, on {where}"

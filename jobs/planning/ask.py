@@ -1,0 +1,94 @@
+"""The thin shell around a question: the conf's file, the profile's, sinfo, what is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jobs.conf import JobConf, NodeGroup
+from jobs.errors import InputError, VjobError
+from jobs.planning.cluster_nodes import build_sinfo_nodes_command, parse_sinfo_nodes
+from jobs.planning.conf_file import find_profile, read_open_conf
+from jobs.planning.question import Question, build_question
+from jobs.process import run
+from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.profile import Profile
+from varuna_core.planner.profile_file import read_profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says besides the conf."""
+
+    overrides: tuple[str, ...] = ()
+    profile: Path | None = None
+    is_estimated: bool = False
+    """Whatever profile is there."""
+    link_gb_s: float | None = None
+    prices: Mapping[str, float]
+    from_slurm: bool = False
+    queue: str | None = None
+
+
+@contextmanager
+def explain_errors() -> Iterator[None]:
+    """What the planner refuses is the user's input."""
+    if importlib.util.find_spec("numpy") is None:
+        raise VjobError("planning needs numpy, which is not installed: pip install 'vjob[plan]'")
+    try:
+        yield
+    except PlanningError as error:
+        raise InputError(str(error)) from None
+
+
+def ask(path: Path, asked: Asked) -> tuple[JobConf, Question]:
+    """The conf, with the nodes that are planned for, and the question."""
+    conf, lines = read_open_conf(path, asked.overrides)
+    if asked.from_slurm:
+        conf = replace(conf, cluster=replace(conf.cluster, nodes=find_nodes(asked.queue)))
+    return conf, ask_about(conf, lines.keys(), path.resolve().parent, asked)
+
+
+def ask_about(conf: JobConf, fixed: Collection[str], base: Path, asked: Asked) -> Question:
+    """`fixed` are the keys that count; `base` is the conf's folder."""
+    file = asked.profile or find_profile(conf, base)
+    profile = None if file is None or asked.is_estimated else read_profile(file)
+    return build_question(
+        conf,
+        fixed,
+        profile=profile,
+        basis=describe_basis(file, profile),
+        prices=asked.prices,
+        software=find_software(conf),
+        link_gb_s=asked.link_gb_s,
+    )
+
+
+def find_nodes(queue: str | None) -> tuple[NodeGroup, ...]:
+    """As sinfo shows them now."""
+    command = build_sinfo_nodes_command(queue)
+    result = run(command)
+    if result.code != 0:
+        raise VjobError(f"sinfo failed: {result.err.strip() or f'exit code {result.code}'}")
+    return tuple(parse_sinfo_nodes(result.out))
+
+
+def describe_basis(file: Path | None, profile: Profile | None) -> str:
+    if file is None or profile is None:
+        return ""
+    versions = ", ".join(f"{name} {text}" for name, text in sorted(profile.software.items()))
+    return f"profile {file}" + (f" ({versions})" if versions else "")
+
+
+def find_software(conf: JobConf) -> dict[str, str]:
+    """Versions that the ranks will have; nothing where they have a Python of their own."""
+    if conf.container.image is not None or conf.program.python is not None:
+        return {}
+    try:
+        return {"torch": importlib.metadata.version("torch")}
+    except importlib.metadata.PackageNotFoundError:
+        return {}

@@ -1,0 +1,36 @@
+"""A conf whose layout may still be open, and the profile that belongs to it. No numpy here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs.conf import JobConf, close_layout
+from jobs.conf_bounds import check_numbers
+from jobs.conf_check import check_program, locate
+from jobs.conf_check_cluster import check_groups
+from jobs.conf_read import parse_conf_lines, read_text, sort_problems
+from jobs.errors import ConfError
+from jobs.training import name_model
+from varuna_core.records.training import name_profile_file
+
+PROFILE_FOLDER = "profiles"
+"""Next to the conf, as `vjob profile` leaves it."""
+
+
+def read_open_conf(path: Path, overrides: Sequence[str]) -> tuple[JobConf, dict[str, str]]:
+    """A conf whose layout need not fit its nodes yet, and the keys that it writes."""
+    text = read_text(path, str(path))
+    conf, lines = parse_conf_lines(text, str(path), path.resolve().parent, overrides)
+    findings = [*check_numbers(conf), *check_groups(conf), *check_program(close_layout(conf))]
+    if findings:
+        raise ConfError(sort_problems(locate(findings, lines)))
+    return conf, lines
+
+
+def find_profile(conf: JobConf, base: Path) -> Path | None:
+    """Where `vjob profile` puts it; None if there is none."""
+    if conf.model is None:
+        return None
+    path = base / PROFILE_FOLDER / name_profile_file(name_model(conf.model))
+    return path if path.exists() else None

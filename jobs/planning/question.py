@@ -1,0 +1,259 @@
+"""A conf to the planner's question: model, batch, nodes, prices, and the keys that are fixed. Pure.
+
+A key that the conf writes is fixed, unless it says auto; one that it does not write is free for
+`vjob plan`, and has its default for `vjob submit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jobs.conf import JobConf, NodeGroup, close_layout
+from jobs.conf_reader import BUILT_IN
+from jobs.errors import InputError
+from jobs.training import build_training, name_model
+from varuna_core.planner.cluster import Cluster, NodeKind
+from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.gpus import find_gpu
+from varuna_core.planner.profile import Model, Profile
+from varuna_core.planner.space import Wishes
+from varuna_core.planner.training import MEGATRON, Training
+from varuna_core.planner.transformer import Transformer, estimate_profile
+from varuna_core.records.training import name_shapes
+
+CPU = "cpu"
+"""Kind of a rank without a GPU, as a profile calls it."""
+LINK_GB_S = 12.5
+"""Between nodes, where nothing was measured: 100 Gbit/s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """All that a search needs, and whence it is."""
+
+    profile: Profile
+    training: Training
+    cluster: Cluster
+    wishes: Wishes
+    basis: str
+    """What the figures rest on, in words."""
+    is_estimate: bool
+    """Nothing of it was measured."""
+    steps: int
+    """Of the whole run."""
+    notes: tuple[str, ...] = ()
+    """What was assumed."""
+
+
+def build_question(
+    conf: JobConf,
+    fixed: Collection[str],
+    *,
+    profile: Profile | None,
+    basis: str,
+    prices: Mapping[str, float],
+    software: Mapping[str, str],
+    link_gb_s: float | None = None,
+) -> Question:
+    """InputError or PlanningError where the conf is no question; `fixed` are keys that count."""
+    batch = conf.train.global_batch_size
+    if batch is None:
+        raise InputError(
+            "train.global_batch_size is not set: the planner lays one batch over the nodes, and "
+            "its default changes with the layout; set it, or --set train.global_batch_size=N"
+        )
+    notes, is_estimate = [], profile is None
+    if profile is None:
+        profile, more = estimate(conf, link_gb_s)
+        basis = "an estimate from data sheets, nothing was measured"
+        notes += more
+    else:
+        check_profile(conf, profile, software)
+    cluster = build_cluster(conf.cluster.nodes, profile, {**conf.prices, **prices})
+    return Question(
+        profile=profile,
+        training=describe_training(conf, batch),
+        cluster=cluster,
+        wishes=build_wishes(conf, fixed),
+        basis=basis,
+        is_estimate=is_estimate,
+        steps=conf.train.steps,
+        notes=tuple(notes),
+    )
+
+
+def describe_training(conf: JobConf, batch: int) -> Training:
+    """What a parameter holds, as the program trains it."""
+    if conf.program.kind in ("megatron", "deepspeed"):
+        return replace(MEGATRON, batch=batch)
+    train = conf.train
+    halved = train.precision != "fp32"
+    moments = 4 if train.optimizer.name == "sgd" else 8
+    state = 0 if train.optimizer.offload else moments + (4 if halved else 0)
+    return Training(batch=batch, weight_bytes=2 if halved else 4, state_bytes=state)
+
+
+def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) -> None:
+    """PlanningError where it is of something else than the conf trains."""
+    if conf.program.kind not in BUILT_IN or conf.model is None:
+        return  # only the script itself knows its model
+    plain = close_layout(conf)
+    training = build_training(plain, 1)
+    assert training is not None, "a built-in program has one"
+    wanted = Model(
+        name=name_model(conf.model),
+        digest=name_shapes(training),
+        num_segments=conf.model.layers + 2,
+        parameters={},
+    )
+    profile.check_is_of(wanted, software)
+
+
+def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]]:
+    """A profile from the model's sizes and data sheets, and what it assumes."""
+    model = conf.model
+    if model is None:
+        raise InputError(
+            "the conf has no model, and there is no profile: set model to its shape (a name such "
+            "as gpt2-xl, or layers, hidden, heads), or profile the script (docs/profiling.md) "
+            "and give --profile FILE"
+        )
+    kinds = sorted({name_gpu(group) for group in conf.cluster.nodes})
+    largest = max(group.num_ranks for group in conf.cluster.nodes)
+    found = estimate_profile(
+        Transformer(
+            name=name_model(model),
+            layers=model.layers,
+            hidden=model.hidden,
+            heads=model.heads,
+            length=model.sequence,
+            vocabulary=model.vocab,
+        ),
+        kinds,
+        degrees=[t for t in (1, 2, 4, 8) if t <= largest and model.heads % t == 0],
+        inter_gb_s=LINK_GB_S if link_gb_s is None else link_gb_s,
+    )
+    notes = []
+    if link_gb_s is None and sum(group.count for group in conf.cluster.nodes) > 1:
+        notes.append(f"links between nodes taken for {LINK_GB_S:g} GB/s; say --link GB/S")
+    if conf.train.precision == "fp32":
+        notes.append("times are those of half precision, the conf's fp32 is slower")
+    return found, notes
+
+
+def build_cluster(
+    groups: Sequence[NodeGroup], profile: Profile, prices: Mapping[str, float]
+) -> Cluster:
+    """A kind of node a group."""
+    kinds = []
+    for group in groups:
+        if group.num_gpus == 0 and CPU in profile.gpus:
+            gpu = CPU
+        elif group.gpu_type is None and group.num_gpus and len(profile.gpus) == 1:
+            gpu = next(iter(profile.gpus))
+        else:
+            gpu = match_kind(name_gpu(group), profile)
+        kinds.append(
+            NodeKind(
+                name=group.group,
+                gpu=gpu,
+                gpus=group.num_ranks,
+                count=group.count,
+                price_per_hour=find_price(group, gpu, prices),
+            )
+        )
+    return Cluster(kinds=tuple(kinds))
+
+
+def name_gpu(group: NodeGroup) -> str:
+    """As the conf has it."""
+    if group.gpu_type is not None:
+        return group.gpu_type
+    if group.num_gpus:
+        raise PlanningError(
+            f"group {group.group} has {group.num_gpus} GPUs of no type: say which, such as "
+            f'gpus: "a100:{group.num_gpus}"'
+        )
+    return CPU
+
+
+def match_kind(name: str, profile: Profile) -> str:
+    """The profile's name of a GPU that the conf or a GRES calls otherwise."""
+    if name in profile.gpus:
+        return name
+    alike = [kind for kind in profile.gpus if kind.casefold() == name.casefold()]
+    if not alike:
+        alike = [kind for kind in profile.gpus if _is_same_product(name, kind)]
+    if len(alike) == 1:
+        return alike[0]
+    known = ", ".join(sorted(profile.gpus))
+    if alike:
+        raise PlanningError(f"GPU {name!r} may be {' or '.join(sorted(alike))} of the profile")
+    raise PlanningError(
+        f"the profile has no GPU {name!r}, it has {known}: profile the model on it "
+        "(`vjob profile` extends a profile)"
+    )
+
+
+def _is_same_product(name: str, kind: str) -> bool:
+    try:
+        wanted = find_gpu(kind).name
+    except PlanningError:
+        return False
+    try:
+        return find_gpu(name).name == wanted
+    except PlanningError:  # `a100` without its size may be either
+        product = wanted.partition("-")[0].casefold()
+        return product in name.casefold().replace("_", "-").split("-")
+
+
+def find_price(group: NodeGroup, gpu: str, prices: Mapping[str, float]) -> float | None:
+    """Of a node and hour: by the conf's word for the GPU, the profile's, the product (`a100` for
+    both of its sizes), or the group's name."""
+    known = {name.casefold(): price for name, price in prices.items()}
+    products = [name.partition("-")[0] for name in (group.gpu_type or "", gpu)]
+    for name in (group.gpu_type, gpu, *products, group.group):
+        if name is not None and name.casefold() in known:
+            return known[name.casefold()]
+    return None
+
+
+def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
+    """`fixed` names conf keys; one of them that says auto is free all the same."""
+    parallel = conf.parallel
+
+    def take(key: str, value: int | str | None) -> int | None:
+        return value if key in fixed and isinstance(value, int) else None
+
+    if "parallel.zero" in fixed and parallel.zero > 1:
+        raise PlanningError(f"parallel.zero {parallel.zero} is not modelled, 0 and 1 are")
+    partition = None
+    if parallel.partition != "auto":
+        partition = count_segments(
+            parallel.partition, None if conf.model is None else conf.model.layers + 2
+        )
+    has_empty = partition is not None and 0 in partition
+    schedule = None if parallel.schedule == "auto" else parallel.schedule
+    if schedule is None and conf.program.kind in ("megatron", "deepspeed"):
+        schedule = "1f1b"  # their own default
+    return Wishes(
+        stages=take("parallel.pipeline", parallel.pipeline),
+        replicas=take("parallel.data", parallel.data),
+        tensor=take("parallel.tensor", parallel.tensor),
+        micro_batch=take("train.micro_batch_size", conf.train.micro_batch_size),
+        zero=take("parallel.zero", parallel.zero),
+        schedule=schedule,
+        recompute=None if parallel.recompute == "auto" else parallel.recompute,
+        least=0 if has_empty else 1,
+        partition=partition,
+    )
+
+
+def count_segments(partition: str, num_segments: int | None) -> tuple[int, ...]:
+    """Of each stage; a text that leaves the embedding and the head out gets them at its ends."""
+    counts = [int(word) for word in partition.split("-")]
+    if num_segments is not None and sum(counts) == num_segments - 2:
+        counts[0] += 1
+        counts[-1] += 1
+    return tuple(counts)

@@ -1,0 +1,127 @@
+"""`auto` at submit: what the planner chooses for a conf before it runs, or why it chooses nothing.
+
+    pipeline or micro_batch_size auto   a whole search over the conf's nodes: it may leave some
+    partition auto, a profile is there  cuts (schedule, recompute where auto) of the conf's layout
+    else                                nothing: the runtime balances stages by counted work
+
+Cheap where nothing is to be planned: numpy is not loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs.conf import JobConf, is_open
+from jobs.conf_reader import BUILT_IN
+from jobs.errors import InputError, VjobError
+from jobs.planning.chosen import Chosen
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 20.0
+"""Of a search at submit."""
+KEYS = (
+    "parallel.pipeline",
+    "parallel.data",
+    "parallel.tensor",
+    "parallel.zero",
+    "train.micro_batch_size",
+)
+"""They count whether the conf writes them or not: a submit keeps defaults."""
+
+
+def settle(path: Path, overrides: Sequence[str]) -> Chosen:
+    """InputError where the layout is open and nothing fits."""
+    from jobs.planning.conf_file import find_profile, read_open_conf
+
+    conf, _ = read_open_conf(path, overrides)
+    if is_open(conf):
+        return _search(path, conf)
+    reason = _find_reason(conf)
+    if reason:
+        return Chosen(settings={}, prediction=None, why=reason)
+    file = find_profile(conf, path.resolve().parent)
+    if file is None:
+        return Chosen(settings={}, prediction=None, why=BY_RUNTIME + ": there is no profile")
+    try:
+        return _cut(conf, file)
+    except VjobError as error:
+        log.warning("%s is not used: %s", file, error)
+        return Chosen(settings={}, prediction=None, why=f"{BY_RUNTIME}: {error}")
+
+
+BY_RUNTIME = "the runtime balances stages by counted work"
+
+
+def _find_reason(conf: JobConf) -> str:
+    """Why cuts are not planned; empty if they may be."""
+    parallel = conf.parallel
+    if parallel.partition != "auto":
+        return "the conf gives the partition"
+    if conf.program.kind not in BUILT_IN:
+        return "the program cuts its model itself"
+    if conf.train.global_batch_size is None:
+        return f"{BY_RUNTIME}: train.global_batch_size is not set"
+    if parallel.order == "pipeline" and parallel.data != 1:
+        return f"{BY_RUNTIME}: parallel.order pipeline is not modelled"
+    if parallel.zero > 1 or parallel.schedule in ("interleaved", "zbv"):
+        return f"{BY_RUNTIME}: its schedule or zero is not modelled"
+    return ""
+
+
+def _search(path: Path, conf: JobConf) -> Chosen:
+    from jobs.planning.ask import Asked, ask_about, explain_errors
+
+    with explain_errors():
+        from jobs.planning.plan_file import build_settings
+        from varuna_core.planner.plan import build_plan
+        from varuna_core.planner.refusal import search_or_explain
+        from varuna_core.planner.tables import Tables
+
+        if conf.program.kind == "script":
+            raise InputError(
+                "parallel.pipeline or train.micro_batch_size is auto, and vjob does not know the "
+                "script's model: set numbers; `vjob plan` helps to choose them"
+            )
+        question = ask_about(conf, KEYS, path.resolve().parent, Asked(prices={}))
+        searched = search_or_explain(
+            question.profile,
+            question.training,
+            question.cluster,
+            question.wishes,
+            limit_s=LIMIT_S,
+        )
+        tables = Tables(question.profile, question.training)
+        plan = build_plan(tables, question.cluster, searched.best, question.wishes.least)
+        proof = f"gap {100 * searched.gap:.1f} %" if searched.gap else "proved fastest of its space"
+        return Chosen(
+            settings=build_settings(conf, plan),
+            prediction=plan.build_prediction(),
+            why=f"planned at submit by {question.basis}; {proof}",
+        )
+
+
+def _cut(conf: JobConf, file: Path) -> Chosen:
+    from jobs.planning.ask import Asked, ask_about, explain_errors
+
+    with explain_errors():
+        from jobs.planning.given import plan_given
+
+        question = ask_about(conf, KEYS, file.parent, Asked(prices={}, profile=file))
+        plan = plan_given(question, conf)
+    if plan is None:
+        why = f"{BY_RUNTIME}: replicas of one stage do not fill whole nodes in turn"
+        return Chosen(settings={}, prediction=None, why=why)
+    option = plan.candidate.option
+    settings = {
+        "parallel.partition": plan.partition,
+        "parallel.schedule": option.schedule,
+        "parallel.recompute": option.recompute,
+    }
+    return Chosen(
+        settings=settings,
+        prediction=plan.build_prediction(),
+        why=f"stages cut at submit by {question.basis}",
+    )

@@ -1,0 +1,154 @@
+"""An answer for people, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jobs.planning.answer import Answer, describe, list_parts
+from jobs.planning.plan_file import spell_layout
+from jobs.planning.question import Question
+from varuna_core.planner.plan import Plan, align, render_certificate, render_table
+from varuna_core.planner.used_nodes import find_left_over, join_alike, list_used_nodes
+
+
+def render(answer: Answer) -> str:
+    """Everything, the chosen plan first."""
+    return "\n".join(
+        [
+            *_say_question(answer.question),
+            "",
+            *_say_best(answer),
+            "",
+            *_say_others(answer),
+            *_say_sensitivity(answer),
+            *_say_front(answer),
+        ]
+    )
+
+
+def _say_question(question: Question) -> Iterator[str]:
+    nodes = " + ".join(
+        f"{kind.count} x {kind.gpus} {kind.gpu} ({kind.name})" for kind in question.cluster.kinds
+    )
+    yield f"{question.profile.model.name}, batch {question.training.batch}, on {nodes}"
+    head = "ESTIMATE: times rest on " if question.is_estimate else "times: "
+    yield head + question.basis
+    if question.is_estimate:
+        yield (
+            "  it ranks layouts, its seconds may be far off; `vjob profile CONF` measures them "
+            "(docs/profiling.md)"
+        )
+    yield from (f"  {note}" for note in question.notes)
+
+
+def _say_best(answer: Answer) -> Iterator[str]:
+    plan, question = answer.best, answer.question
+    option, step = plan.candidate.option, plan.step
+    if answer.chosen_for:
+        yield f"{answer.chosen_for}:"
+    yield (
+        f"{step.step_s:.4g} s a step: {len(plan.counts)} stages, {option}, "
+        f"{option.num_microbatches} micro-batches"
+    )
+    parts = [f"{name} {took:.4g}" for name, took in list_parts(plan).items() if took > 0]
+    yield f"  {' + '.join(parts)} s; bubble {100 * step.bubble_share:.1f} %"
+    yield f"  partition {plan.partition}; Megatron-Core layout {spell_layout(plan.counts)}"
+    nodes = list_used_nodes(plan.candidate.placed, option.shape.tensor)
+    for node in join_alike(nodes):
+        yield f"  {node.count} x {node.kind}, {node.ranks} ranks each: {_say_stages(node.stages)}"
+    for kind, (whole, idle) in find_left_over(question.cluster, nodes).items():
+        words = [f"{whole} nodes"] if whole else []
+        words += [f"{idle} GPUs of used nodes"] if idle else []
+        yield f"  left over of {kind}: {' and '.join(words)}"
+    yield f"  {question.steps} steps take {_say_time(step.step_s * question.steps)}" + _say_price(
+        plan, question
+    )
+    if "estimate" in plan.sources and not question.is_estimate:
+        yield "  some times are estimates beyond what was measured: profile larger micro-batches"
+    yield ""
+    yield render_table(plan)
+    yield ""
+    if answer.chosen_for:
+        yield "of the fastest plan, whatever it costs:"
+    yield render_certificate(answer.searched)
+
+
+def _say_stages(stages: tuple[int, ...]) -> str:
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]} to {stages[-1]}"
+
+
+def _say_time(seconds: float) -> str:
+    return f"{seconds / 3600:.3g} h" if seconds >= 3600 else f"{seconds:.3g} s"
+
+
+def _say_price(plan: Plan, question: Question) -> str:
+    price = plan.price_per_step
+    if price is None:
+        return "; no prices given (conf key prices, or --prices TYPE=PRICE of a node and hour)"
+    return f" and cost {price * question.steps:.4g} ({price:.4g} a step)"
+
+
+def _say_others(answer: Answer) -> Iterator[str]:
+    if len(answer.plans) < 2:
+        return
+    yield "what else was timed on the way:"
+    rows: list[tuple[str, ...]] = [
+        ("", "step s", "stages", "data", "tensor", "micro", "schedule", "recompute", "zero")
+    ]
+    for number, plan in enumerate(answer.plans, 1):
+        option, shape = plan.candidate.option, plan.candidate.option.shape
+        figures = (len(plan.counts), shape.replicas, shape.tensor, shape.micro_batch)
+        rows.append(
+            (
+                str(number),
+                f"{plan.step.step_s:.4g}",
+                *map(str, figures),
+                option.schedule,
+                option.recompute,
+                str(shape.zero),
+            )
+        )
+    yield align(rows)
+    yield ""
+
+
+def _say_sensitivity(answer: Answer) -> Iterator[str]:
+    cases = answer.cases
+    if not cases:
+        return
+    worst = max(cases, key=lambda case: case.loss)
+    stays = sum(case.loss < 1e-3 for case in cases)
+    fastest = answer.searched.best
+    who = "the plan" if not answer.chosen_for else "the fastest plan"
+    yield (
+        f"with figures 5 % off, {who} stays the best found in {stays} of {len(cases)} cases, "
+        f"and loses at most {100 * worst.loss:.1f} %"
+    )
+    if worst.loss >= 1e-3:
+        same = worst.best.option == fastest.option and worst.best.placed == fastest.placed
+        words = "other cuts" if same else describe(worst.best)
+        yield f"  {worst.what}: {words} would take {worst.best_s:.4g} s, it {worst.winner_s:.4g} s"
+    yield ""
+
+
+def _say_front(answer: Answer) -> Iterator[str]:
+    front = answer.front
+    if front is None:
+        return
+    yield "cost against time (none is both cheaper and faster):"
+    steps = answer.question.steps
+    rows = [("step s", "a step", "whole run", "time", "plan")]
+    for one in front.offers:
+        rows.append(
+            (
+                f"{one.step_s:.4g}",
+                f"{one.price:.4g}",
+                f"{one.price * steps:.4g}",
+                _say_time(one.step_s * steps),
+                describe(one.candidate),
+            )
+        )
+    table = align([row[:-1] for row in rows])
+    yield from (f"{line}  {row[-1]}" for line, row in zip(table.splitlines(), rows, strict=True))
+    if front.num_left:
+        yield f"  {front.num_left} parts of the cluster were not looked at, for want of time"

@@ -1,0 +1,308 @@
+"""`vjob plan`: conf to question, answers told and written, refusals that help."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jobs.cli import cli
+from jobs.conf import JobConf
+from jobs.conf_read import read_conf
+from jobs.planning.chosen import read_plan_file
+from jobs.training import build_training
+from varuna_core.planner.profile import Profile
+from varuna_core.planner.profile_file import write_profile
+from varuna_core.planner.transformer import Transformer, estimate_profile
+from varuna_core.records.training import name_shapes
+
+CONF = """
+name: tiny
+program: pretrain_gpt
+model: {layers: 6, hidden: 1024, heads: 8, vocab: 32000}
+data: {synthetic: true}
+train: {global_batch_size: 16, steps: 1000, precision: bf16}
+cluster:
+  scheduler: slurm
+  nodes:
+    - {group: fast, count: 1, gpus: "a100-40:4"}
+    - {group: slow, count: 1, gpus: "a10:4"}
+"""
+NAME = "6x1024"
+PRICES = ("--prices", "a100=12,a10=3")
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    path = tmp_path / "conf.yaml"
+    path.write_text(CONF)
+    return path
+
+
+def plan(conf: Path, *args: str, code: int = 0) -> str:
+    done = run(conf, *args)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def run(conf: Path, *args: str) -> Result:
+    return CliRunner().invoke(cli, ["plan", str(conf), "--limit", "5", *args])
+
+
+def read(conf: Path, *args: str) -> dict[str, Any]:
+    done = run(conf, "--json", *args)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def put_profile(folder: Path, *, layers: int = 6, digest: str = "", torch: str = "") -> Path:
+    """As if measured: an estimate whose figures are called measured."""
+    base = estimate_profile(
+        Transformer(name=NAME, layers=layers, hidden=1024, heads=8, length=1024, vocabulary=32000),
+        ["A100-40", "A10"],
+        micro_batches=(1, 2, 4),
+        degrees=(1, 2),
+        inter_gb_s=10.0,
+    )
+    training = build_training(read_conf_of(folder), 1)
+    assert training is not None
+    gpus = {
+        kind: replace(
+            gpu,
+            optimizer_source="measured",
+            cells={key: replace(cell, source="measured") for key, cell in gpu.cells.items()},
+        )
+        for kind, gpu in base.gpus.items()
+    }
+    model = replace(base.model, digest=digest or name_shapes(training))
+    software = {"torch": torch} if torch else {}
+    profile: Profile = replace(base, model=model, gpus=gpus, software=software)
+    path = folder / "profiles" / f"{NAME}.profile.json"
+    path.parent.mkdir(exist_ok=True)
+    write_profile(path, profile)
+    return path
+
+
+def read_conf_of(folder: Path) -> JobConf:
+    path = folder / "any.yaml"
+    path.write_text(CONF)
+    return read_conf(path, environ={})
+
+
+def test_the_answer_has_its_parts(conf: Path) -> None:
+    text = plan(conf, *PRICES)
+    assert text.startswith(f"{NAME}, batch 16, on 1 x 4 a100-40 (fast) + 1 x 4 a10 (slow)")
+    assert "ESTIMATE" in text and "gap 0 %" in text and "figures 5 % off" in text
+    assert "memory GB" in text and "partition " in text and "cost against time" in text
+    found = read(conf, *PRICES)
+    best = found["plans"][0]
+    assert sum(map(int, best["partition"].split("-"))) == 8
+    assert sum(best["parts"].values()) == pytest.approx(best["step_s"])
+    assert [row["step_s"] for row in found["plans"]] == sorted(
+        row["step_s"] for row in found["plans"]
+    )
+    assert len(best["stage_work_s"]) == len(best["memory_bytes"]) == best["stages"]
+    pairs = zip(best["memory_bytes"], best["limit_bytes"], strict=True)
+    assert all(held <= limit for held, limit in pairs)
+    assert found["certificate"]["gap"] == 0
+    assert all(case["loss"] >= 0 for case in found["sensitivity"])
+    prices = [row["price_per_step"] for row in found["front"]]
+    times = [row["step_s"] for row in found["front"]]
+    assert times == sorted(times) and prices == sorted(prices, reverse=True)
+    assert times[0] == pytest.approx(best["step_s"])
+
+
+def test_keys_that_the_conf_writes_are_kept(conf: Path) -> None:
+    for key, value, name in (
+        ("parallel.pipeline", "3", "stages"),
+        ("parallel.data", "2", "replicas"),
+        ("parallel.tensor", "2", "tensor"),
+        ("train.micro_batch_size", "2", "micro_batch"),
+        ("parallel.schedule", "gpipe", "schedule"),
+        ("parallel.recompute", "full", "recompute"),
+        ("parallel.zero", "1", "zero"),
+    ):
+        found = read(conf, "--set", f"{key}={value}")
+        assert {str(row[name]) for row in found["plans"]} == {value}
+    found = read(conf, "--set", "parallel.partition=3-3")
+    assert {row["partition"] for row in found["plans"]} == {"4-4"}
+    found = read(conf, "--set", "parallel.pipeline=auto", "--set", "parallel.data=auto")
+    free = read(conf)["plans"]
+    assert [row["step_s"] for row in found["plans"]] == [row["step_s"] for row in free]
+
+
+def test_a_measured_profile_beside_the_conf_is_used(conf: Path) -> None:
+    path = put_profile(conf.parent)
+    found = read(conf)
+    assert not found["is_estimate"] and str(path) in found["basis"]
+    assert found["plans"][0]["sources"] == ["measured"]
+    assert read(conf, "--estimate")["is_estimate"]
+    elsewhere = conf.parent / "other.json"
+    path.rename(elsewhere)
+    assert read(conf)["is_estimate"]
+    assert not read(conf, "--profile", str(elsewhere))["is_estimate"]
+
+
+def test_a_profile_of_something_else_is_refused(conf: Path) -> None:
+    put_profile(conf.parent, digest="other shapes")
+    assert "other shapes" in plan(conf, code=2)
+    put_profile(conf.parent, layers=7)
+    assert "9 segments" in plan(conf, code=2)
+    put_profile(conf.parent, torch="0.1")
+    assert "torch 0.1" in plan(conf, code=2)
+    broken = conf.parent / "profiles" / f"{NAME}.profile.json"
+    broken.write_text("{")
+    assert "not JSON" in plan(conf, code=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["cluster.nodes[0].gpus=b999:4"], ["'b999'", "A100-40"]),
+        (["cluster.nodes[0].gpus=4"], ["of no type", "a100:4"]),
+        (["train.global_batch_size=null"], ["train.global_batch_size"]),
+        (["parallel.pipeline=9"], ["9 stages", "8 segments", "pipeline 9 alone", "nearest"]),
+        (
+            ["parallel.pipeline=4", "parallel.data=4"],
+            ["pipeline 4 x parallel.data 4 needs 16 GPUs, there are 8", "cannot be together"],
+        ),
+        (["parallel.data=3"], ["parallel.data 3 alone", "nearest plan"]),
+        (["parallel.partition=1-2-9"], ["counts 12 segments", "has 8"]),
+        (
+            ["parallel.schedule=varuna", "parallel.recompute=none"],
+            ["schedule varuna, parallel.recompute none", "cannot be together"],
+        ),
+        (["parallel.zero=2"], ["zero 2", "not modelled"]),
+        (["parallel.tensor=8"], ["tensor 8"]),
+    ],
+)
+def test_refusals_name_what_contradicts(conf: Path, settings: list[str], said: list[str]) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    text = plan(conf, *words, code=2)
+    for words_said in said:
+        assert words_said in text, text
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_would(conf: Path) -> None:
+    sizes = ("--set", "model={layers: 24, hidden: 5120, heads: 8}")
+    fixed = ("parallel.pipeline=8", "parallel.recompute=none", "parallel.schedule=gpipe")
+    words = [word for key in fixed for word in ("--set", key)]
+    text = plan(conf, *sizes, *words, "--set", "train.global_batch_size=64", code=2)
+    factor = re.search(r"with ([0-9.]+) times the memory it would fit", text)
+    assert factor and float(factor[1]) > 1, text
+    assert "GB instead of" in text and ("nearest plan" in text or "add nodes" in text)
+
+
+def test_the_nearest_plan_changes_what_it_must(conf: Path) -> None:
+    """One wish is in the way of memory: only that is changed."""
+    fixed = ("parallel.schedule=gpipe", "parallel.recompute=none", "parallel.data=1")
+    words = [word for key in fixed for word in ("--set", key)]
+    sizes = ("--set", "model={layers: 24, hidden: 4096, heads: 8}")
+    more = ("--set", "train.global_batch_size=512", "--set", "train.micro_batch_size=1")
+    text = plan(conf, *sizes, *words, *more, code=2)
+    nearest = re.search(r"nearest plan that fits has ([^(]*)\(", text)
+    assert nearest and nearest[1].count(":") == 1, text
+
+
+def test_one_gpu_and_one_layer(conf: Path) -> None:
+    alone = ("--set", 'cluster.nodes=[{group: a, gpus: "a100-80:1"}]')
+    best = read(conf, *alone)["plans"][0]
+    assert (best["stages"], best["replicas"], best["tensor"]) == (1, 1, 1)
+    small = ("--set", "model={layers: 1, hidden: 64, heads: 2}")
+    best = read(conf, *small)["plans"][0]
+    assert best["stages"] <= 3
+    assert read(conf, *alone, *small)["plans"][0]["partition"] == "3"
+
+
+def test_missing_prices_are_said(conf: Path) -> None:
+    assert "no prices given" in plan(conf)
+    assert "no price for fast" in plan(conf, "--budget", "5", "--prices", "a10=3", code=2)
+    assert "TYPE=PRICE" in plan(conf, "--prices", "a10", code=2)
+
+
+def test_budget_and_deadline_choose_from_the_front(conf: Path) -> None:
+    front = read(conf, *PRICES)["front"]
+    assert len(front) > 1
+    fastest, cheapest = front[0], front[-1]
+    enough = fastest["price_per_step"] * 1000 * 1.01
+    assert read(conf, *PRICES, "--budget", f"{enough}")["plans"][0]["step_s"] == pytest.approx(
+        fastest["step_s"]
+    )
+    little = cheapest["price_per_step"] * 1000 * 1.001
+    chosen = read(conf, *PRICES, "--budget", f"{little}")
+    assert chosen["plans"][0]["step_s"] == pytest.approx(cheapest["step_s"])
+    assert "fastest that" in chosen["chosen_for"]
+    hours = cheapest["step_s"] * 1000 / 3600 * 1.001
+    by_time = read(conf, *PRICES, "--deadline", f"{hours}")["plans"][0]
+    assert by_time["step_s"] == pytest.approx(cheapest["step_s"])
+    assert "the cheapest costs" in plan(conf, *PRICES, "--budget", f"{little / 100}", code=2)
+    assert "the fastest takes" in plan(conf, *PRICES, "--deadline", f"{hours / 1e4}", code=2)
+    both = ("--budget", f"{little}", "--deadline", f"{fastest['step_s'] * 1000 / 3600 * 1.001}")
+    assert "give more of one" in plan(conf, *PRICES, *both, code=2)
+
+
+def test_a_written_plan_is_a_conf_that_passes_every_check(conf: Path) -> None:
+    """Also one that leaves nodes and ranks over, and has another order of nodes."""
+    out = conf.parent / "plan.json"
+    for more in ((), ("--set", "parallel.data=3", "--set", "train.global_batch_size=18")):
+        found = read(conf, *more, "--write", str(out))
+        best = found["plans"][0]
+        chosen = read_plan_file(out)
+        assert chosen.prediction is not None
+        assert chosen.prediction["step_s"] == pytest.approx(best["step_s"])
+        overrides = [word for word in more if word != "--set"]
+        settled = read_conf(conf, [*overrides, *chosen.overrides], environ={})
+        assert settled.parallel.pipeline == best["stages"]
+        assert settled.parallel.partition == best["partition"]
+        assert settled.train.micro_batch_size == best["micro_batch"]
+        ranks = sum(group.count * group.num_ranks for group in settled.cluster.nodes)
+        assert ranks == best["stages"] * best["replicas"] * best["tensor"]
+        assert read_plan_file(out, ["parallel.pipeline=1"]).prediction is None
+    layout = json.loads(out.read_text())["layout"]
+    assert layout.count("|") == best["stages"] - 1 and layout[0] == "E" and layout[-1] == "L"
+    out.write_text("{}")
+    done = CliRunner().invoke(cli, ["submit", str(conf), "--plan", str(out), "--dry-run"])
+    assert done.exit_code == 2 and "no plan of this vjob" in done.output
+
+
+def test_the_page_has_the_figure(conf: Path) -> None:
+    pytest.importorskip("plotly")
+    page = conf.parent / "page.html"
+    plan(conf, *PRICES, "-o", str(page), "--cdn")
+    text = page.read_text()
+    assert "figure-front" in text and "figure-memory" in text and "no plan in this space" in text
+
+
+SINFO = """\
+n1 |gpu* |idle |gpu:a100:4(S:0-1) |ib,a100 |
+n1 |all |idle |gpu:a100:4(S:0-1) |ib,a100 |
+n2 |gpu* |mixed |gpu:a100:4(S:0-1) |ib,a100 |
+n3 |gpu* |drained |gpu:a100:4 |ib |
+n4 |old |idle |gpu:8 |rtx3090,x86 |
+n5 |cpu |idle |(null) |(null) |
+n6 |old |down* |gpu:8 |rtx3090 |
+"""
+
+
+def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = conf.parent / "bin"
+    folder.mkdir()
+    sinfo = folder / "sinfo"
+    text = SINFO.replace("a100", "a100-80")
+    sinfo.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    out = plan(conf, "--from-slurm")
+    assert "2 x 4 a100-80" in out and "1 x 8 RTX3090" in out
+    sinfo.write_text("#!/bin/sh\necho no >&2; exit 1\n")
+    assert "sinfo failed: no" in plan(conf, "--from-slurm", code=1)
+    sinfo.write_text("#!/bin/sh\n")
+    assert "no node with GPUs" in plan(conf, "--from-slurm", code=2)
+    assert "--from-slurm" in plan(conf, "--queue", "x", code=2)

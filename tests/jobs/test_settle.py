@@ -1,0 +1,134 @@
+"""`auto` at submit: what is planned, what is left to the runtime, what plan.json says of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from jobs.conf_read import read_conf
+from jobs.errors import ConfError, InputError
+from jobs.planning.settle import settle
+from jobs.submit import prepare, write_run_folder
+from reports.prediction import read_prediction
+from tests.jobs.test_plan_command import CONF, NAME, put_profile
+from varuna_core.records.plan import read_plan
+from varuna_core.records.runfolder import make_run_folder
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    path = tmp_path / "conf.yaml"
+    path.write_text(CONF)
+    return path
+
+
+GIVEN = ["parallel.pipeline=4"]
+OPEN = ["parallel.pipeline=auto"]
+
+
+def test_an_open_layout_is_searched_for(conf: Path) -> None:
+    put_profile(conf.parent)
+    overrides = [*OPEN, "train.micro_batch_size=auto"]
+    chosen = settle(conf, overrides)
+    assert "planned at submit by profile" in chosen.why and chosen.prediction
+    settled = read_conf(conf, [*overrides, *chosen.overrides], environ={})
+    assert settled.parallel.partition != "auto" and settled.parallel.zero == 0
+    assert settled.parallel.tensor == 1, "a submit keeps what is not auto"
+    kept = settle(conf, [*OPEN, "train.micro_batch_size=2"])
+    assert kept.settings["train.micro_batch_size"] == "2"
+
+
+def test_without_a_profile_an_open_layout_is_estimated_and_said_so(conf: Path) -> None:
+    chosen = settle(conf, OPEN)
+    assert chosen.settings and "an estimate" in chosen.why
+
+
+def test_what_cannot_be_left_open(conf: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfError, match="global_batch_size"):
+        read_conf(conf, [*OPEN, "train.global_batch_size=null"], environ={})
+    script = tmp_path / "script.yaml"
+    (tmp_path / "train.py").touch()
+    script.write_text(
+        "name: x\nprogram: {script: train.py}\nparallel: {pipeline: auto}\n"
+        'train: {global_batch_size: 8}\ncluster: {nodes: [{group: a, gpus: "a10:4"}]}\n'
+    )
+    with pytest.raises(InputError, match="does not know the script's model"):
+        settle(script, [])
+    with pytest.raises(ConfError, match="program"):
+        read_conf(script, environ={})
+    with pytest.raises(InputError, match="zero 2"):
+        settle(conf, [*OPEN, "parallel.zero=2"])
+
+
+def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
+    put_profile(conf.parent)
+    chosen = settle(conf, GIVEN)
+    assert set(chosen.settings) == {
+        "parallel.partition",
+        "parallel.schedule",
+        "parallel.recompute",
+    }
+    assert chosen.prediction is not None and len(chosen.prediction["stage_s"]) == 4
+    counts = [int(word) for word in chosen.settings["parallel.partition"].split("-")]
+    assert sum(counts) == 8
+    assert counts[0] + counts[1] > counts[2] + counts[3], "the first node is the faster one"
+    fixed = settle(conf, [*GIVEN, "parallel.schedule=gpipe", "parallel.recompute=full"])
+    assert fixed.settings["parallel.schedule"] == "gpipe"
+    assert fixed.settings["parallel.recompute"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ([], "no profile"),
+        (["parallel.partition=2-2-1-1"], "gives the partition"),
+        (["train.global_batch_size=null"], "global_batch_size"),
+        (["parallel.order=pipeline"], "order pipeline"),
+        (["parallel.schedule=interleaved"], "not modelled"),
+        (["parallel.zero=3"], "not modelled"),
+    ],
+)
+def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> None:
+    if more:
+        put_profile(conf.parent)
+    chosen = settle(conf, [*GIVEN, *more])
+    assert not chosen.settings and chosen.prediction is None
+    assert why in chosen.why
+
+
+def test_ranks_that_lie_otherwise_are_left_to_the_runtime(conf: Path) -> None:
+    """Three replicas straddle nodes of four."""
+    put_profile(conf.parent)
+    nodes = 'cluster.nodes=[{group: a, count: 3, gpus: "a10:4"}]'
+    chosen = settle(conf, [*GIVEN, nodes, "train.global_batch_size=12"])
+    assert not chosen.settings and "replicas" in chosen.why
+
+
+def test_a_stale_profile_is_not_used_and_said_so(
+    conf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_profile(conf.parent, digest="other shapes")
+    with caplog.at_level(logging.WARNING):
+        chosen = settle(conf, GIVEN)
+    assert not chosen.settings and "other shapes" in chosen.why
+    assert "is not used" in caplog.text
+    with pytest.raises(InputError, match="other shapes"):
+        settle(conf, OPEN)
+
+
+def test_the_run_folder_holds_what_was_predicted(conf: Path, tmp_path: Path) -> None:
+    put_profile(conf.parent)
+    ready = prepare(conf, GIVEN, for_preview=True)
+    run = make_run_folder(tmp_path / "run")
+    write_run_folder(ready, run)
+    plan = read_plan(run.plan)
+    assert plan is not None and plan.planned is not None and NAME in plan.planned
+    prediction = read_prediction(json.loads(run.plan.read_text()))
+    assert prediction is not None and prediction.step_s and len(prediction.stage_s) == 4
+    training = json.loads(run.training.read_text())
+    assert training["partition"] == plan.partition
+    assert training["schedule"] in ("1f1b", "gpipe", "varuna")
+    assert training["recompute"] in ("none", "full")

@@ -1,0 +1,137 @@
+"""What a run costs against how long it takes: the best plans of parts of the cluster.
+
+    $ a step │ x
+             │    x               a plan is on the front if no other is
+             │        x  x        both cheaper and faster
+             └──────────────  s a step
+
+Of each kind of node none, 1, 2, 4, .. or all may be used; a plan pays for the nodes it uses, whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from varuna_core.planner.cluster import Cluster
+from varuna_core.planner.errors import MissingData, PlanningError
+from varuna_core.planner.profile import Profile
+from varuna_core.planner.search import Candidate, Search
+from varuna_core.planner.space import Wishes
+from varuna_core.planner.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A plan with its price."""
+
+    candidate: Candidate
+    step_s: float
+    price: float
+    """Of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """Fastest first; each of the others is cheaper than those before it."""
+
+    offers: tuple[Offer, ...]
+    num_parts: int
+    """Of the cluster that were planned for."""
+    num_left: int
+    """For which time did not suffice."""
+
+
+def find_front(
+    profile: Profile,
+    training: Training,
+    cluster: Cluster,
+    wishes: Wishes,
+    known: Sequence[Candidate] = (),
+    *,
+    limit_s: float = 20.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Front:
+    """`known` are plans that were found for all of it. PlanningError where a price is missing."""
+    missing = [kind.name for kind in cluster.kinds if kind.price_per_hour is None]
+    if missing:
+        raise PlanningError(
+            f"no price for {', '.join(missing)}: give prices for every kind of node, such as "
+            f"--prices {cluster.kinds[0].gpu}=2.5 (of a node and hour)"
+        )
+    prices = {kind.name: kind.price_per_hour or 0.0 for kind in cluster.kinds}
+
+    def offer(candidate: Candidate) -> Offer:
+        hourly = sum(prices[name] for name in candidate.placed.nodes)
+        price = hourly * candidate.step_s / 3600
+        return Offer(candidate=candidate, step_s=candidate.step_s, price=price)
+
+    parts = list(list_parts(cluster))
+    until = clock() + limit_s
+    found = [offer(candidate) for candidate in known]
+    done = 0
+    for part in parts:
+        left_s = until - clock()
+        if left_s <= 0:
+            break
+        share_s = left_s / (len(parts) - done)
+        done += 1
+        try:
+            searched = Search(profile, training, part, wishes, limit_s=share_s, clock=clock).run()
+        except MissingData:
+            raise
+        except PlanningError:
+            continue  # it does not fit on so few
+        found += [offer(candidate) for candidate in searched.candidates]
+    return Front(offers=tuple(keep_best(found)), num_parts=done, num_left=len(parts) - done)
+
+
+def list_parts(cluster: Cluster) -> Iterator[Cluster]:
+    """Small ones first: they are quickly planned for."""
+    choices = []
+    for kind in cluster.kinds:
+        counts = {0, kind.count}
+        count = 1
+        while count < kind.count:
+            counts.add(count)
+            count *= 2
+        choices.append(sorted(counts))
+    for chosen in sorted(itertools.product(*choices), key=sum):
+        kinds = tuple(
+            replace(kind, count=n) for kind, n in zip(cluster.kinds, chosen, strict=True) if n
+        )
+        if kinds:
+            yield Cluster(kinds=kinds)
+
+
+def keep_best(offers: Sequence[Offer]) -> Iterator[Offer]:
+    """Those that no other beats in both."""
+    cheapest = float("inf")
+    for one in sorted(offers, key=lambda offer: (offer.step_s, offer.price)):
+        if one.price < cheapest * (1 - 1e-9):
+            cheapest = one.price
+            yield one
+
+
+def choose_within_budget(front: Front, per_step: float) -> Offer:
+    """The fastest that costs no more; PlanningError with the cheapest there is."""
+    for one in front.offers:
+        if one.price <= per_step:
+            return one
+    raise PlanningError(
+        f"no plan costs {per_step:.4g} a step or less; the cheapest costs "
+        f"{front.offers[-1].price:.4g} and takes {front.offers[-1].step_s:.4g} s"
+    )
+
+
+def choose_by_deadline(front: Front, step_s: float) -> Offer:
+    """The cheapest that takes no longer; PlanningError with the fastest there is."""
+    fast = [one for one in front.offers if one.step_s <= step_s]
+    if fast:
+        return fast[-1]
+    raise PlanningError(
+        f"no plan takes {step_s:.4g} s a step or less; the fastest takes "
+        f"{front.offers[0].step_s:.4g} s and costs {front.offers[0].price:.4g}"
+    )
