@@ -131,6 +131,8 @@ def build_attempt(
         order=order,
         partition=plan.partition if layout.pipeline == plan.pipeline else None,
         stage_map=plan.stage_map if is_as_asked else encode_stage_map(stages),
+        planned=plan.planned if is_as_asked else "it fits the nodes that are there",
+        prediction=plan.prediction if is_as_asked else None,
     )
     return AttemptPlan(
         plan=own,
