@@ -350,8 +350,8 @@ class Morph:
 
 @dataclass(frozen=True, kw_only=True)
 class Notify:
-    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does not
-    see it."""
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does
+    not see it."""
 
     mail: str | None = None
     """Mail address; goes through `sendmail` of the machine that watches."""
@@ -397,8 +397,8 @@ class JobConf:
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for `vjob plan`; a script does not see it."""
     notify: Notify = field(default_factory=Notify)
-    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does not
-    see it."""
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does
+    not see it."""
     log_folder: str = "log"
     """Where run folders are made (relative to the conf's folder), on the shared file system."""
 
