@@ -57,6 +57,7 @@ class Floors:
         self.tables, self.cluster, self.size = tables, cluster, tables.size
         self._windows: dict[Any, _Windows] = {}
         self._tails: dict[Any, tuple[int, float, float]] = {}
+        self._ends: dict[Any, tuple[Array, Array]] = {}
 
     def find(self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array) -> Array:
         """A bound for each row of counts; inf where the segments cannot be held."""
@@ -98,12 +99,14 @@ class Floors:
         windows = self._find_windows(option, tuple(columns))
         if not len(windows.limits):
             return np.full(len(counts), np.inf)
-        endings = [self._find_endings(option.shape, kinds) for kinds in columns]
+        tails = [self._find_tails(option, kinds) for kinds in columns]
+        endings = [row[0] for row in tails]
+        data_s = self.tables.training.data_s
         stages = counts.sum(axis=1)
         ahead = {"gpipe": 0 * stages, "1f1b": stages - 1}.get(option.schedule, stages)
         factor = np.maximum(0.0, m - 1 - np.minimum(ahead, m - 1) * windows.ratio)
         each, hop, tie = self._find_tail(option.shape)
-        after = self.tables.training.data_s + np.where(stages > each, tie, 0.0)
+        after = data_s + np.where(stages > each, tie, 0.0)
         crossings = np.maximum(0, -(-stages // each) - 1) * hop
         order = np.argsort(windows.single, kind="stable")
         found = np.full(len(counts), np.inf)
@@ -112,7 +115,13 @@ class Floors:
             at = int(np.searchsorted(windows.limits, high, side="right")) - 1
             held, bonus = windows.held[:, at], windows.bonus[at]
             for least, most in _group(np.unique(np.concatenate([[0.0], *endings])), ENDING_CELLS):
-                allowed = [np.searchsorted(row, most, side="right") for row in endings]
+                allowed = [
+                    min(
+                        np.searchsorted(ending, most, side="right"),
+                        np.searchsorted(summed, limit - data_s - least, side="right"),
+                    )
+                    for ending, summed in tails
+                ]
                 room = counts * np.minimum(held, allowed)
                 room[:, order[0]] += bonus
                 left = np.full(len(counts), float(size))
@@ -126,19 +135,37 @@ class Floors:
                 found = np.where(left > 0, found, np.minimum(found, bound))
         return found
 
-    def _find_endings(self, shape: Shape, kinds: tuple[str, ...]) -> Array:
-        """The least that optimizer and weights back take of runs of 1, 2, ... segments."""
-        times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
-        took = times.optimizer / (shape.replicas if shape.zero else 1)
-        nodes = [kind for kind in self.cluster.kinds if (kind.gpu,) == kinds]
-        if len(nodes) == 1 and shape.zero:
-            groups = nodes[0].gpus // shape.tensor
-            full, rest = divmod(shape.replicas, groups)
-            group = ((nodes[0].gpu, groups),) * full
-            group += ((nodes[0].gpu, rest),) if rest else ()
-            site = Site(kinds, group, shape.tensor)
-            took = took + self.tables.find_sums(site, shape)[1]
-        return np.maximum.accumulate(_find_least(took[1 : self.size, 1 : self.size]))
+    def _find_tails(self, option: Option, kinds: tuple[str, ...]) -> tuple[Array, Array]:
+        """Of runs of 1, 2, ... segments the least that optimizer and weights back take, and the
+        least time until their sum over the replicas is done."""
+        shape, training = option.shape, self.tables.training
+        key = shape, option.num_microbatches, kinds
+        if key not in self._ends:
+            times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
+            ending = times.optimizer / (shape.replicas if shape.zero else 1)
+            both = times.input_grad + times.weight_grad
+            summed = option.num_microbatches * (times.forward + both)
+            nodes = [kind for kind in self.cluster.kinds if (kind.gpu,) == kinds]
+            if len(nodes) == 1:
+                groups = nodes[0].gpus // shape.tensor
+                full, rest = divmod(shape.replicas, groups)
+                group = ((nodes[0].gpu, groups),) * full
+                group += ((nodes[0].gpu, rest),) if rest else ()
+                took, back = self.tables.find_sums(Site(kinds, group, shape.tensor), shape)
+                ending = ending + back
+                if not training.overlap_reduction:
+                    summed = summed + took
+                elif training.overlap_sends:
+                    buckets = self.tables.find_buckets(shape)
+                    hidden = both * (1 - 1 / buckets)
+                    summed = summed + np.maximum(took / buckets, took - hidden)
+            inner = slice(1, self.size)
+            # A longer run takes no less than any that it holds.
+            self._ends[key] = (
+                np.maximum.accumulate(_find_least(ending[inner, inner])),
+                np.maximum.accumulate(_find_least(summed[inner, inner])),
+            )
+        return self._ends[key]
 
     def _find_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
         shape = option.shape
@@ -194,9 +221,8 @@ class Floors:
             kinds = self.cluster.kinds
             groups = [kind.gpus // shape.tensor for kind in kinds]
             each = max(1, *(group // shape.replicas for group in groups))
-            # The fewest replicas of a stage on one node: with more nodes, there may be one.
-            alone = min(groups) < shape.replicas
-            flows = (1 if alone else shape.replicas) * shape.tensor
+            # A stage's first node holds all its replicas, or as many as it can.
+            flows = max(1, min(*groups, shape.replicas)) * shape.tensor
             sent = flows // shape.tensor if training.split_messages else flows
             hop = tie = float("inf")
             for a in {kind.gpu for kind in kinds}:
