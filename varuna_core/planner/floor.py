@@ -26,8 +26,6 @@ from varuna_core.planner.tables import Array, Shape, Tables
 
 CHUNK = 4096
 TIME_CELLS, ENDING_CELLS = 24, 6
-FEW_ROWS = 100
-"""Fewer are sooner looked into than bounded more closely."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +69,7 @@ class Floors:
             return np.full(len(counts), data_s)
         if not len(windows.limits):
             return np.full(len(counts), np.inf)
-        enough = counts @ windows.held + windows.bonus >= self.size - 2
-        slowest = np.where(enough.any(axis=1), windows.limits[enough.argmax(axis=1)], np.inf)
+        slowest = self._find_slowest(windows, counts)
         bound = m * slowest
         if option.schedule == "zero_bubble":
             return bound + data_s
@@ -85,6 +82,20 @@ class Floors:
             bound = np.maximum(bound, windows.once + crossings * hop + factor * slowest)
         return bound + data_s + np.where(stages > each, tie, 0.0)
 
+    def _find_slowest(self, windows: _Windows, counts: Array) -> Array:
+        """By halves: the least limit within which the places hold all segments."""
+        low = np.zeros(len(counts), dtype=int)
+        high = np.full(len(counts), len(windows.limits))
+        held = windows.held.T
+        while (low < high).any():
+            middle = np.minimum((low + high) // 2, len(windows.limits) - 1)
+            room = (counts * held[middle]).sum(axis=1) + windows.bonus[middle]
+            enough = room >= self.size - 2
+            high = np.where(enough & (low < high), middle, high)
+            low = np.where(~enough & (low < high), middle + 1, low)
+        limits = np.append(windows.limits, np.inf)
+        return limits[low]
+
     def sharpen(
         self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
     ) -> Array:
@@ -94,7 +105,7 @@ class Floors:
         ones: for each pair of limits the work of one micro-batch is least, exactly.
         """
         m, size = option.num_microbatches, self.size - 2
-        if self.size < 3 or option.schedule == "zero_bubble" or len(counts) < FEW_ROWS:
+        if self.size < 3 or option.schedule == "zero_bubble":
             return np.zeros(len(counts))
         windows = self._find_windows(option, tuple(columns))
         if not len(windows.limits):
@@ -205,7 +216,7 @@ class Floors:
         return _Windows(
             limits=limits,
             held=held,
-            bonus=(more - held).max(axis=0),
+            bonus=np.maximum.accumulate((more - held).max(axis=0)),
             once=float(np.min(once, axis=0).sum()),
             single=np.array([row[1:-1].min(initial=np.inf) for row in once]),
             ends=float(np.min(once, axis=0)[[0, -1]].sum()),
