@@ -177,7 +177,7 @@ class Search:
         until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
         floors = self._list_floors(tier)
         self._dive(floors)
-        looked = self._look(floors, until)
+        looked = self._look(tier, floors, until)
         pending = [(bound, at, (option, chain)) for at, (bound, option, chain) in enumerate(looked)]
         nodes = MOST_NODES
         while pending:
@@ -227,7 +227,9 @@ class Search:
                 if chain.bound < self.best_s * (1 - CLOSE):
                     self._time(option, chain)
 
-    def _look(self, floors: Sequence[_Floor], until: float) -> list[tuple[float, Option, Chain]]:
+    def _look(
+        self, tier: Tier, floors: Sequence[_Floor], until: float
+    ) -> list[tuple[float, Option, Chain]]:
         """The chains whose bounds are below the best plan, and plans on the way to them.
 
         Always what has the least bound comes next: counts give way to their placements, and a
@@ -241,12 +243,14 @@ class Search:
                 rows = _Counts(counts, floor, order, at)
                 heapq.heappush(heap, (float(floor[order[at]]), next(turns), rows, option))
 
+        limit = self.best_s * (1 - CLOSE)
         for option, columns, counts, floor in floors:
-            low = floor < self.best_s * (1 - CLOSE)
+            low = floor < limit
             if low.any():
-                counts = counts[low]
-                sharp = self.floors.sharpen(option, columns, counts, self.best_s)
-                floor = np.maximum(floor[low], sharp)
+                counts, floor = counts[low], floor[low]
+                if tier != "orders":  # there a look is sooner taken
+                    sharp = self.floors.sharpen(option, columns, counts, self.best_s)
+                    floor = np.maximum(floor, sharp)
                 push_counts(option, counts, floor, np.argsort(floor, kind="stable"), 0)
         open_chains = []
         while heap and heap[0][0] < self.best_s * (1 - CLOSE):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.varuna_core.planner.profiles import make_profile
-from varuna_core.planner import floor, placements
+from varuna_core.planner import placements
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import (
     Cluster,
@@ -105,7 +105,6 @@ def list_block_chains(search: Search) -> list[Chain]:
 
 def test_whole_plans_of_blocks_are_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placements, "MOST_ORDERS", 0)
-    monkeypatch.setattr(floor, "FEW_ROWS", 0)
     draw = random.Random(2)
     for number in range(15):
         size = draw.randint(3, 6)
@@ -123,8 +122,7 @@ def test_whole_plans_of_blocks_are_brute_forces(monkeypatch: pytest.MonkeyPatch)
         assert searched.gap == 0
 
 
-def test_no_placement_takes_less_than_its_closer_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "FEW_ROWS", 0)
+def test_no_placement_takes_less_than_its_closer_floor() -> None:
     draw = random.Random(3)
     for _ in range(6):
         question = Search(make_profile(draw, draw.randint(3, 5)), Training(batch=4), CLUSTER)
