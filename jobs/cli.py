@@ -100,7 +100,7 @@ def submit(
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
     """
     from jobs import submit as submitting
-    from jobs.planning.chosen import read_plan_file
+    from jobs.planning.chosen import describe_promise, read_plan_file
 
     chosen = None if plan_file is None else read_plan_file(plan_file, overrides)
     if dry_run:
@@ -120,6 +120,9 @@ def submit(
         click.echo(json.dumps({"run": run.name, "folder": str(run.path), "jobs": ids}))
     else:
         click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
+        promise = describe_promise(run)
+        if promise:
+            click.echo(f"  plan    {promise}")
         click.echo(f"  files   {run.path}")
         click.echo(f"  status  vjob status {ids[0]}")
         click.echo(f"  logs    vjob logs -f {ids[0]}")

@@ -37,15 +37,15 @@ def export(
     """
     from jobs.conf_read import read_conf
     from jobs.conf_reader import BUILT_IN
-    from jobs.planning.settle import settle
+    from jobs.planning.settle import choose
     from jobs.programs.byhand import Machines, build_scripts
     from jobs.programs.start import look_for
     from varuna_core.agent.bundle import write_program
     from varuna_core.records.files import write_atomic
     from varuna_core.records.runfolder import RunFolder
 
-    chosen = settle(conf, overrides)
-    found = read_conf(conf, [*overrides, *chosen.overrides], require_env=False)
+    _, settings = choose(conf, overrides, None)
+    found = read_conf(conf, settings, require_env=False)
     machines = Machines(
         hosts=hosts or ("localhost",),
         folder=str(folder.resolve()),

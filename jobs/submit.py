@@ -31,7 +31,7 @@ from jobs.image import classify_image, resolve_image, stamp_image
 from jobs.pending import explain_reason
 from jobs.plan import Surroundings, build_plan
 from jobs.planning.chosen import Chosen
-from jobs.planning.settle import settle
+from jobs.planning.settle import choose
 from jobs.programs import start
 from jobs.runs import view_run
 from jobs.scripts import Scripts, render_scripts
@@ -80,11 +80,7 @@ def prepare(
     `words` follow those of the program's own command. `chosen` is a layout that was planned before;
     without one, what is auto is planned now.
     """
-    if chosen is None:
-        chosen = settle(conf_path, overrides)
-        overrides = [*overrides, *chosen.overrides]
-    else:
-        overrides = [*chosen.overrides, *overrides]
+    chosen, overrides = choose(conf_path, overrides, chosen)
     conf = read_conf(conf_path, overrides, require_env=not for_preview)
     base = conf_path.resolve().parent
     run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
@@ -107,8 +103,7 @@ def prepare(
         image_stamp=stamp_image(image or ""),
         found=start.look_for(conf),
     )
-    prediction = None if chosen.prediction is None else dict(chosen.prediction)
-    plan = replace(build_plan(conf, here), planned=chosen.why, prediction=prediction)
+    plan = replace(build_plan(conf, here), planned=chosen.why, prediction=chosen.prediction)
     plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
     text = conf_path.read_text(encoding="utf-8")
     scripts = render_scripts(conf, plan, run)

@@ -53,7 +53,8 @@ def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str,
 
 def _list_facts(job: Job) -> Table:
     rows = list(job.job_info.items())
-    for key in ("name", "layout", "pipeline", "data", "tensor", "partition", "stage_map"):
+    keys = ("name", "layout", "pipeline", "data", "tensor", "partition", "stage_map", "planned")
+    for key in keys:
         if job.facts.get(key) not in (None, ""):
             rows.append((key, str(job.facts[key])[:200]))
     rows += _list_groups(job)

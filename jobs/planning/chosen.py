@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import InputError
+from varuna_core.records.plan import read_plan
+from varuna_core.records.runfolder import RunFolder
 
 FORMAT = 1
 """Of a file that `vjob plan --write` leaves (jobs/planning/plan_file.py)."""
@@ -20,7 +22,7 @@ class Chosen:
 
     settings: Mapping[str, str]
     """Conf keys, with values as YAML."""
-    prediction: Mapping[str, Any] | None
+    prediction: dict[str, Any] | None
     """As reports/prediction.py reads it."""
     why: str
     """Where it is from, in a sentence."""
@@ -54,3 +56,13 @@ def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> Chosen:
         prediction=prediction if isinstance(prediction, dict) and not is_changed else None,
         why=f"plan {path.name}, {fields.get('why', '')}",
     )
+
+
+def describe_promise(run: RunFolder) -> str:
+    """What the planner says of a run that was just made; empty where it says nothing."""
+    plan = read_plan(run.plan)
+    if plan is None or plan.prediction is None:
+        return ""
+    took = plan.prediction.get("step_s")
+    words = f"{took:.4g} s a step with " if isinstance(took, float) else ""
+    return f"{words}partition {plan.partition}: {plan.planned}"

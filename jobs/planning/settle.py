@@ -32,6 +32,15 @@ KEYS = (
 """They count whether the conf writes them or not: a submit keeps defaults."""
 
 
+def choose(path: Path, overrides: Sequence[str], chosen: Chosen | None) -> tuple[Chosen, list[str]]:
+    """What was chosen before or is now, and all keys that are set besides the conf's: a person's
+    count over a file's, what is planned for them comes last."""
+    if chosen is not None:
+        return chosen, [*chosen.overrides, *overrides]
+    planned = settle(path, overrides)
+    return planned, [*overrides, *planned.overrides]
+
+
 def settle(path: Path, overrides: Sequence[str]) -> Chosen:
     """InputError where the layout is open and nothing fits."""
     from jobs.planning.conf_file import find_profile, read_open_conf

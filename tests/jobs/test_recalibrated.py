@@ -18,7 +18,7 @@ from jobs.submit import prepare, write_run_folder
 from tests.jobs.test_plan_command import CONF, NAME, plan, put_profile
 from varuna_core.planner.plan import build_chain
 from varuna_core.planner.predicted_trace import write_trace
-from varuna_core.planner.profile_file import read_profile
+from varuna_core.planner.profile_file import read_profile, write_profile
 from varuna_core.planner.sensitivity import scale_times
 from varuna_core.planner.step import simulate_step
 from varuna_core.planner.tables import Tables
@@ -62,19 +62,14 @@ def test_the_profile_is_fitted_and_kept_apart(conf: Path) -> None:
     old = put_profile(conf.parent)
     before = old.read_text()
     run = make_run(conf, 1.25)
-    done = CliRunner().invoke(
-        cli, ["plan", "--recalibrate", str(run.path), "--profile", str(old), "-o", "new.json"]
-    )
+    target = conf.parent / "new.json"
+    call = ["plan", "--recalibrate", str(run.path), "--profile", str(old), "-o", str(target)]
+    done = CliRunner().invoke(cli, call)
     assert done.exit_code == 0, done.output
-    target = Path("new.json")
-    try:
-        new = read_profile(target)
-    finally:
-        target.unlink()
+    new = read_profile(target)
     assert old.read_text() == before
-    factor = (
-        new.find_cell("A10", 1).forward_s[5] / read_profile(old).find_cell("A10", 1).forward_s[5]
-    )
+    cells = [profile.find_cell("A10", 1) for profile in (new, read_profile(old))]
+    factor = cells[0].forward_s[5] / cells[1].forward_s[5]
     assert factor == pytest.approx(1.25, rel=0.01)
     assert "1.25" in done.output and "A10, forward" in done.output
     assert "recalibrated" in new.software
@@ -83,7 +78,6 @@ def test_the_profile_is_fitted_and_kept_apart(conf: Path) -> None:
 def test_an_estimate_becomes_of_use(conf: Path) -> None:
     """Without any profile: a run is enough to plan by."""
     run = make_run(conf, 2.0)
-    (conf.parent / "record.conf").touch()
     done = CliRunner().invoke(cli, ["plan", "--recalibrate", str(run.path)])
     assert done.exit_code == 0, done.output
     target = run.path / "profiles" / f"{NAME}.recalibrated.json"
@@ -103,10 +97,8 @@ def test_what_a_run_does_not_tell(conf: Path) -> None:
     assert "program of your own" in CliRunner().invoke(cli, call).output
     other = put_profile(conf.parent)
     run.training.write_text(json.dumps(training))
-    write = replace(read_profile(other), model=replace(read_profile(other).model, digest="else"))
-    from varuna_core.planner.profile_file import write_profile
-
-    write_profile(other, write)
+    found = read_profile(other)
+    write_profile(other, replace(found, model=replace(found.model, digest="else")))
     done = CliRunner().invoke(cli, [*call, "--profile", str(other)])
     assert done.exit_code == 2 and "else" in done.output
     assert CliRunner().invoke(cli, ["plan"]).exit_code == 2

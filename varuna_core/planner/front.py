@@ -5,12 +5,14 @@
              │        x  x        both cheaper and faster
              └──────────────  s a step
 
-Of each kind of node none, 1, 2, 4, .. or all may be used; a plan pays for the nodes it uses, whole.
+Of each kind of node all, a half, a quarter, .. or none may be used, in as fine steps as make no
+more than MOST_PARTS; a plan pays for the nodes it uses, whole.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +23,8 @@ from varuna_core.planner.profile import Profile
 from varuna_core.planner.search import Candidate, Search
 from varuna_core.planner.space import Wishes
 from varuna_core.planner.training import Training
+
+MOST_PARTS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,20 +94,23 @@ def find_front(
 
 def list_parts(cluster: Cluster) -> Iterator[Cluster]:
     """Small ones first: they are quickly planned for."""
-    choices = []
-    for kind in cluster.kinds:
-        counts = {0, kind.count}
-        count = 1
-        while count < kind.count:
-            counts.add(count)
-            count *= 2
-        choices.append(sorted(counts))
+    choices: list[list[int]] = []
+    for parts in (64, 16, 8, 4, 2, 1):  # the finest steps that are not too many
+        choices = [_list_counts(kind.count, parts) for kind in cluster.kinds]
+        if math.prod(map(len, choices)) <= MOST_PARTS:
+            break
     for chosen in sorted(itertools.product(*choices), key=sum):
         kinds = tuple(
             replace(kind, count=n) for kind, n in zip(cluster.kinds, chosen, strict=True) if n
         )
         if kinds:
             yield Cluster(kinds=kinds)
+
+
+def _list_counts(count: int, parts: int) -> list[int]:
+    """None, all, and halves of all down to that part of it."""
+    halves = itertools.takewhile(lambda n: n <= parts, (2**i for i in range(1, 7)))
+    return sorted({0, count, *(count // n for n in halves)})
 
 
 def keep_best(offers: Sequence[Offer]) -> Iterator[Offer]:

@@ -24,7 +24,8 @@ from varuna_core.planner.sensitivity import scale_link
 Array = Any
 DRAWN = 1e-4
 """How strongly factors are drawn to the common one: as if times were 0.3 % off, factors 30 %."""
-LEAST_FACTOR = 0.02
+LEAST_SHARE = 0.2
+"""Of the common factor that a class may have."""
 
 FIGURES_OF = {
     "F": ("forward_s",),
@@ -108,7 +109,7 @@ def recalibrate(
         took = np.array([m.seconds for m in told])
         if not thought.any():
             continue
-        factor = max(LEAST_FACTOR, float(thought @ took / (thought @ thought)))
+        factor = float(thought @ took / (thought @ thought))
         links[key] = scale_link(link, factor)
         factors.append(Factor(what=f"{key[2]}-node link {key[0]} to {key[1]}", value=factor))
     new = replace(
@@ -159,15 +160,29 @@ def _fit(costs: Array, works: Sequence[Work], classes: list[list[int]], size: in
         return np.ones(size)
     matrix, took, whole = matrix[known], took[known], whole[known]
     common = took.sum() / whole.sum()
-    shares = matrix / whole[:, None]
-    left = took / whole - common
-    drawn = np.vstack([shares, np.sqrt(DRAWN) * np.eye(len(classes))])
-    aims = np.concatenate([left, np.zeros(len(classes))])
-    apart = np.linalg.lstsq(drawn, aims, rcond=None)[0]
+    apart = _solve(matrix / whole[:, None], took / whole / common - 1)
     factors = np.empty(size)
     for column, members in enumerate(classes):
-        factors[members] = max(LEAST_FACTOR, common + apart[column])
+        factors[members] = common * (1 + apart[column])
     return factors
+
+
+def _solve(shares: Array, left: Array) -> Array:
+    """How far each class is from the common factor, as a share of it: one that would go below the
+    least stays there, and the others are found again."""
+    count = shares.shape[1]
+    found, is_free = np.zeros(count), np.ones(count, dtype=bool)
+    while is_free.any():
+        rest = left - shares[:, ~is_free] @ found[~is_free]
+        drawn = np.vstack([shares[:, is_free], np.sqrt(DRAWN) * np.eye(is_free.sum())])
+        aims = np.concatenate([rest, np.zeros(is_free.sum())])
+        found[is_free] = np.linalg.lstsq(drawn, aims, rcond=None)[0]
+        low = is_free & (found < LEAST_SHARE - 1)
+        if not low.any():
+            break
+        found[low] = LEAST_SHARE - 1
+        is_free &= ~low
+    return found
 
 
 def _scale(gpu: GpuProfile, found: dict[str, Array], tensor: int) -> GpuProfile:
