@@ -20,7 +20,7 @@ from jobs.monitor.notify import Channels, find_channels, read_webhook, send
 from jobs.monitor.reader import open_reader
 from jobs.monitor.snapshot import Snapshot
 from jobs.monitor.verdict import Verdict
-from jobs.monitor.watch import FINE, Notice, watch_job
+from jobs.monitor.watch import FINE, Look, Notice, watch_job
 from jobs.monitor.watch_actions import Action, act, check_actions, parse_action
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.record import RunRecord, read_record
@@ -47,7 +47,7 @@ def run_watch(job: str, here: Path, wishes: Wishes) -> int:
     given = Channels(
         mail=wishes.mail, webhook=read_webhook(wishes.webhook_file), command=wishes.command
     )
-    look = JudgedReader(open_reader(job, here)).read
+    look = open_look(job, here)
     run = find_own_run(look()[0])
     record = None if run is None else read_record(run)
     if run is None or record is None:
@@ -65,6 +65,10 @@ def run_watch(job: str, here: Path, wishes: Wishes) -> int:
     if desk.channels.names:
         click.echo(f"notices go to: {', '.join(desk.channels.names)}", err=True)
     return watch_job(look, desk, every_s=wishes.every_s, told=read_told(run))
+
+
+def open_look(job: str, here: Path) -> Look:
+    return JudgedReader(open_reader(job, here)).read
 
 
 def find_own_run(snapshot: Snapshot) -> RunFolder | None:

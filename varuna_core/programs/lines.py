@@ -22,7 +22,7 @@ from torch import Tensor
 
 from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.place import Place
-from varuna_core.records.plan import read_plan
+from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import Training
 from varuna_core.records.training_log import (
@@ -148,7 +148,8 @@ class Lines:
     def _list_settings(self) -> dict[str, Any]:
         training, world = self.training, self.place.world
         stages = self.model.stage_map
-        plan = None if self._run is None else read_plan(self._run.plan)
+        attempt = int(os.environ.get("VJOB_ATTEMPT", "0"))
+        plan = None if self._run is None else read_attempt_plan(self._run, attempt)
         found: dict[str, Any] = {
             "NODE_RANK": os.environ.get("NODE_RANK", "0"),
             "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),

@@ -145,7 +145,9 @@ def test_cancel_ends_a_real_run_once_the_stall_has_held(
     healthy = make_verdict(Health.HEALTHY)
     watched(run, [healthy, stalled(), healthy, stalled(), healthy], 
             on=("STALLED=cancel",))  # fmt: skip
-    assert vjob.status(str(run.path))["exit_code"] == 0, "a flapping verdict cancels nothing"
+    assert vjob.status(str(run.path))["verdict"]["exit_code"] == 0, (
+        "a flapping verdict cancels nothing"
+    )
     watched(run, [stalled(), stalled(), stalled(), make_verdict(Health.DEAD)],
             on=("STALLED=cancel",))  # fmt: skip
     assert vjob.wait_over(run)["verdict"] == "CANCELLED"

@@ -199,6 +199,7 @@ class Cluster(RuleBasedStateMachine):
         if self.state.phase != ENDED and not is_lost:
             return
         self.busy, self.nodes = {}, []
+        self.fenced = set()  # who was in the session before is not heard in this one
         self.now += 100
         number = max(self.attempts, default=-1)
         self.state = begin(self.rules, self.now, self.state, self.saved, number)
