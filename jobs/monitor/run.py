@@ -115,7 +115,7 @@ class RunReader:
             attempt_started=shown.started,
             went_at=shown.went_at,
             earlier=self._read_earlier(attempts[:-1]),
-            morph=self._read_morph(),
+            morph=self._read_morph(record, shown),
             world=plan.world if plan else None,
             num_nodes=plan.num_nodes if plan else None,
             nodes=shown.nodes,
@@ -179,17 +179,21 @@ class RunReader:
             newest = find_newest(self._asked.checkpoints)
         self._store = Store(look_at_disks(folders), newest)
 
-    def _read_morph(self) -> str:
+    def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
         """Between two attempts of a run that goes on with other nodes."""
-        if self._plan is None or not self._plan.morph:
+        if self._plan is None or not self._plan.morph or record.state != records.SUBMITTED:
             return ""
         value = read_json(self.run.morph.manager)
-        if not isinstance(value, dict) or value.get("phase") not in MORPHING:
-            return ""
+        value = value if isinstance(value, dict) else {}
         nodes, members = value.get("nodes"), value.get("members")
         if not isinstance(nodes, list) or not isinstance(members, list) or not members:
             return ""
-        return f"{len(members)} nodes to {len(nodes)}"
+        if value.get("phase") in MORPHING:
+            return f"{len(members)} nodes to {len(nodes)}"
+        has_failed = any(rank.exit is not None and rank.exit.code for rank in shown.ranks)
+        if value.get("phase") == "running" and (shown.stop is not None or has_failed):
+            return f"{len(members)} nodes to those that are left"
+        return ""
 
     def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
         """Nodes that should beat and do not: the scheduler may know why."""
