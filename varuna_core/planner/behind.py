@@ -6,7 +6,7 @@ once for each chain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,19 +32,21 @@ class Behind:
     after: Behind | None = None
 
     def find_beyond(self, begins: int | slice = slice(None)) -> Array:
-        """What the stage adds to one micro-batch's way down and back, by begin and end.
+        """What the stage adds to one micro-batch's way down and back, by begin and end."""
+        assert self.stage is not None and self.after is not None
+        return _find_beyond(self.stage, self.after, begins)
 
-        A stage that runs w forwards before its first gradient, of m micro-batches:
 
-            F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards
-            F0 ─ way ─ B0 Fw ─ way ─ Bw F2w ─ way ─ ... and the backwards that are left
-        """
-        stage, after = self.stage, self.after
-        assert stage is not None and after is not None
-        if not stage.more_rounds:
-            return stage.beyond[begins]
-        again = stage.more_rounds * (stage.way[begins] + after.round) + stage.left[begins]
-        return np.maximum(stage.beyond[begins], again)
+def _find_beyond(stage: StageTable, after: Behind, begins: int | slice) -> Array:
+    """A stage that runs w forwards before its first gradient, of m micro-batches:
+
+    F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards
+    F0 ─ way ─ B0 Fw ─ way ─ Bw F2w ─ way ─ ... and the backwards that are left
+    """
+    if not stage.more_rounds:
+        return stage.beyond[begins]
+    again = stage.more_rounds * (stage.way[begins] + after.round) + stage.left[begins]
+    return np.maximum(stage.beyond[begins], again)
 
 
 Sums = tuple[Array, Array]
@@ -85,16 +87,16 @@ def _make(
     upstream = stage.way_down if puts_off else stage.way
     unhidden = _find_unhidden(tables, shape, stage, sums)
     done = np.maximum(stage.work + unhidden, stage.way_down + after.summed)
-    own = Behind(
+    beyond = _find_beyond(stage, after, slice(None))
+    return Behind(
         least=np.maximum(stage.work, upstream + after.least).min(axis=1),
         round=(stage.way + after.round).min(axis=1),
-        largest=after.largest,
+        largest=np.maximum(beyond, after.largest).min(axis=1),
         summed=done.min(axis=1),
         unhidden=unhidden,
         stage=stage,
         after=after,
     )
-    return replace(own, largest=np.maximum(own.find_beyond(), after.largest).min(axis=1))
 
 
 def _find_unhidden(tables: Tables, shape: Shape, stage: StageTable, sums: Sums) -> Array:
