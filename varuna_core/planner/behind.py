@@ -26,10 +26,27 @@ class Behind:
     """The least that the largest `beyond` of them can be."""
     summed: Array
     """Until all their sums over the replicas are done."""
-    beyond: Array
-    """Of this stage, by begin and end: see Chain.beyond."""
     unhidden: Array
     """Of this stage's sum over the replicas, what is left when its last backward ends."""
+    stage: StageTable | None = None
+    after: Behind | None = None
+
+    def find_beyond(self, begins: int | slice = slice(None)) -> Array:
+        """What the stage adds to one micro-batch's way down and back, by begin and end."""
+        assert self.stage is not None and self.after is not None
+        return _find_beyond(self.stage, self.after, begins)
+
+
+def _find_beyond(stage: StageTable, after: Behind, begins: int | slice) -> Array:
+    """A stage that runs w forwards before its first gradient, of m micro-batches:
+
+    F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards
+    F0 ─ way ─ B0 Fw ─ way ─ Bw F2w ─ way ─ ... and the backwards that are left
+    """
+    if not stage.more_rounds:
+        return stage.beyond[begins]
+    again = stage.more_rounds * (stage.way[begins] + after.round) + stage.left[begins]
+    return np.maximum(stage.beyond[begins], again)
 
 
 Sums = tuple[Array, Array]
@@ -46,7 +63,6 @@ def find_end(tables: Tables) -> Behind:
             round=nothing,
             largest=nothing,
             summed=nothing,
-            beyond=nothing,
             unhidden=nothing,
         )
     assert isinstance(found, Behind)
@@ -69,19 +85,17 @@ def _make(
     tables: Tables, shape: Shape, stage: StageTable, sums: Sums, after: Behind, puts_off: bool
 ) -> Behind:
     upstream = stage.way_down if puts_off else stage.way
-    way = stage.way + after.round
-    beyond = stage.beyond
-    if stage.more_rounds:
-        beyond = np.maximum(beyond, stage.more_rounds * way + stage.left)
     unhidden = _find_unhidden(tables, shape, stage, sums)
     done = np.maximum(stage.work + unhidden, stage.way_down + after.summed)
+    beyond = _find_beyond(stage, after, slice(None))
     return Behind(
         least=np.maximum(stage.work, upstream + after.least).min(axis=1),
-        round=way.min(axis=1),
+        round=(stage.way + after.round).min(axis=1),
         largest=np.maximum(beyond, after.largest).min(axis=1),
         summed=done.min(axis=1),
-        beyond=beyond,
         unhidden=unhidden,
+        stage=stage,
+        after=after,
     )
 
 
@@ -93,5 +107,6 @@ def _find_unhidden(tables: Tables, shape: Shape, stage: StageTable, sums: Sums) 
     if key not in tables.behind:
         buckets = tables.find_buckets(shape)
         hidden = stage.kinds[3] * (1 - 1 / buckets)
-        tables.behind[key] = np.maximum(took / buckets, took - hidden)
-    return tables.behind[key]
+        # With the stage, so that nothing else gets its id as long as the key is there.
+        tables.behind[key] = np.maximum(took / buckets, took - hidden), stage
+    return tables.behind[key][0]

@@ -53,7 +53,7 @@ def extend(chain: Chain, stage: int, begin: int, so_far: Prefix) -> Prefix:
         before=so_far.before + way,
         work=np.maximum(so_far.work, so_far.before + work),
         beyond=np.maximum(
-            so_far.beyond, np.zeros_like(way) if chain.puts_off else own.beyond[begin]
+            so_far.beyond, np.zeros_like(way) if chain.puts_off else own.find_beyond(begin)
         ),
         down=so_far.down + table.way_down[begin],
         done=np.maximum(so_far.done, so_far.down + work + own.unhidden[begin]),
@@ -71,6 +71,11 @@ def bound_prefix(chain: Chain, after: int, so_far: Prefix) -> Array:
         step = np.maximum(step, so_far.before + behind.round + largest)
     done = np.maximum(so_far.done, so_far.down + behind.summed)
     return np.maximum(step + so_far.first, done) + chain.tail
+
+
+def _name_beyond(chain: Chain, s: int) -> int:
+    """Stages that are alike have one `beyond`, or one for each way in which the chain goes on."""
+    return id(chain.behind[s]) if chain.stages[s].more_rounds else 0
 
 
 class Cells:
@@ -119,7 +124,7 @@ class Cells:
         ways, works, sums = [end], [end], [end]
         known: dict[tuple[int, int, int], tuple[Array, ...]] = {}
         for s in range(chain.num_stages - 1, 0, -1):
-            key = id(chain.stages[s]), id(chain.sums[s]), id(chain.behind[s].beyond)
+            key = id(chain.stages[s]), id(chain.sums[s]), _name_beyond(chain, s)
             if key not in known:
                 known[key] = self._cut_runs(s)
             ends, way, up, down, work, done, barred = known[key]
@@ -132,7 +137,7 @@ class Cells:
         """Of a stage's runs, by begin and length, and by cell which of them are barred."""
         chain, size = self.chain, self.chain.size
         stage, own = chain.stages[s], chain.behind[s]
-        beyond = np.zeros_like(stage.way) if chain.puts_off else own.beyond
+        beyond = np.zeros_like(stage.way) if chain.puts_off else own.find_beyond()
         open_ = stage.allowed & (beyond <= self.most_beyond[-1])
         open_ &= self.tails[s] <= self.most_tail[-1]
         begins, ends = np.nonzero(open_)

@@ -185,7 +185,7 @@ class Chain:
         first, own, after = self.stages[0], self.behind[0], self.behind[1]
         bound = np.maximum(first.work[0], self.upstream[0][0] + after.least)
         if not self.puts_off:
-            beyond = np.maximum(own.beyond[0], after.largest)
+            beyond = np.maximum(own.find_beyond(0), after.largest)
             bound = np.maximum(bound, first.way[0] + after.round + beyond)
         bound = float((bound + self.first_tail).min())
         return max(bound, float(own.summed[0])) + self.tail

@@ -25,6 +25,8 @@ from varuna_core.planner.space import Option
 from varuna_core.planner.tables import Array, Shape, Tables
 
 CHUNK = 4096
+FEW = 50_000
+"""Counts times limits."""
 TIME_CELLS, ENDING_CELLS = 24, 6
 
 
@@ -83,7 +85,11 @@ class Floors:
         return bound + data_s + np.where(stages > each, tie, 0.0)
 
     def _find_slowest(self, windows: _Windows, counts: Array) -> Array:
-        """By halves: the least limit within which the places hold all segments."""
+        """The least limit within which the places hold all segments; by halves where many are."""
+        limits = np.append(windows.limits, np.inf)
+        if len(counts) * len(limits) < FEW:
+            enough = counts @ windows.held + windows.bonus >= self.size - 2
+            return np.where(enough.any(axis=1), limits[enough.argmax(axis=1)], np.inf)
         low = np.zeros(len(counts), dtype=int)
         high = np.full(len(counts), len(windows.limits))
         held = windows.held.T
@@ -93,7 +99,6 @@ class Floors:
             enough = room >= self.size - 2
             high = np.where(enough & (low < high), middle, high)
             low = np.where(~enough & (low < high), middle + 1, low)
-        limits = np.append(windows.limits, np.inf)
         return limits[low]
 
     def sharpen(

@@ -34,7 +34,7 @@ class StageTable:
     """Forward and its message alone."""
     puts_off: bool
     beyond: Array
-    """What m micro-batches add to one's way, whatever other stages do; see Chain.beyond."""
+    """What m micro-batches add to one's way, whatever other stages do; see Behind.find_beyond."""
     more_rounds: int
     left: Array
 
@@ -53,6 +53,7 @@ def find_stage(
     key = shape, kinds, before, after, role, least
     found = tables.stages.get(key)
     if found is None:
+        tables.forget()
         found = tables.stages[key] = _make(tables, shape, kinds, before, after, role, least)
     assert isinstance(found, StageTable)
     return found

@@ -19,6 +19,11 @@ from varuna_core.planner.training import Training
 Array = Any
 
 
+STAGE_BYTES = 60
+"""Of a run of segments in a stage's matrices."""
+MOST_KEPT_BYTES = 6e8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """What all stages have in common."""
@@ -61,6 +66,12 @@ class Tables:
         """Kept by stage_table.find_stage."""
         self.behind: dict[Any, Any] = {}
         """Kept by behind.find_behind."""
+
+    def forget(self) -> None:
+        """What is kept of stages, once it is more than a few hundred MB; it can be made again."""
+        if len(self.stages) * (self.size + 1) ** 2 * STAGE_BYTES > MOST_KEPT_BYTES:
+            self.stages.clear()
+            self.behind.clear()
 
     def find_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> Times:
         key = kinds, micro_batch, tensor
