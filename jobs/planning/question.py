@@ -119,6 +119,12 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
             "as gpt2-xl, or layers, hidden, heads), or profile the script (docs/profiling.md) "
             "and give --profile FILE"
         )
+    bare = [group.group for group in conf.cluster.nodes if group.num_gpus == 0]
+    if bare:
+        raise InputError(
+            f"group {bare[0]} of cluster.nodes has no GPUs, and of CPUs there is no estimate: give "
+            'gpus, such as "a100:4", or plan with --from-slurm or a measured --profile'
+        )
     kinds = sorted({name_gpu(group) for group in conf.cluster.nodes})
     largest = max(group.num_ranks for group in conf.cluster.nodes)
     found = estimate_profile(
@@ -140,6 +146,29 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
     if conf.train.precision == "fp32":
         notes.append("times are those of half precision, the conf's fp32 is slower")
     return found, notes
+
+
+def keep_known(
+    groups: Sequence[NodeGroup], profile: Profile | None
+) -> tuple[list[NodeGroup], list[str]]:
+    """The groups whose GPUs can be planned for, and what was left out; of all that a cluster has.
+
+    PlanningError where none can.
+    """
+    kept, notes = [], []
+    for group in groups:
+        try:
+            if profile is not None:
+                match_kind(name_gpu(group), profile)
+            else:
+                find_gpu(name_gpu(group))
+        except PlanningError as error:
+            notes.append(f"left out {group.count} x {group.gpus}: {error}")
+        else:
+            kept.append(group)
+    if not kept:
+        raise PlanningError("\n  ".join(notes))
+    return kept, notes
 
 
 def build_cluster(

@@ -181,6 +181,7 @@ def test_a_profile_of_something_else_is_refused(conf: Path) -> None:
         ),
         (["parallel.zero=2"], ["zero 2", "not modelled"]),
         (["parallel.tensor=8"], ["tensor 8"]),
+        (["cluster.nodes=[{group: a, ranks: 2}]"], ["no GPUs", "--from-slurm"]),
     ],
 )
 def test_refusals_name_what_contradicts(conf: Path, settings: list[str], said: list[str]) -> None:
@@ -219,6 +220,16 @@ def test_one_gpu_and_one_layer(conf: Path) -> None:
     best = read(conf, *small)["plans"][0]
     assert best["stages"] <= 3
     assert read(conf, *alone, *small)["plans"][0]["partition"] == "3"
+
+
+def test_a_script_is_planned_by_its_own_profile(conf: Path, tmp_path: Path) -> None:
+    path = put_profile(conf.parent)
+    (tmp_path / "train.py").touch()
+    text = CONF.replace("program: pretrain_gpt", "program: {script: train.py}")
+    kept = [line for line in text.splitlines() if not line.startswith(("model", "data"))]
+    conf.write_text("\n".join(kept))
+    assert "has no model" in plan(conf, code=2)
+    assert not read(conf, "--profile", str(path))["is_estimate"]
 
 
 def test_missing_prices_are_said(conf: Path) -> None:
@@ -288,6 +299,9 @@ n3 |gpu* |drained |gpu:a100:4 |ib |
 n4 |old |idle |gpu:8 |rtx3090,x86 |
 n5 |cpu |idle |(null) |(null) |
 n6 |old |down* |gpu:8 |rtx3090 |
+n7 |gpu* |idle |gpu:odd:2 |x |
+n8 |gpu* |idle |gpu:odd:2 |x |
+n9 |gpu* |idle |gpu:odd:2 |x |
 """
 
 
@@ -299,8 +313,11 @@ def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> N
     sinfo.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    out = plan(conf, "--from-slurm")
-    assert "2 x 4 a100-80" in out and "1 x 8 RTX3090" in out
+    written = conf.parent / "plan.json"
+    out = plan(conf, "--from-slurm", "--write", str(written))
+    assert "2 x 4 a100-80" in out and "1 x 8 RTX3090" in out and "left out 3 x odd:2" in out
+    nodes = json.loads(json.loads(written.read_text())["set"]["cluster.nodes"])
+    assert {node["queue"] for node in nodes} <= {"gpu", "old"}
     sinfo.write_text("#!/bin/sh\necho no >&2; exit 1\n")
     assert "sinfo failed: no" in plan(conf, "--from-slurm", code=1)
     sinfo.write_text("#!/bin/sh\n")
