@@ -13,7 +13,7 @@ from jobs.slurm import OVER, JobState
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import read_json
-from varuna_core.records.plan import read_plan
+from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.signals import write_signal
 
@@ -71,7 +71,7 @@ def _can_checkpoint(view: RunView) -> bool:
     """Whether every node's ranks catch SIGUSR1; for others it would be death without a save."""
     running = any(info.state is JobState.RUNNING for info in view.infos)
     attempts = view.run.attempts()
-    plan = read_plan(view.run.plan)
+    plan = read_attempt_plan(view.run, attempts[-1].number) if attempts else None
     if not running or not attempts or plan is None:
         return False
     # A handler that was installed this second shows in a beat of the next ones.

@@ -23,6 +23,7 @@ from jobs.monitor.commands import status
 from jobs.monitor.stacks_command import stacks
 from jobs.monitor.watch_command import watch
 from jobs.planning.command import plan
+from jobs.profile_command import profile
 from jobs.report_commands import compare, report
 from varuna_core import __version__
 
@@ -113,7 +114,7 @@ def submit(
 
         click.echo(ask(submitting.prepare(conf, overrides, chosen=chosen)))
         return
-    run, record = submitting.submit(conf, overrides, chosen)
+    run, record = submitting.submit(conf, overrides, chosen=chosen)
     ids = [job.id for job in record.jobs]
     if as_json:
         click.echo(json.dumps({"run": run.name, "folder": str(run.path), "jobs": ids}))
@@ -220,6 +221,7 @@ def logs(
 cli.add_command(stacks)
 cli.add_command(watch)
 cli.add_command(plan)
+cli.add_command(profile)
 cli.add_command(report)
 cli.add_command(compare)
 

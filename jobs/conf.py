@@ -338,19 +338,20 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Morph:
-    """Whether the run may change its number of nodes; not in this version."""
+    """Whether a built-in program may change its number of nodes; one group of nodes."""
 
     enabled: bool = False
-    """Go on with fewer or more nodes."""
+    """Go on without a lost node, from the newest checkpoint."""
     min_nodes: int | None = None
-    """Below this the run waits."""
+    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`)."""
     max_nodes: int | None = None
-    """Never ask for more."""
+    """Never use more; in this version a run uses at most those that it asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notify:
-    """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does
+    not see it."""
 
     mail: str | None = None
     """Mail address; goes through `sendmail` of the machine that watches."""
@@ -392,11 +393,12 @@ class JobConf:
     profile: Profile = field(default_factory=Profile)
     """What is measured while training."""
     morph: Morph = field(default_factory=Morph)
-    """Whether the run may change its number of nodes; not in this version."""
+    """Whether a built-in program may go on with fewer nodes."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for `vjob plan`; a script does not see it."""
     notify: Notify = field(default_factory=Notify)
-    """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does
+    not see it."""
     log_folder: str = "log"
     """Where run folders are made (relative to the conf's folder), on the shared file system."""
 

@@ -17,7 +17,7 @@ def check_version(conf: JobConf) -> Iterator[Finding]:
     if conf.cluster.scheduler == "machines":
         yield "cluster.scheduler", "machines", "is not in this version of vjob; use slurm or local"
     if conf.morph.enabled:
-        yield "morph.enabled", True, "is not in this version of vjob; runs keep their nodes"
+        yield from _check_morph(conf)
     if conf.container.image is not None and runtime not in ("auto", "none", *RUNTIMES):
         message = f"is not in this version of vjob; it has {', '.join(RUNTIMES)} and none"
         yield "container.runtime", runtime, message
@@ -29,3 +29,16 @@ def _check_built_in(conf: JobConf) -> Iterator[Finding]:
     if parallel.tensor > 1 and parallel.zero == 3:
         message = "slices of shared layers are not in this version of vjob; use 1 or 2 with tensor"
         yield "parallel.zero", parallel.zero, message
+
+
+def _check_morph(conf: JobConf) -> Iterator[Finding]:
+    """Morphing needs a program that is told another layout, and checkpoints to go on from."""
+    key = "morph.enabled"
+    if conf.program.kind not in BUILT_IN:
+        yield key, True, f"is in this version of vjob for {' and '.join(BUILT_IN)} alone"
+    elif conf.train.checkpoint.folder is None:
+        yield key, True, "needs train.checkpoint.folder: a run that loses a node goes on from there"
+    if len(conf.cluster.nodes) > 1:
+        yield key, True, "is in this version of vjob for one group in cluster.nodes alone"
+    if conf.container.runtime == "pyxis":
+        yield key, True, "is not in this version of vjob with pyxis, which srun starts only once"

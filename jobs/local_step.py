@@ -41,6 +41,7 @@ class Step:
 
 IGNORED = (
     "export", "input", "unbuffered", "cpu-bind", "ntasks-per-node", "cpus-per-task", "het-group",
+    "no-kill",
 )  # fmt: skip
 
 

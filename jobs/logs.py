@@ -18,7 +18,7 @@ from jobs.slurm import JobState
 from jobs.verdict import read_node_names
 from varuna_core.records import record as records
 from varuna_core.records.nodes import read_reports
-from varuna_core.records.plan import read_plan
+from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.tail import READ_BYTES, Follower, clean
 
@@ -189,7 +189,8 @@ def _choose(log: Log, wanted: Wanted, *, final: bool) -> Iterator[LogLine]:
 
 
 def _read_world(run: RunFolder) -> int | None:
-    plan = read_plan(run.plan)
+    attempts = run.attempts()
+    plan = read_attempt_plan(run, attempts[-1].number) if attempts else None
     return plan.world if plan else None
 
 

@@ -18,6 +18,7 @@ from jobs.programs import nsight, start
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,
+    MorphPlan,
     Plan,
     Timing,
     build_stages,
@@ -27,6 +28,8 @@ from varuna_core.records.plan import (
 BEAT_S = 5.0
 """Between two signs of life; more on a large run, for each is a file written anew."""
 NODES_PER_BEAT_S = 50
+SAVE_S = 300
+"""For the checkpoint before a morph, where no time limit's warning says how long it may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,18 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         ),
         prefix=nsight.build_prefix(conf, marks_steps=start.marks_steps(conf, here.found)),
         prefixed=None if conf.profile.ranks == "all" else conf.profile.ranks,
+        morphing=build_morphing(conf) if conf.morph.enabled else None,
+    )
+
+
+def build_morphing(conf: JobConf) -> MorphPlan:
+    """Without limits: from one node to all that the conf asks for."""
+    nodes = sum(group.count for group in conf.cluster.nodes)
+    return MorphPlan(
+        min_nodes=conf.morph.min_nodes or 1,
+        max_nodes=conf.morph.max_nodes or nodes,
+        requeue=conf.cluster.requeue,
+        save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
     )
 
 

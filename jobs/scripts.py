@@ -53,6 +53,10 @@ class Raw(str):
     """Shell text that its maker vouches for; the finalizer leaves it as it is."""
 
 
+LEAVE_S = 30
+"""Beyond the grace of ranks, for the nodes of a run that may morph to go home when it has ended."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
     """The rendered scripts of a run, by file name."""
@@ -100,6 +104,7 @@ def render_batch(conf: JobConf, plan: Plan, run: RunFolder, only: str | None = N
             start=Raw(ENTER if inside else "bash"),
             steps=[build_step_options(group, index, groups) for index, group in enumerate(groups)],
             morph=plan.morph,
+            leave_s=conf.cluster.grace_s + LEAVE_S,
             finish_s=conf.cluster.finish_s,
             node_script=str(run.node_script),
             agent=str(run.agent),
@@ -120,6 +125,7 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
             run_id=Raw(plan.run),
             run=str(run.path),
             agent=str(run.agent),
+            morph=plan.morph,
             workdir=plan.workdir if inside is None else inside.workdir,
             setup=[Raw(line) for line in conf.setup],
             pythons=Raw(shlex.join(pythons)),
@@ -151,6 +157,7 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
         "time": cluster.walltime_min,
         "account": cluster.account,
         "qos": cluster.qos,
+        **({"no-kill": True} if plan.morph else {}),  # a lost node does not end the job
         "requeue" if cluster.requeue else "no-requeue": True,
     }
     if cluster.signal_before_end_s:

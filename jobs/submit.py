@@ -41,7 +41,7 @@ from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import write_atomic
 from varuna_core.records.machine import start_time
-from varuna_core.records.plan import Plan, read_plan, write_plan
+from varuna_core.records.plan import Plan, keep_word, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 
@@ -72,14 +72,16 @@ def prepare(
     *,
     run_id: str | None = None,
     for_preview: bool = False,
+    words: Sequence[str] = (),
     chosen: Chosen | None = None,
 ) -> Prepared:
     """Read, check, plan and render; a preview ends here, and needs no Slurm.
 
-    `chosen` is a layout that was planned before; without one, what is auto is planned now.
+    `words` follow those of the program's own command. `chosen` is a layout that was planned before;
+    without one, what is auto is planned now.
     """
-    chosen, words = choose(conf_path, overrides, chosen)
-    conf = read_conf(conf_path, words, require_env=not for_preview)
+    chosen, overrides = choose(conf_path, overrides, chosen)
+    conf = read_conf(conf_path, overrides, require_env=not for_preview)
     base = conf_path.resolve().parent
     run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
     if "%" in str(run.path):
@@ -102,6 +104,7 @@ def prepare(
         found=start.look_for(conf),
     )
     plan = replace(build_plan(conf, here), planned=chosen.why, prediction=chosen.prediction)
+    plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
     text = conf_path.read_text(encoding="utf-8")
     scripts = render_scripts(conf, plan, run)
     return Prepared(
@@ -133,19 +136,20 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
 
 
 def submit(
-    conf_path: Path, overrides: Sequence[str], chosen: Chosen | None = None
+    conf_path: Path,
+    overrides: Sequence[str],
+    words: Sequence[str] = (),
+    chosen: Chosen | None = None,
 ) -> tuple[RunFolder, RunRecord]:
     """The whole way. Raises VjobError with the run refused, never with a job lost."""
-    first = prepare(conf_path, overrides, chosen=chosen)
+    first = prepare(conf_path, overrides, words=words, chosen=chosen)
     try:
         run = make_run_folder(first.run.path)
     except OSError as error:
         raise VjobError(_explain_write(first.run.path, error)) from None
-    ready = (
-        first
-        if run.name == first.run.name
-        else prepare(conf_path, overrides, run_id=run.name, chosen=chosen)
-    )
+    ready = first
+    if run.name != first.run.name:
+        ready = prepare(conf_path, overrides, run_id=run.name, words=words, chosen=chosen)
     groups: list[str | None] = list(ready.scripts.batch)
     record = RunRecord(
         run=run.name,

@@ -12,7 +12,7 @@ from varuna_core.agent.container import find_remedy
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
-from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.stop import read_stop
 from varuna_core.records.tail import last_lines
@@ -24,10 +24,12 @@ LAST_LINES = 400
 def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
     """The last attempt's outcome, judged here if its own batch script could not."""
     attempts = run.attempts()
-    plan = read_plan(run.plan)
-    if not attempts or plan is None:
+    if not attempts:
         return None
     attempt = attempts[-1]
+    plan = read_attempt_plan(run, attempt.number)
+    if plan is None:
+        return None
     list_names(attempt.outcome.parent)  # makes NFS look anew
     written = read_outcome(attempt)
     if written is not None:

@@ -17,6 +17,7 @@ TORCH_FREE = (
     "varuna_core/records",
     "varuna_core/agent",
     "varuna_core/launch",
+    "varuna_core/morph",
     "varuna_core/schedule",
 )
 MAY_IMPORT = {

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from varuna_core.cut import CutPoint as CutPoint
     from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
+    from varuna_core.profiler import Profiler as Profiler
     from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
 _LAZY = {
     "AutoConfig": "varuna_core.planner.autoconfig",
     "CutPoint": "varuna_core.cut",
+    "Profiler": "varuna_core.profiler",
     "Varuna": "varuna_core.varuna",
 }
 

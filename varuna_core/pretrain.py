@@ -1,25 +1,35 @@
 """`python -m varuna_core.pretrain training.json`: one rank of a built-in program.
 
 `vjob submit` makes the file of a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
-the ranks; under torchrun, or alone, it runs as well.
+the ranks; under torchrun, or alone, it runs as well. With `--profile FILE`, as `vjob profile` says
+it, the rank measures what the model costs and does not train.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from varuna_core.records.training import Training
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train; 1 and one line where the settings or the data are at fault."""
     words = sys.argv[1:] if arguments is None else arguments
-    if len(words) != 1 or words[0].startswith("-"):
-        print("usage: python -m varuna_core.pretrain training.json", file=sys.stderr)
-        return 2
+    try:
+        wanted = _parse(words)
+    except SystemExit as end:  # argparse has said why
+        return int(end.code or 0)
+    if wanted.profile is not None:
+        # torch 2.13 warns of memory from before each look at it.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.basicConfig(format="%(levelname)s: %(message)s")
     # torch 2.13 warns of its own class when the structure of a message is unpickled.
     warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
@@ -34,27 +44,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     from varuna_core.checkpoint.errors import CheckpointError
     from varuna_core.data.errors import DataError
+    from varuna_core.planner.errors import PlanningError
     from varuna_core.programs.errors import ProgramError
 
     try:
-        _train(Path(words[0]))
-    except (DataError, ProgramError, CheckpointError) as error:
+        if wanted.profile is None:
+            _train(wanted.training)
+        else:
+            _profile(wanted)
+    except (DataError, ProgramError, CheckpointError, PlanningError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _train(path: Path) -> None:
-    from varuna_core.preemption import ignore_calls
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    def read_numbers(text: str) -> list[int]:
+        return [int(word) for word in text.split(",")]
+
+    parser = argparse.ArgumentParser(prog="python -m varuna_core.pretrain")
+    parser.add_argument("training", type=Path, metavar="training.json")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="measure, do not train")
+    parser.add_argument("--sizes", type=read_numbers, metavar="1,2,..", help="micro-batches")
+    parser.add_argument("--tensor", type=read_numbers, metavar="1,2,..", help="tensor degrees")
+    return parser.parse_args(words)
+
+
+def _read(path: Path) -> Training:
     from varuna_core.programs.errors import ProgramError
-    from varuna_core.programs.place import find_place, join, leave
-    from varuna_core.programs.training import Trainer, open_trace
     from varuna_core.records.training import read_training
 
     try:
-        training = read_training(path)
+        return read_training(path)
     except ValueError as error:
         raise ProgramError(str(error)) from None
+
+
+def _profile(wanted: argparse.Namespace) -> None:
+    from varuna_core.programs.place import find_place, join, leave
+    from varuna_core.programs.profiling import profile_training
+
+    training = _read(wanted.training)
+    place = find_place(training.pipeline, training.tensor)
+    join(place)
+    copy = wanted.training.with_name("profile.json")
+    profile_training(
+        training, place, wanted.profile, copy, sizes=wanted.sizes, degrees=wanted.tensor
+    )
+    leave()
+
+
+def _train(path: Path) -> None:
+    from varuna_core.preemption import ignore_calls
+    from varuna_core.programs.place import find_place, join, leave
+    from varuna_core.programs.training import Trainer, open_trace
+
+    training = _read(path)
     place = find_place(training.pipeline, training.tensor)
     trace_path = os.environ.get("VJOB_TRACE")
     trace = None

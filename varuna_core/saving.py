@@ -24,7 +24,6 @@ from varuna_core.checkpoint.errors import CheckpointError
 from varuna_core.checkpoint.manifest import TrainingState
 from varuna_core.checkpoint.random_state import put_random_state, take_random_state
 from varuna_core.checkpoint.reader import CheckpointReader
-from varuna_core.checkpoint.store import list_complete
 from varuna_core.checkpoint.writer import CheckpointWriter
 from varuna_core.engine import Engine
 from varuna_core.links import Links
@@ -32,6 +31,7 @@ from varuna_core.optimizer_restore import fit_rates, put_optimizer
 from varuna_core.precision import Masters
 from varuna_core.rank_part import RankPart as Stages
 from varuna_core.rank_words import RankWords
+from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.files import write_json
 from varuna_core.save_news import PendingSave, SaveNews
 from varuna_core.saving_tensors import find_part, list_tensors, take_buffers, take_tensors, want

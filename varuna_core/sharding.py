@@ -152,9 +152,9 @@ class Sharding:
         return held
 
     def join(self, links: Links) -> None:
-        links.tensor, links.on_abort = self.group, self._let_go
+        links.tensor, links.on_abort = self.group, self.let_go
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """The mesh, of which all DTensors have a part, holds its group (torch 2.13)."""
         self.group = None
         getattr(self.mesh, "_pg_registry", {}).clear()

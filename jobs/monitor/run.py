@@ -22,7 +22,8 @@ from jobs.runs import RunView
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Newest, find_newest
 from varuna_core.records.exits import read_outcome
-from varuna_core.records.plan import read_plan
+from varuna_core.records.files import read_json
+from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from varuna_core.records.stop import read_stop
@@ -33,6 +34,8 @@ NUM_SCHEDULER_LINES = 8
 NUM_EARLIER = 8
 """Attempts before this one whose steps are read."""
 MAX_SILENT = 64
+MORPHING = ("gathering", "saving", "stopping", "judging")
+"""Phases of the manager of a run that may morph (varuna_core/morph/machine.py)."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class RunReader:
             attempt_started=shown.started,
             went_at=shown.went_at,
             earlier=self._read_earlier(attempts[:-1]),
+            morph=self._read_morph(),
             world=plan.world if plan else None,
             num_nodes=plan.num_nodes if plan else None,
             nodes=shown.nodes,
@@ -147,6 +151,8 @@ class RunReader:
             return AttemptView()
         last = attempts[-1]
         if self._attempt is None or self._attempt.attempt.number != last.number:
+            self._plan = read_attempt_plan(self.run, last.number)
+            self._asked = read_asked(self.run, self._plan, last)
             self._attempt = AttemptReader(last, self._plan, self._num_lines)
             return self._attempt.read()
         opened = self._attempt.opened
@@ -173,6 +179,18 @@ class RunReader:
             newest = find_newest(self._asked.checkpoints)
         self._store = Store(look_at_disks(folders), newest)
 
+    def _read_morph(self) -> str:
+        """Between two attempts of a run that goes on with other nodes."""
+        if self._plan is None or not self._plan.morph:
+            return ""
+        value = read_json(self.run.morph.manager)
+        if not isinstance(value, dict) or value.get("phase") not in MORPHING:
+            return ""
+        nodes, members = value.get("nodes"), value.get("members")
+        if not isinstance(nodes, list) or not isinstance(members, list) or not members:
+            return ""
+        return f"{len(members)} nodes to {len(nodes)}"
+
     def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
         """Nodes that should beat and do not: the scheduler may know why."""
         every_s = self._plan.timing.beat_s if self._plan else 10.0
@@ -196,7 +214,8 @@ class RunReader:
             elif stop is not None:
                 reason = str(stop["reason"])
             is_recent = at >= len(attempts) - NUM_EARLIER
-            progress = AttemptReader(attempt, self._plan, 0).read().progress if is_recent else None
+            plan = read_attempt_plan(self.run, attempt.number)
+            progress = AttemptReader(attempt, plan, 0).read().progress if is_recent else None
             self._earlier[attempt.number] = Attempt(
                 number=attempt.number, reason=reason, step=progress.step if progress else None
             )

@@ -11,7 +11,7 @@ from typing import Any
 from jobs.monitor.snapshot import Echo, Line
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 HEAD_BYTES = 16 * 1024
 _TIME = re.compile(r"^#SBATCH (?:--time=|-t ?)([\d:-]+)", re.MULTILINE)
@@ -19,7 +19,7 @@ _TIME = re.compile(r"^#SBATCH (?:--time=|-t ?)([\d:-]+)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What conf and plan say; all of it stays as it is while the run lives."""
+    """What conf and plan say; it stays as it is while an attempt lives."""
 
     wanted: Mapping[str, str]
     """By the name under which a run prints it."""
@@ -28,9 +28,10 @@ class Asked:
     walltime_s: float | None = None
 
 
-def read_asked(run: RunFolder, plan: Plan | None) -> Asked:
-    """From the files that the submit left."""
-    training = read_json(run.training)
+def read_asked(run: RunFolder, plan: Plan | None, attempt: AttemptFolder | None = None) -> Asked:
+    """From the files that the submit left, or the manager for an attempt of a run that morphs."""
+    own = read_json(attempt.training) if attempt is not None else None
+    training = own if isinstance(own, dict) else read_json(run.training)
     training = training if isinstance(training, dict) else {}
     folder = training.get("checkpoint_folder")
     if not training:

@@ -21,7 +21,7 @@ from jobs.slurm import JobState
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import clean_environment, identify_machine
 from varuna_core.records.parcels import Unpacker
-from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.plan import Plan, read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
@@ -55,7 +55,8 @@ def collect_stacks(
 
 
 def _find_running(view: RunView) -> tuple[Plan, AttemptFolder]:
-    plan, attempts = read_plan(view.run.plan), view.run.attempts()
+    attempts = view.run.attempts()
+    plan = read_attempt_plan(view.run, attempts[-1].number if attempts else 0)
     if plan is None:
         raise VjobError(f"{view.run.plan} cannot be read: who runs where is not known")
     if not any(info.state in (JobState.RUNNING, JobState.COMPLETING) for info in view.infos):

@@ -45,6 +45,23 @@ setup: [module load cuda]
 HETJOB = MIXED % "hetjob"
 SPLIT = MIXED % "split"
 
+MORPH = """
+name: elastic
+program: pretrain_gpt
+model: gpt2-small
+data: {synthetic: true}
+train: {steps: 100, global_batch_size: 64, checkpoint: {folder: ckpt, every: 10}}
+parallel: {pipeline: 4}
+cluster:
+  scheduler: slurm
+  walltime_min: 90
+  requeue: true
+  signal_before_end_s: 120
+  nodes: [{group: all, count: 4, queue: gpu1, gpus: "a100:4"}]
+morph: {enabled: true, min_nodes: 2}
+setup: [module load cuda]
+"""
+
 IN_PYXIS = """
 container:
   runtime: pyxis

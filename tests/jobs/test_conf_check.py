@@ -118,8 +118,21 @@ def test_a_run_that_may_morph_may_leave_ranks_over() -> None:
     text = "parallel: {pipeline: 8}\nmorph: {enabled: true}\n"
     problems = find_in_groups("group: a, count: 7, ranks: 4", text=text)
     assert problems == [
-        "c:4: morph.enabled = True: is not in this version of vjob; runs keep their nodes"
+        "c:4: morph.enabled = True: is in this version of vjob for pretrain_gpt and pretrain_bert "
+        "alone"
     ]
+
+
+def test_a_run_that_may_morph_needs_checkpoints_and_one_kind_of_node() -> None:
+    head = "name: run\nprogram: pretrain_gpt\nmodel: gpt2-small\ndata: {synthetic: true}\n"
+    on = "morph: {enabled: true}\n"
+    (problem,) = find_problems(on, head=head)
+    assert "morph.enabled = True: needs train.checkpoint.folder" in problem
+    saves = head + "train: {checkpoint: {folder: ckpt}}\n"
+    assert find_problems(on, head=saves) == []
+    groups = "cluster: {nodes: [{group: a}, {group: b}]}\n"
+    (problem,) = find_problems(groups + on, head=saves)
+    assert "for one group in cluster.nodes alone" in problem
 
 
 def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:

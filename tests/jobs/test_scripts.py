@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.scripts import render_batch, render_node, render_scripts
-from tests.jobs.confs import HETJOB, IN_PYXIS, SINGLE, SPLIT, make_conf, make_plan
+from tests.jobs.confs import HETJOB, IN_PYXIS, MORPH, SINGLE, SPLIT, make_conf, make_plan
 from varuna_core.records.runfolder import RunFolder
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -22,6 +22,7 @@ LAYOUTS = {
     "single": SINGLE,
     "hetjob": HETJOB,
     "split": SPLIT,
+    "morph": MORPH,
     "pyxis": SINGLE + IN_PYXIS,
     "pyxis-hetjob": HETJOB + IN_PYXIS,
 }

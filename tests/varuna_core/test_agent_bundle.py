@@ -35,7 +35,7 @@ def test_the_same_sources_give_the_same_bytes(bundle: Path) -> None:
 def test_it_holds_the_agent_and_the_records_and_nothing_else(bundle: Path) -> None:
     names = zipfile.ZipFile(bundle).namelist()
     folders = {name.rpartition("/")[0] for name in names}
-    assert folders == {"", "varuna_core", "varuna_core/records", "varuna_core/agent"}
+    assert folders == {"", *(f"varuna_core{part}" for part in ("", "/records", "/agent", "/morph"))}
     assert "varuna_core/records/plan.py" in names and "__main__.py" in names
 
 

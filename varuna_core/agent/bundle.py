@@ -14,7 +14,7 @@ from pathlib import Path
 
 import varuna_core
 
-_FOLDERS = ("records", "agent")
+_FOLDERS = ("records", "agent", "morph")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = """\
@@ -22,7 +22,10 @@ import sys
 
 if sys.version_info < (3, 8):
     sys.exit("agent.pyz needs Python 3.8 or later; %s is %s" % (sys.executable, sys.version))
-from varuna_core.agent.cli import main
+if sys.argv[1:2] == ["morph"]:
+    from varuna_core.morph.cli import main
+else:
+    from varuna_core.agent.cli import main
 
 sys.exit(main())
 """

@@ -164,26 +164,26 @@ def build_parser() -> argparse.ArgumentParser:
 def _run_stacks(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     attempt = run.attempt(args.attempt)
-    dump_nodes(load_plan(run), attempt, args.node, native=args.native, spies=args.spy)
+    dump_nodes(load_plan(run, args.attempt), attempt, args.node, native=args.native, spies=args.spy)
     return 0
 
 
 def _run_open(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     job_id = args.job_id or os.environ.get("SLURM_JOB_ID")
-    open_attempt(run, load_plan(run), args.attempt, args.group, job_id, args.address)
+    open_attempt(run, load_plan(run, args.attempt), args.attempt, args.group, job_id, args.address)
     return 0
 
 
 def _run_node(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     tether = sys.stdin.fileno() if args.tether else None
-    return run_node(run, load_plan(run), args.attempt, args.node, tether)
+    return run_node(run, load_plan(run, args.attempt), args.attempt, args.node, tether)
 
 
 def _run_close(args: argparse.Namespace) -> int:
     run = open_run(args.run)
-    code = close_attempt(run, load_plan(run), args.attempt, args.group, args.status)
+    code = close_attempt(run, load_plan(run, args.attempt), args.attempt, args.group, args.status)
     print(code, flush=True)
     return 0
 

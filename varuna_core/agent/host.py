@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Mapping
 
 from varuna_core.agent.errors import WRONG_INPUT, Refusal
-from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.plan import Plan, read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 
 
@@ -17,8 +17,8 @@ def open_run(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def load_plan(run: RunFolder) -> Plan:
-    plan = read_plan(run.plan)
+def load_plan(run: RunFolder, attempt: int) -> Plan:
+    plan = read_attempt_plan(run, attempt)
     if plan is None:
         raise Refusal(WRONG_INPUT, f"{run.plan}: missing, torn, or of another vjob's format")
     return plan

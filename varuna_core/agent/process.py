@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
@@ -182,6 +183,20 @@ def start_rank(
         ),
         inside,
     )
+
+
+def start_agent(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Another command of the agent's own program, with our output; it dies with us."""
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        if _PRCTL is not None:
+            _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            if os.getppid() != parent:
+                os._exit(128 + signal.SIGKILL)
+
+    argv = [sys.executable, *words]
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -14,15 +14,13 @@ from pathlib import Path
 from varuna_core.checkpoint.errors import CheckpointError, ForeignCheckpoint, NoCheckpoint
 from varuna_core.checkpoint.manifest import Manifest, group_pieces, read_manifest
 from varuna_core.checkpoint.store import (
-    Complete,
     expect_ours,
     find_complete,
-    list_complete,
     list_wrong_sizes,
     offer_good,
 )
 from varuna_core.checkpoint.verify import find_damage
-from varuna_core.records.checkpoints import MANIFEST
+from varuna_core.records.checkpoints import MANIFEST, Complete, list_complete
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

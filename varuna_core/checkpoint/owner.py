@@ -13,8 +13,8 @@ from typing import Any
 from varuna_core.checkpoint.document import read_document, write_document
 from varuna_core.checkpoint.errors import FolderTaken
 from varuna_core.checkpoint.manifest import Save
-from varuna_core.checkpoint.store import list_complete, name_of, read_save, remove
-from varuna_core.records.checkpoints import MANIFEST, NAME
+from varuna_core.checkpoint.store import read_save, remove
+from varuna_core.records.checkpoints import MANIFEST, NAME, list_complete, name_of
 from varuna_core.records.files import list_names
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from varuna_core.checkpoint.document import read_document, sync_folder, write_document
@@ -38,38 +37,10 @@ from varuna_core.checkpoint.manifest import (
     render_manifest,
     render_marker,
 )
-from varuna_core.records.checkpoints import MANIFEST, NAME
+from varuna_core.records.checkpoints import MANIFEST, NAME, Complete, list_complete, name_of
 from varuna_core.records.files import list_names
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Complete:
-    """A complete checkpoint."""
-
-    iteration: int
-    path: Path
-
-    @property
-    def written_at(self) -> float:
-        """Seconds since the epoch, by the file system's clock."""
-        return (self.path / MANIFEST).stat().st_mtime
-
-
-def name_of(iteration: int) -> str:
-    return f"varuna_ckpt_{iteration}"
-
-
-def list_complete(store: Path) -> list[Complete]:
-    """Oldest iteration first."""
-    found: dict[int, Path] = {}
-    # A short name sorts before a partial one of the same iteration, and wins.
-    for name in sorted(list_names(store)):
-        match = NAME.fullmatch(name)
-        if match and match[3] != "removed" and (store / name / MANIFEST).is_file():
-            found.setdefault(int(match[1]), store / name)
-    return [Complete(iteration=i, path=found[i]) for i in sorted(found)]
 
 
 def find_complete(store: Path, iteration: int | None = None) -> Complete:

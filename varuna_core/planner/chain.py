@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from varuna_core.planner.behind import Behind, find_behind, find_end
 from varuna_core.planner.compiled import Compiled
 from varuna_core.planner.roles import Work
 from varuna_core.planner.sites import Placed
@@ -162,80 +163,13 @@ class Chain:
         return tail
 
     @cached_property
-    def least_from(self) -> list[Array]:
-        """least[i][a], with nothing behind the last stage; inf where nothing fits."""
-        behind = np.full(self.size + 1, np.inf)
-        behind[self.size] = 0.0
-        found = [behind]
-        for s in range(self.num_stages - 1, -1, -1):
-            behind = np.maximum(self.stages[s].work, self.upstream[s] + behind[None, :]).min(axis=1)
-            found.append(behind)
-        return found[::-1]
-
-    @cached_property
-    def round_from(self) -> list[Array]:
-        """The least that one micro-batch needs from stage i on, down and back, from segment a."""
-        behind = np.full(self.size + 1, np.inf)
-        behind[self.size] = 0.0
-        found = [behind]
-        for s in range(self.num_stages - 1, -1, -1):
-            behind = (self.stages[s].way + behind[None, :]).min(axis=1)
-            found.append(behind)
-        return found[::-1]
-
-    @cached_property
-    def beyond(self) -> list[Array]:
-        """What a stage adds to one micro-batch's way down and back, whatever the others do.
-
-        A stage that runs w forwards before its first gradient, of m micro-batches:
-
-            F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards
-            F0 ─ way ─ B0 Fw ─ way ─ Bw F2w ─ way ─ ... and the backwards that are left
-        """
-        found = []
-        for stage, behind in zip(self.stages, self.round_from[1:], strict=True):
-            most = stage.beyond
-            if stage.more_rounds:
-                with np.errstate(invalid="ignore"):
-                    way = stage.way + behind[None, :]
-                    most = np.maximum(most, stage.more_rounds * way + stage.left)
-            found.append(most)
-        return found
-
-    @cached_property
-    def beyond_from(self) -> list[Array]:
-        """The least that the largest `beyond` of stage i and those behind it can be."""
-        behind = np.full(self.size + 1, np.inf)
-        behind[self.size] = 0.0
-        found = [behind]
-        for s in range(self.num_stages - 1, -1, -1):
-            behind = np.maximum(self.beyond[s], behind[None, :]).min(axis=1)
-            found.append(behind)
-        return found[::-1]
-
-    @cached_property
-    def unhidden(self) -> list[Array]:
-        """Of each stage's sum over the replicas, what is left when its last backward ends."""
-        found = []
-        buckets = self.tables.find_buckets(self.shape)
-        for stage, (took, _) in zip(self.stages, self.sums, strict=True):
-            if self.tables.training.overlap_reduction:
-                hidden = stage.kinds[3] * (1 - 1 / buckets)
-                took = np.maximum(took / buckets, took - hidden)
-            found.append(took)
-        return found
-
-    @cached_property
-    def summed_from(self) -> list[Array]:
-        """The least time until all sums of stage i and those behind it are done, from segment a."""
-        behind = np.full(self.size + 1, np.inf)
-        behind[self.size] = 0.0
-        found = [behind]
-        for s in range(self.num_stages - 1, -1, -1):
-            stage = self.stages[s]
-            done = stage.work + self.unhidden[s]
-            behind = np.maximum(done, stage.way_down + behind[None, :]).min(axis=1)
-            found.append(behind)
+    def behind(self) -> list[Behind]:
+        """Of each stage, and behind the last one."""
+        found = [find_end(self.tables)]
+        for stage, sums in zip(reversed(self.stages), reversed(self.sums), strict=True):
+            found.append(
+                find_behind(self.tables, self.shape, stage, sums, found[-1], self.puts_off)
+            )
         return found[::-1]
 
     @cached_property
@@ -243,27 +177,28 @@ class Chain:
         """By the first stage's end, what follows the pipeline: its own sum, then tied weights."""
         if self.puts_off:
             return np.zeros(self.size + 1)
-        return self.unhidden[0][0] + self.tied_tail
+        return self.behind[0].unhidden[0] + self.tied_tail
 
     @cached_property
     def bound(self) -> float:
         """No partition of this chain takes less; inf if none fits."""
-        first = self.stages[0]
-        bound = np.maximum(first.work[0], self.upstream[0][0] + self.least_from[1])
+        first, own, after = self.stages[0], self.behind[0], self.behind[1]
+        bound = np.maximum(first.work[0], self.upstream[0][0] + after.least)
         if not self.puts_off:
-            beyond = np.maximum(self.beyond[0][0], self.beyond_from[1])
-            bound = np.maximum(bound, first.way[0] + self.round_from[1] + beyond)
+            beyond = np.maximum(own.beyond[0], after.largest)
+            bound = np.maximum(bound, first.way[0] + after.round + beyond)
         bound = float((bound + self.first_tail).min())
-        return max(bound, float(self.summed_from[0][0])) + self.tail
+        return max(bound, float(own.summed[0])) + self.tail
 
     def follow_bound(self) -> Bounds | None:
         """The partition that has the least bound."""
-        if not np.isfinite(self.least_from[0][0]):
+        if not np.isfinite(self.behind[0].least[0]):
             return None
         bounds = [0]
         for s in range(self.num_stages):
             a = bounds[-1]
-            row = np.maximum(self.stages[s].work[a], self.upstream[s][a] + self.least_from[s + 1])
+            after = self.behind[s + 1].least
+            row = np.maximum(self.stages[s].work[a], self.upstream[s][a] + after)
             bounds.append(int(row.argmin()))
         return tuple(bounds)
 

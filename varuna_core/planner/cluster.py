@@ -15,6 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.sites import Boundary, Placed, Route, Site
@@ -61,11 +62,15 @@ Order = tuple[tuple[NodeKind, int], ...]
 """Nodes, and the most stages that each takes: fewer than it could where a block of a kind ends."""
 
 
+_Slot = tuple[tuple[int, str, int], ...]
+"""One stage's replicas: node after node its place, its GPU and how many lie there."""
+
+
 def place(nodes: Order, stages: int, tensor: int, replicas: int) -> Placed | None:
     """So many stages on these nodes in turn; None if they do not suffice, or one is not needed."""
-    slots: list[list[tuple[int, str]]] = []
-    """Of each stage its replicas: the node's place, the GPU."""
-    filling: list[tuple[int, str]] = []
+    slots: list[_Slot] = []
+    filling: list[tuple[int, str, int]] = []
+    missing = replicas
     for number, (node, most) in enumerate(nodes):
         if len(slots) == stages:
             return None
@@ -73,39 +78,61 @@ def place(nodes: Order, stages: int, tensor: int, replicas: int) -> Placed | Non
         if not groups:
             return None
         if filling or groups < replicas:
-            filling += [(number, node.gpu)] * min(groups, replicas - len(filling))
-            if len(filling) == replicas:
-                slots.append(filling)
-                filling = []
+            filling.append((number, node.gpu, min(groups, missing)))
+            missing -= filling[-1][2]
+            if not missing:
+                slots.append(tuple(filling))
+                filling, missing = [], replicas
         else:
             for _ in range(min(groups // replicas, most, stages - len(slots))):
-                slots.append([(number, node.gpu)] * replicas)
+                slots.append(((number, node.gpu, replicas),))
     if filling or len(slots) < stages:
         return None
-    sites = tuple(_make_site(slot, tensor) for slot in slots)
-    pairs = itertools.pairwise(slots)
-    boundaries = tuple(_make_boundary(before, after, tensor) for before, after in pairs)
-    return Placed(sites, boundaries, tuple(node.name for node, _ in nodes))
+    sites = tuple(_make_site(tuple(one[1:] for one in slot), tensor) for slot in slots)
+    boundaries = []
+    for before, after in itertools.pairwise(slots):
+        first = before[0][0]
+        pair = [tuple((one[0] - first, *one[1:]) for one in slot) for slot in (before, after)]
+        boundaries.append(_make_boundary(pair[0], pair[1], tensor))
+    return Placed(sites, tuple(boundaries), tuple(node.name for node, _ in nodes))
 
 
-def _make_site(slots: Sequence[tuple[int, str]], tensor: int) -> Site:
-    group = tuple((gpu, n) for (_, gpu), n in sorted(Counter(slots).items()))
-    return Site(tuple(sorted({gpu for _, gpu in slots})), group, tensor)
+@lru_cache(maxsize=4096)
+def _make_site(group: tuple[tuple[str, int], ...], tensor: int) -> Site:
+    return Site(tuple(sorted({gpu for gpu, _ in group})), group, tensor)
 
 
-def _make_boundary(
-    before: Sequence[tuple[int, str]], after: Sequence[tuple[int, str]], tensor: int
-) -> Boundary:
-    crossing = [(a, b) for a, b in zip(before, after, strict=True) if a[0] != b[0]]
-    leaving = Counter(a for a, _ in crossing)
-    coming = Counter(b for _, b in crossing)
+@lru_cache(maxsize=16384)
+def _make_boundary(before: _Slot, after: _Slot, tensor: int) -> Boundary:
+    """Nodes are numbered from the first one on: where they are among all does not matter."""
+    pairs = list(_pair_up(before, after))
+    leaving: Counter[int] = Counter()
+    coming: Counter[int] = Counter()
+    for (a, _), (b, _), count in pairs:
+        if a != b:
+            leaving[a] += count
+            coming[b] += count
     routes = set()
-    for a, b in zip(before, after, strict=True):
-        if a[0] == b[0]:
-            routes.add(Route(a[1], b[1], "intra", 1))
+    for (a, sender), (b, receiver), _ in pairs:
+        if a == b:
+            routes.add(Route(sender, receiver, "intra", 1))
         else:
-            routes.add(Route(a[1], b[1], "inter", max(leaving[a], coming[b]) * tensor))
+            flows = max(leaving[a], coming[b]) * tensor
+            routes.add(Route(sender, receiver, "inter", flows))
     return Boundary(tuple(sorted(routes, key=str)))
+
+
+def _pair_up(before: _Slot, after: _Slot) -> Iterator[tuple[tuple[int, str], tuple[int, str], int]]:
+    """Replica by replica, those that lie alike at once: both nodes, and how many."""
+    there = iter(after)
+    node, gpu, left = next(there)
+    for number, sender, count in before:
+        while count:
+            if not left:
+                node, gpu, left = next(there)
+            some = min(count, left)
+            yield (number, sender), (node, gpu), some
+            count, left = count - some, left - some
 
 
 def count_stages(kind: NodeKind, tensor: int, replicas: int) -> int:

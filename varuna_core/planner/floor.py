@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from varuna_core.planner.cluster import Cluster
+from varuna_core.planner.sites import Site
 from varuna_core.planner.space import Option
 from varuna_core.planner.tables import Array, Shape, Tables
 
 CHUNK = 4096
+TIME_CELLS, ENDING_CELLS = 24, 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,10 @@ class _Windows:
     """By limit: how many more the last stage holds, which need not recompute."""
     once: float
     """Work of one micro-batch, each segment where it is fastest."""
+    single: Array
+    """By kind of place: work of one micro-batch in the fastest segment but the first and last."""
+    ends: float
+    """The same of those two."""
     ratio: float
     """The largest share of a segment's work that is forward."""
 
@@ -48,6 +55,7 @@ class Floors:
         self.tables, self.cluster, self.size = tables, cluster, tables.size
         self._windows: dict[Any, _Windows] = {}
         self._tails: dict[Any, tuple[int, float, float]] = {}
+        self._ends: dict[Any, tuple[Array, Array]] = {}
 
     def find(self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array) -> Array:
         """A bound for each row of counts; inf where the segments cannot be held."""
@@ -61,8 +69,7 @@ class Floors:
             return np.full(len(counts), data_s)
         if not len(windows.limits):
             return np.full(len(counts), np.inf)
-        enough = counts @ windows.held + windows.bonus >= self.size - 2
-        slowest = np.where(enough.any(axis=1), windows.limits[enough.argmax(axis=1)], np.inf)
+        slowest = self._find_slowest(windows, counts)
         bound = m * slowest
         if option.schedule == "zero_bubble":
             return bound + data_s
@@ -74,6 +81,102 @@ class Floors:
         with np.errstate(invalid="ignore"):
             bound = np.maximum(bound, windows.once + crossings * hop + factor * slowest)
         return bound + data_s + np.where(stages > each, tie, 0.0)
+
+    def _find_slowest(self, windows: _Windows, counts: Array) -> Array:
+        """By halves: the least limit within which the places hold all segments."""
+        low = np.zeros(len(counts), dtype=int)
+        high = np.full(len(counts), len(windows.limits))
+        held = windows.held.T
+        while (low < high).any():
+            middle = np.minimum((low + high) // 2, len(windows.limits) - 1)
+            room = (counts * held[middle]).sum(axis=1) + windows.bonus[middle]
+            enough = room >= self.size - 2
+            high = np.where(enough & (low < high), middle, high)
+            low = np.where(~enough & (low < high), middle + 1, low)
+        limits = np.append(windows.limits, np.inf)
+        return limits[low]
+
+    def sharpen(
+        self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
+    ) -> Array:
+        """A closer bound for a few rows: inf where it is above `limit`.
+
+        Places that hold no more than a time and an optimizer's time allow leave the rest to slower
+        ones: for each pair of limits the work of one micro-batch is least, exactly.
+        """
+        m, size = option.num_microbatches, self.size - 2
+        if self.size < 3 or option.schedule == "zero_bubble":
+            return np.zeros(len(counts))
+        windows = self._find_windows(option, tuple(columns))
+        if not len(windows.limits):
+            return np.full(len(counts), np.inf)
+        tails = [self._find_tails(option, kinds) for kinds in columns]
+        endings = [row[0] for row in tails]
+        data_s = self.tables.training.data_s
+        stages = counts.sum(axis=1)
+        ahead = {"gpipe": 0 * stages, "1f1b": stages - 1}.get(option.schedule, stages)
+        factor = np.maximum(0.0, m - 1 - np.minimum(ahead, m - 1) * windows.ratio)
+        each, hop, tie = self._find_tail(option.shape)
+        after = data_s + np.where(stages > each, tie, 0.0)
+        crossings = np.maximum(0, -(-stages // each) - 1) * hop
+        order = np.argsort(windows.single, kind="stable")
+        found = np.full(len(counts), np.inf)
+        most_time = windows.limits[windows.limits * m <= limit]
+        for low, high in _group(most_time, TIME_CELLS):
+            at = int(np.searchsorted(windows.limits, high, side="right")) - 1
+            held, bonus = windows.held[:, at], windows.bonus[at]
+            for least, most in _group(np.unique(np.concatenate([[0.0], *endings])), ENDING_CELLS):
+                allowed = [
+                    min(
+                        np.searchsorted(ending, most, side="right"),
+                        np.searchsorted(summed, limit - data_s - least, side="right"),
+                    )
+                    for ending, summed in tails
+                ]
+                room = counts * np.minimum(held, allowed)
+                room[:, order[0]] += bonus
+                left = np.full(len(counts), float(size))
+                work = np.full(len(counts), windows.ends)
+                for kind in order:
+                    taken = np.minimum(left, room[:, kind])
+                    work += taken * windows.single[kind]
+                    left -= taken
+                work = np.maximum(work, windows.once)
+                bound = np.maximum(m * low, work + crossings + factor * low) + after + least
+                found = np.where(left > 0, found, np.minimum(found, bound))
+        return found
+
+    def _find_tails(self, option: Option, kinds: tuple[str, ...]) -> tuple[Array, Array]:
+        """Of runs of 1, 2, ... segments the least that optimizer and weights back take, and the
+        least time until their sum over the replicas is done."""
+        shape, training = option.shape, self.tables.training
+        key = shape, option.num_microbatches, kinds
+        if key not in self._ends:
+            times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
+            ending = times.optimizer / (shape.replicas if shape.zero else 1)
+            both = times.input_grad + times.weight_grad
+            summed = option.num_microbatches * (times.forward + both)
+            nodes = [kind for kind in self.cluster.kinds if (kind.gpu,) == kinds]
+            if len(nodes) == 1:
+                groups = nodes[0].gpus // shape.tensor
+                full, rest = divmod(shape.replicas, groups)
+                group = ((nodes[0].gpu, groups),) * full
+                group += ((nodes[0].gpu, rest),) if rest else ()
+                took, back = self.tables.find_sums(Site(kinds, group, shape.tensor), shape)
+                ending = ending + back
+                if not training.overlap_reduction:
+                    summed = summed + took
+                elif training.overlap_sends:
+                    buckets = self.tables.find_buckets(shape)
+                    hidden = both * (1 - 1 / buckets)
+                    summed = summed + np.maximum(took / buckets, took - hidden)
+            inner = slice(1, self.size)
+            # A longer run takes no less than any that it holds.
+            self._ends[key] = (
+                np.maximum.accumulate(_find_least(ending[inner, inner])),
+                np.maximum.accumulate(_find_least(summed[inner, inner])),
+            )
+        return self._ends[key]
 
     def _find_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
         shape = option.shape
@@ -113,8 +216,10 @@ class Floors:
         return _Windows(
             limits=limits,
             held=held,
-            bonus=(more - held).max(axis=0),
+            bonus=np.maximum.accumulate((more - held).max(axis=0)),
             once=float(np.min(once, axis=0).sum()),
+            single=np.array([row[1:-1].min(initial=np.inf) for row in once]),
+            ends=float(np.min(once, axis=0)[[0, -1]].sum()),
             ratio=max(ratios),
         )
 
@@ -127,9 +232,8 @@ class Floors:
             kinds = self.cluster.kinds
             groups = [kind.gpus // shape.tensor for kind in kinds]
             each = max(1, *(group // shape.replicas for group in groups))
-            # The fewest replicas of a stage on one node: with more nodes, there may be one.
-            alone = min(groups) < shape.replicas
-            flows = (1 if alone else shape.replicas) * shape.tensor
+            # A stage's first node holds all its replicas, or as many as it can.
+            flows = max(1, min(*groups, shape.replicas)) * shape.tensor
             sent = flows // shape.tensor if training.split_messages else flows
             hop = tie = float("inf")
             for a in {kind.gpu for kind in kinds}:
@@ -149,9 +253,26 @@ class Floors:
         return self._tails[key]
 
 
+def _group(values: Array, cells: int) -> list[tuple[float, float]]:
+    """Growing values in so many groups: the least and the largest of each."""
+    parts = np.array_split(values, min(cells, len(values))) if len(values) else []
+    return [(float(part[0]), float(part[-1])) for part in parts]
+
+
 def _find_least(work: Array) -> Array:
     """The least work of any so many segments in a row, from 1 on."""
-    return np.array([work.diagonal(length).min() for length in range(1, len(work))])
+    if len(work) < 2:
+        return np.zeros(0)
+    begins, ends = _find_runs(len(work))
+    runs = np.where(ends < len(work), work[begins, np.minimum(ends, len(work) - 1)], np.inf)
+    return runs.min(axis=0)
+
+
+@lru_cache(maxsize=8)
+def _find_runs(size: int) -> tuple[Array, Array]:
+    """Begins in rows, ends of runs of 1, 2, ... in columns; those beyond the last are none."""
+    begins = np.arange(size)[:, None]
+    return begins, begins + np.arange(1, size)[None, :]
 
 
 def _count_held(windows: Sequence[Array], limits: Array) -> Array:

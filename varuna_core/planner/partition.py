@@ -16,16 +16,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from varuna_core.planner.cells import Cells, Prefix, bound_prefix, extend
 from varuna_core.planner.chain import Bounds, Chain
 
 CLOSE = 1e-9
 """Times that differ by less, as a share, are one: sums round."""
 BATCH = 256
 MOST_MOVES = 400
+COARSE, FINE = (6, 3), (12, 5)
+"""Cells of a bound (cells.py): what it takes to make them grows with their number."""
 
 Array = Any
 
@@ -56,6 +59,7 @@ def find_partition(
     deadline: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
     improving: bool = True,
+    cells: tuple[int, int] = FINE,
 ) -> Found | None:
     """None if nothing fits, or the bound is no better than `incumbent`; the deadline by `clock`.
 
@@ -67,7 +71,7 @@ def find_partition(
     limit = min(best_s, incumbent)
     proved = chain.bound
     if proved < limit * (1 - CLOSE):
-        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline, clock)
+        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline, clock, cells)
         proved = search.run()
         best, best_s = search.best, search.best_s
         limit = min(best_s, incumbent)
@@ -128,23 +132,6 @@ def is_allowed(chain: Chain, bounds: Bounds) -> bool:
     )
 
 
-class _Prefix(NamedTuple):
-    """Of the stages whose segments are chosen."""
-
-    before: float = 0.0
-    """Upstream of the next stage, there and back."""
-    work: float = 0.0
-    """What these stages need."""
-    beyond: float = 0.0
-    """The largest of theirs."""
-    down: float = 0.0
-    """Upstream of the next stage, there alone."""
-    done: float = 0.0
-    """When their sums over the replicas are done."""
-    tail: float = 0.0
-    """What follows the pipeline, by the first stage."""
-
-
 class _Search:
     def __init__(
         self,
@@ -155,58 +142,47 @@ class _Search:
         max_nodes: int,
         deadline: float,
         clock: Callable[[], float],
+        cells: tuple[int, int],
     ) -> None:
         self.chain, self.best, self.best_s = chain, best, best_s
         self.incumbent, self.nodes = incumbent, max_nodes
         self.deadline, self.clock = deadline, clock
+        self.cells = Cells(chain, min(best_s, incumbent), *cells)
         self.leaves: list[Bounds] = []
         self.open = float("inf")
         """The least bound of what was left unexplored."""
 
     @property
     def limit(self) -> float:
-        """Without what follows any partition: what is no better need not be looked at."""
-        return min(self.best_s, self.incumbent) * (1 - CLOSE) - self.chain.tail
+        """What is no better need not be looked at."""
+        return min(self.best_s, self.incumbent) * (1 - CLOSE)
 
     def run(self) -> float:
         """What no partition is below."""
-        self._descend((0,), _Prefix())
+        self._descend((0,), Prefix())
         self._simulate()
         return min(self.best_s, self.open)
 
-    def _descend(self, bounds: Bounds, so_far: _Prefix) -> None:
-        chain, stage, begin = self.chain, len(bounds) - 1, bounds[-1]
-        table = chain.stages[stage]
-        work = np.maximum(so_far.work, so_far.before + table.work[begin])
-        before = so_far.before + chain.upstream[stage][begin]
-        bound = np.maximum(work, before + chain.least_from[stage + 1])
-        beyond = np.zeros_like(bound)
-        if not chain.puts_off:
-            beyond = np.maximum(so_far.beyond, chain.beyond[stage][begin])
-            way = before + chain.round_from[stage + 1]
-            bound = np.maximum(bound, way + np.maximum(beyond, chain.beyond_from[stage + 1]))
-        tail = chain.first_tail if stage == 0 else np.full_like(bound, so_far.tail)
-        done = np.maximum(
-            so_far.done, so_far.down + table.work[begin] + chain.unhidden[stage][begin]
-        )
-        down = so_far.down + table.way_down[begin]
-        bound = np.maximum(bound + tail, np.maximum(done, down + chain.summed_from[stage + 1]))
-        ends = np.flatnonzero(bound < self.limit)
+    def _descend(self, bounds: Bounds, so_far: Prefix) -> None:
+        chain, stage = self.chain, len(bounds) - 1
+        longer = extend(chain, stage, bounds[-1], so_far)
+        ends = np.flatnonzero(bound_prefix(chain, stage + 1, longer) < self.limit)
         if stage == chain.num_stages - 1:
             if chain.size in ends:
                 self.leaves.append((*bounds, chain.size))
                 if len(self.leaves) >= BATCH:
                     self._simulate()
             return
-        for end in ends[np.argsort(bound[ends], kind="stable")]:
-            if not bound[end] < self.limit:
+        longer = longer.pick(ends)
+        bound = self.cells.bound(stage + 1, ends, longer)
+        for row in np.argsort(bound, kind="stable"):
+            if not bound[row] < self.limit:
                 return
             self.nodes -= 1
             if self.nodes < 0 or self.clock() > self.deadline:
-                self.open = min(self.open, float(bound[end]) + chain.tail)
+                self.open = min(self.open, float(bound[row]))
                 return
-            figures = (before, work, beyond, down, done, tail)
-            self._descend((*bounds, int(end)), _Prefix(*(float(row[end]) for row in figures)))
+            self._descend((*bounds, int(ends[row])), longer.pick(row))
 
     def _simulate(self) -> None:
         if not self.leaves:

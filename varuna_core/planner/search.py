@@ -18,14 +18,16 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from varuna_core.planner.cells import Cells
 from varuna_core.planner.chain import Bounds, Chain
 from varuna_core.planner.cluster import Cluster
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.floor import Floors
-from varuna_core.planner.partition import CLOSE, find_partition, improve, is_allowed
+from varuna_core.planner.partition import CLOSE, COARSE, FINE, find_partition, improve, is_allowed
 from varuna_core.planner.placements import NAMES, Placements, Tier
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.roles import find_work
@@ -42,6 +44,25 @@ PROMISING = 1.05
 """A first partition is improved if it takes no more than the best plan times this."""
 MOST_NODES = 20_000
 """Of one placement's branch and bound, at first; eight times as many in each round that follows."""
+
+
+_Floor = tuple[Option, list[tuple[str, ...]], Array, Array]
+"""An option; its kinds of places; in rows the stages on each; what each row is not below."""
+
+
+class _Counts(NamedTuple):
+    """The rows of an option that are left, from `at` on in the order of their floors."""
+
+    counts: Array
+    floor: Array
+    order: Array
+    at: int
+
+
+class _Sharp(NamedTuple):
+    """A chain whose bound was found cell by cell."""
+
+    chain: Chain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +177,8 @@ class Search:
         until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
         floors = self._list_floors(tier)
         self._dive(floors)
-        looked = self._look(floors, until)
-        pending = [(one[1].bound, at, one) for at, one in enumerate(looked)]
+        looked = self._look(tier, floors, until)
+        pending = [(bound, at, (option, chain)) for at, (bound, option, chain) in enumerate(looked)]
         nodes = MOST_NODES
         while pending:
             left = []
@@ -167,7 +188,7 @@ class Search:
                 if self.clock() > until:
                     self.open = min(self.open, bound)
                     break
-                proved = self._prove(*one, nodes, until)
+                proved = max(bound, self._prove(*one, nodes, until))
                 if proved < self.best_s * (1 - 2 * CLOSE):
                     left.append((proved, at, one))
             pending, nodes = left, 8 * nodes
@@ -175,7 +196,7 @@ class Search:
                 self.open = min([self.open, *(bound for bound, _, _ in pending)])
                 return
 
-    def _list_floors(self, tier: Tier) -> list[tuple[Option, Array, Array]]:
+    def _list_floors(self, tier: Tier) -> list[_Floor]:
         """Each option's counts with their floors, the most promising option first."""
         listed = []
         known: dict[tuple[int, int], tuple[list[tuple[str, ...]], Array]] = {}
@@ -187,16 +208,16 @@ class Search:
             if len(counts):
                 floor = self.floors.find(option, columns, counts)
                 if np.isfinite(floor).any():
-                    listed.append((option, counts, floor))
-        return sorted(listed, key=lambda one: float(one[2].min()))
+                    listed.append((option, columns, counts, floor))
+        return sorted(listed, key=lambda one: float(one[3].min()))
 
-    def _dive(self, floors: Sequence[tuple[Option, Array, Array]]) -> None:
+    def _dive(self, floors: Sequence[_Floor]) -> None:
         """A plan of each option, of the counts with its least floor: a bar for all that follows.
 
         One plan is looked for whatever the clock says.
         """
         until = self.began + DIVE_SHARE * (self.deadline - self.began)
-        for option, counts, floor in floors:
+        for option, _, counts, floor in floors:
             row = int(floor.argmin())
             if self.found and self.clock() > until:
                 return
@@ -207,34 +228,46 @@ class Search:
                     self._time(option, chain)
 
     def _look(
-        self, floors: Sequence[tuple[Option, Array, Array]], until: float
-    ) -> list[tuple[Option, Chain]]:
+        self, tier: Tier, floors: Sequence[_Floor], until: float
+    ) -> list[tuple[float, Option, Chain]]:
         """The chains whose bounds are below the best plan, and plans on the way to them.
 
         Always what has the least bound comes next: counts give way to their placements, and a
         placement's first partition is timed, and improved if it comes near the best plan.
         """
         turns = itertools.count()
-        heap: list[tuple[float, int, tuple[Option, Array, Array, Array, int] | Chain, Option]] = []
+        heap: list[tuple[float, int, _Counts | Chain | _Sharp, Option]] = []
 
         def push_counts(option: Option, counts: Array, floor: Array, order: Array, at: int) -> None:
             if at < len(order):
-                rows = (option, counts, floor, order, at)
+                rows = _Counts(counts, floor, order, at)
                 heapq.heappush(heap, (float(floor[order[at]]), next(turns), rows, option))
 
-        for option, counts, floor in floors:
-            push_counts(option, counts, floor, np.argsort(floor, kind="stable"), 0)
+        limit = self.best_s * (1 - CLOSE)
+        for option, columns, counts, floor in floors:
+            low = floor < limit
+            if low.any():
+                counts, floor = counts[low], floor[low]
+                if tier != "orders":  # there a look is sooner taken
+                    sharp = self.floors.sharpen(option, columns, counts, self.best_s)
+                    floor = np.maximum(floor, sharp)
+                push_counts(option, counts, floor, np.argsort(floor, kind="stable"), 0)
         open_chains = []
         while heap and heap[0][0] < self.best_s * (1 - CLOSE):
             bound, _, one, option = heapq.heappop(heap)
             if self.clock() > until:
                 self.open = min(self.open, bound)
                 break
-            if isinstance(one, Chain):
-                open_chains.append((option, one))
-                self._time(option, one)
+            if isinstance(one, _Sharp):
+                open_chains.append((bound, option, one.chain))
+                self._time(option, one.chain)
                 continue
-            _, counts, floor, order, at = one
+            if isinstance(one, Chain):
+                sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
+                if sharp < self.best_s * (1 - CLOSE):
+                    heapq.heappush(heap, (sharp, next(turns), _Sharp(one), option))
+                continue
+            counts, floor, order, at = one
             push_counts(option, counts, floor, order, at + 1)
             for chain in self._make_chains(option, tuple(int(n) for n in counts[order[at]])):
                 if chain.bound < self.best_s * (1 - CLOSE):
@@ -277,6 +310,7 @@ class Search:
             deadline=until,
             clock=self.clock,
             improving=False,
+            cells=COARSE if nodes == MOST_NODES else FINE,
         )
         if found is None:
             return self.best_s

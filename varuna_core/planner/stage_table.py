@@ -48,6 +48,8 @@ def find_stage(
     role: Role,
     least: int,
 ) -> StageTable:
+    if tables.training.overlap_sends:
+        before = None  # what comes back is then the link's affair
     key = shape, kinds, before, after, role, least
     found = tables.stages.get(key)
     if found is None:

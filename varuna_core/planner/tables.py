@@ -56,8 +56,11 @@ class Tables:
         self._hops: dict[tuple[Boundary, int, int], Array] = {}
         self._sums: dict[tuple[Site, int, int, int], tuple[Array, Array]] = {}
         self._parameters: dict[int, Array] = {}
+        self._buckets: dict[int, Array] = {}
         self.stages: dict[Any, Any] = {}
         """Kept by stage_table.find_stage."""
+        self.behind: dict[Any, Any] = {}
+        """Kept by behind.find_behind."""
 
     def find_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> Times:
         key = kinds, micro_batch, tensor
@@ -145,8 +148,10 @@ class Tables:
         return self.find_parameters(shape.tensor) * each + self.training.framework_bytes
 
     def find_buckets(self, shape: Shape) -> Array:
-        held = self.find_parameters(shape.tensor) * self.training.reduced_bytes
-        return np.maximum(1, np.ceil(held / BUCKET_BYTES))
+        if shape.tensor not in self._buckets:
+            held = self.find_parameters(shape.tensor) * self.training.reduced_bytes
+            self._buckets[shape.tensor] = np.maximum(1, np.ceil(held / BUCKET_BYTES))
+        return self._buckets[shape.tensor]
 
 
 def spread(values: Array) -> Array:

@@ -133,7 +133,7 @@ def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
     return model.tensor_parallel_plan()
 
 
-def build_groups(model: Varuna, weight_decay: float) -> list[dict[str, Any]]:
+def build_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay; biases and the weights of norms do not."""
     held = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -143,7 +143,7 @@ def build_groups(model: Varuna, weight_decay: float) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(model: Varuna, training: Training) -> Any:
+def make_optimizer(model: nn.Module, training: Training) -> Any:
     options: dict[str, Any] = {"lr": training.lr}
     if training.optimizer == "sgd":
         options["momentum"] = training.betas[0]

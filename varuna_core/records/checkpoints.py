@@ -1,6 +1,6 @@
-"""Which checkpoints of a folder are complete, seen without reading any: names and manifests alone.
+"""Which checkpoints in a folder are complete: their names and the file that says so, no more.
 
-`varuna_core.checkpoint` writes and loads them; this is for whoever watches, and has no torch.
+`varuna_core.checkpoint` writes and loads them; this is for whoever watches, too, and has no torch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,38 @@ from typing import Optional
 
 from varuna_core.records.files import list_names
 
-MANIFEST = "manifest.json"
 NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed))?")
+MANIFEST = "manifest.json"
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest")
 """What Megatron-LM and DeepSpeed write once a checkpoint is complete."""
+
+
+@dataclass(frozen=True)
+class Complete:
+    """A complete checkpoint."""
+
+    iteration: int
+    path: Path
+
+    @property
+    def written_at(self) -> float:
+        """Seconds since the epoch, by the file system's clock."""
+        return (self.path / MANIFEST).stat().st_mtime
+
+
+def name_of(iteration: int) -> str:
+    return f"varuna_ckpt_{iteration}"
+
+
+def list_complete(store: Path) -> list[Complete]:
+    """Oldest iteration first."""
+    found: dict[int, Path] = {}
+    # A short name sorts before a partial one of the same iteration, and wins.
+    for name in sorted(list_names(store)):
+        match = NAME.fullmatch(name)
+        if match and match[3] != "removed" and (store / name / MANIFEST).is_file():
+            found.setdefault(int(match[1]), store / name)
+    return [Complete(iteration=i, path=found[i]) for i in sorted(found)]
 
 
 @dataclass(frozen=True)
@@ -30,18 +58,15 @@ class Newest:
 
 def find_newest(store: Path) -> Optional[Newest]:
     """None where there is none, or the folder cannot be read."""
-    found = [_read_manifest(store, name) for name in list_names(store)]
+    found = [_read_manifest(complete) for complete in list_complete(store)[-1:]]
     found += [_read_tracker(store / name) for name in TRACKERS]
     return max(filter(None, found), key=lambda newest: newest.step, default=None)
 
 
-def _read_manifest(store: Path, name: str) -> Optional[Newest]:
-    match = NAME.fullmatch(name)
-    if match is None or match[3] == "removed":
-        return None
+def _read_manifest(complete: Complete) -> Optional[Newest]:
     try:
-        return Newest(int(match[1]), os.stat(store / name / MANIFEST).st_mtime)
-    except OSError:
+        return Newest(complete.iteration, complete.written_at)
+    except OSError:  # removed meanwhile
         return None
 
 

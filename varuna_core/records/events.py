@@ -1,7 +1,7 @@
 """events*.jsonl: what happened to a run, in order. One writer a file, one line an event.
 
 Kinds: intent, submitted, refused, adopted, started, preflight, stopping, ended, cancel-asked,
-requeued; of `vjob watch` verdict, notice, action; later ones (checkpoint, morph) join the list.
+requeued, morph; of `vjob watch` verdict, notice, action; a later one (checkpoint) joins the list.
 `time` is seconds since the epoch, UTC.
 """
 

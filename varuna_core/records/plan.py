@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
-from varuna_core.records.files import read_json, write_json
+from varuna_core.records.files import is_listed, read_json, write_json
+from varuna_core.records.runfolder import RunFolder
 
 PLAN_FORMAT = 1
 
@@ -107,6 +108,18 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class MorphPlan:
+    """How far a run that may morph goes."""
+
+    min_nodes: int
+    max_nodes: int
+    requeue: bool
+    """Whether the job comes back when it is preempted, out of time or short of nodes."""
+    save_s: float
+    """What ranks get to save in when they are called to."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """One run: its layout and all that a node needs to start its share of it."""
 
@@ -149,6 +162,8 @@ class Plan:
     """What stands before the command of some ranks, such as a profiler; filled in like it."""
     prefixed: Optional[Tuple[int, ...]] = None
     """Those ranks; None for all."""
+    morphing: Optional[MorphPlan] = None
+    """Where `morph` is true."""
     planned: Optional[str] = None
     """Where the layout is from, in a sentence."""
     prediction: Optional[Dict[str, Any]] = None
@@ -212,6 +227,12 @@ def read_plan(path: Path) -> Plan | None:
         return None  # written by another version: as good as missing
 
 
+def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:
+    """The plan of one attempt: its own where the run may morph, else the run's."""
+    attempt = run.attempt(number)
+    return read_plan(attempt.plan if is_listed(attempt.plan) else run.plan)
+
+
 def parse_plan(value: dict[str, Any]) -> Plan:
     """A plan from the dict of its JSON."""
     rest = {key: item for key, item in value.items() if key != "format"}
@@ -225,6 +246,7 @@ def parse_plan(value: dict[str, Any]) -> Plan:
             "must_exist": tuple(rest["must_exist"]),
             "timing": Timing(**rest["timing"]),
             "prefix": tuple(rest.get("prefix", ())),
+            "morphing": MorphPlan(**rest["morphing"]) if rest.get("morphing") else None,
             "prefixed": None if rest.get("prefixed") is None else tuple(rest["prefixed"]),
         }
     )

@@ -8,11 +8,15 @@
   events.jsonl  events.<group>.jsonl                 one writer a file: the batch scripts' hosts
   events-vjob.jsonl                                  and `vjob` itself
   scheduler.out  scheduler.<group>.out               what the batch script itself printed
+  events-morph.jsonl                                 and the manager of a run that may morph
+  morph/ manager.json  orders.json                   its state; what it tells the nodes
+         nodes/<seat>.json  leave/<seat>.json        an agent's sign of life; who is to leave
   report.html                                        the last `vjob report`
   attempt-0/                                         one start of the ranks
     state/ master.json  go.json                      address; all nodes are ready
            stop.json  outcome.json                   who said stop; how it ended
            signal.json                               a signal for every rank
+    plan.json  training.json                         of a run that may morph: this attempt's own
     preflight.txt                                    the table of all nodes
     <node>.out .err .gpu .gpu.jsonl .times           ranks merged and tagged; samples; when
     nodes/<index>.json   beat/<index>.json           preflight of a node; its sign of life
@@ -65,6 +69,15 @@ class AttemptFolder:
         self.make()
 
     @property
+    def plan(self) -> Path:
+        """Of a run that may morph; else the run's plan is every attempt's."""
+        return self.path / "plan.json"
+
+    @property
+    def training(self) -> Path:
+        return self.path / "training.json"
+
+    @property
     def master(self) -> Path:
         return self.path / "state" / "master.json"
 
@@ -111,6 +124,40 @@ class AttemptFolder:
 
     def trace(self, rank: int) -> Path:
         return self.path / "trace" / f"{rank}.jsonl"
+
+
+class MorphFolder:
+    """What the manager and the nodes of a run that may morph tell each other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def make(self) -> None:
+        for folder in (self.path, self.nodes, self.leave(0).parent):
+            folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+    @property
+    def manager(self) -> Path:
+        return self.path / "manager.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the manager as long as it runs."""
+        return self.path / "manager.lock"
+
+    @property
+    def orders(self) -> Path:
+        return self.path / "orders.json"
+
+    @property
+    def nodes(self) -> Path:
+        return self.path / "nodes"
+
+    def node(self, seat: int) -> Path:
+        return self.nodes / f"{seat}.json"
+
+    def leave(self, seat: int) -> Path:
+        return self.path / "leave" / f"{seat}.json"
 
 
 class RunFolder:
@@ -182,6 +229,15 @@ class RunFolder:
     def vjob_events(self) -> Path:
         """What `vjob` writes, on another host than the batch script."""
         return self.path / "events-vjob.jsonl"
+
+    @property
+    def morph_events(self) -> Path:
+        """What the manager writes, beside what agents write to the others."""
+        return self.path / "events-morph.jsonl"
+
+    @property
+    def morph(self) -> MorphFolder:
+        return MorphFolder(self.path / "morph")
 
     def all_events(self) -> list[Path]:
         return sorted(self.path.glob("events*.jsonl"))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.varuna_core.planner.profiles import make_chain
+from varuna_core.planner.cells import Cells
 from varuna_core.planner.chain import Bounds, Chain
 from varuna_core.planner.minmax import find_min_max
 from varuna_core.planner.partition import find_partition, is_allowed
@@ -85,6 +86,22 @@ def test_no_partition_takes_less_than_its_bound() -> None:
         allowed = list_allowed(chain)
         if allowed:
             assert chain.bound <= float(chain.find_steps(allowed).min()) * (1 + 1e-12)
+
+
+def test_no_partition_takes_less_than_its_cells_say() -> None:
+    draw = random.Random(8)
+    closer = 0
+    for _ in range(500):
+        chain = make_chain(draw)
+        allowed = list_allowed(chain)
+        if not allowed:
+            continue
+        best = float(chain.find_steps(allowed).min())
+        limit = best * draw.uniform(0.9, 1.6)
+        least = Cells(chain, limit, draw.randint(1, 8), draw.randint(1, 4)).find_least()
+        assert min(least, limit) <= best * (1 + 1e-9)
+        closer += min(least, limit) > chain.bound * 1.001
+    assert closer > 50
 
 
 def test_many_at_once_are_timed_as_one_by_one() -> None:

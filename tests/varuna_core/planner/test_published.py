@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planner_cases import A10_8, MIXED_8, build_gpt2_profile, predict_seed
+from benchmarks.planner_fasop import Peer, time_in_our_model
 from benchmarks.planner_public import Published
+from benchmarks.planner_vtrain import predict_held_out, read_rows
 from varuna_core.planner.search import Search
 from varuna_core.planner.training import Training
 
@@ -33,9 +35,29 @@ def test_gpt2_xl_on_mixed_nodes_is_planned_with_proof() -> None:
 
 @pytest.mark.skipif(not (FOLDER / "sailor").is_dir(), reason="VJOB_PUBLIC_DATA is not set")
 def test_mixed_plans_are_predicted_as_the_results_say() -> None:
-    rows = Published(FOLDER / "sailor").list_rows("plans-mixed", overlap_sends=True)
-    errors = {row.name: row.error for row in rows}
+    published = Published(FOLDER / "sailor")
+    errors = {row.name: row.error for row in published.list_rows("plans-mixed", "overlap")}
     assert len(errors) == 4
     assert all(abs(errors[name]) < 0.045 for name in ("N2_D2", "N4_D2", "N6_D3"))
-    # The one plan without replicas is as if its sends were not hidden: a third too fast.
+    # The one plan without replicas is as if both ends waited for every message.
     assert -0.35 < errors["N2_D1"] < -0.25
+    meeting = {row.name: row.error for row in published.list_rows("plans-mixed", "meet")}
+    assert abs(meeting["N2_D1"]) < 0.02
+
+
+@pytest.mark.skipif(not (FOLDER / "vtrain").is_dir(), reason="VJOB_PUBLIC_DATA is not set")
+def test_cells_kept_apart_are_predicted_from_the_others() -> None:
+    rows = read_rows(FOLDER / "vtrain" / "ground_truth_single.csv")
+    found = predict_held_out(rows, lambda row: (row.hidden, row.tensor))
+    errors = [abs(one / row.step_ms - 1) for one, row in zip(found, rows, strict=True)]
+    assert sum(errors) / len(errors) < 0.1
+
+
+def test_the_peers_search_is_of_the_size_it_is_said_to_have() -> None:
+    profile = build_gpt2_profile()
+    guesses = Peer(profile, MIXED_8, 64).search()
+    assert len(guesses) == 592
+    assert len(Peer(profile, A10_8, 64).search()) == 74
+    best = next(guess for guess in guesses if guess.fits)
+    ours = time_in_our_model(profile, Training(batch=64), best)
+    assert ours is not None and ours > 1.1375

@@ -8,8 +8,16 @@ import random
 import pytest
 
 from tests.varuna_core.planner.profiles import make_profile
+from varuna_core.planner import placements
 from varuna_core.planner.chain import Chain
-from varuna_core.planner.cluster import Cluster, NodeKind, list_all_orders, place
+from varuna_core.planner.cluster import (
+    Cluster,
+    NodeKind,
+    count_stages,
+    list_all_orders,
+    list_blocks,
+    place,
+)
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.partition import is_allowed
 from varuna_core.planner.plan import build_plan, render_certificate, render_table
@@ -75,6 +83,55 @@ def test_whole_plans_are_brute_forces() -> None:
         searched = Search(profile, training, CLUSTER, wishes).run()
         assert searched.best.step_s == pytest.approx(best, rel=1e-9), number
         assert searched.gap == 0
+
+
+def list_block_chains(search: Search) -> list[Chain]:
+    """Every placement that keeps the nodes of a kind together, without any bound."""
+    chains = []
+    for option in search.options:
+        shape = option.shape
+        limits = [count_stages(kind, shape.tensor, shape.replicas) for kind in CLUSTER.kinds]
+        for counts in itertools.product(*(range(limit + 1) for limit in limits)):
+            stages = sum(counts)
+            for order in list_blocks(CLUSTER, counts, shape.tensor, shape.replicas):
+                placed = place(order, stages, shape.tensor, shape.replicas)
+                if placed is not None and 1 <= stages <= search.tables.size:
+                    work = find_work(
+                        option.schedule, stages, option.num_microbatches, option.recompute
+                    )
+                    chains.append(Chain(search.tables, shape, placed, work))
+    return chains
+
+
+def test_whole_plans_of_blocks_are_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placements, "MOST_ORDERS", 0)
+    draw = random.Random(2)
+    for number in range(15):
+        size = draw.randint(3, 6)
+        profile = make_profile(draw, size, draw.choice([1e12, 3e10]))
+        wishes = Wishes(schedule=draw.choice([None, "1f1b", "gpipe"]))
+        training = Training(batch=4, overlap_sends=draw.random() < 0.7)
+        question = Search(profile, training, CLUSTER, wishes)
+        best = find_by_brute_force(list_block_chains(question), size)
+        if best == float("inf"):
+            with pytest.raises(PlanningError, match="fits"):
+                question.run()
+            continue
+        searched = question.run()
+        assert searched.best.step_s == pytest.approx(best, rel=1e-9), number
+        assert searched.gap == 0
+
+
+def test_no_placement_takes_less_than_its_closer_floor() -> None:
+    draw = random.Random(3)
+    for _ in range(6):
+        question = Search(make_profile(draw, draw.randint(3, 5)), Training(batch=4), CLUSTER)
+        for option, columns, counts, _floor in question._list_floors("orders"):
+            sharp = question.floors.sharpen(option, columns, counts, 1e9)
+            for row, least in zip(counts.tolist(), sharp, strict=True):
+                for chain in question._make_chains(option, tuple(row)):
+                    best = find_by_brute_force([chain], chain.size)
+                    assert least <= best * (1 + 1e-9)
 
 
 def search(wishes: Wishes, limit_s: float = 60.0, cluster: Cluster = CLUSTER) -> Search:

@@ -1,0 +1,142 @@
+"""`vjob profile`: a job like any other whose ranks measure the model instead of training it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from jobs.arguments import json_option
+from jobs.conf import JobConf
+from jobs.errors import InputError
+
+PROFILE_FOLDER = "profiles"
+"""Next to the conf."""
+
+
+def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """`1,2,4`, each 1 or more."""
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise click.BadParameter(f"{text!r}: want numbers such as 1,2,4")
+    return ",".join(words)
+
+
+@click.command()
+@click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one key, such as --set cluster.walltime_min=30.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the profile goes; default: profiles/<model>.profile.json next to CONF.",
+)
+@click.option(
+    "--sizes",
+    callback=read_numbers,
+    metavar="1,2,..",
+    help="Micro-batch sizes; default: doubled until memory or ten minutes run out.",
+)
+@click.option(
+    "--tensor",
+    callback=read_numbers,
+    metavar="1,2,..",
+    help="Tensor-parallel degrees; default: 1 and the conf's parallel.tensor.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
+@json_option
+def profile(
+    conf: Path,
+    overrides: tuple[str, ...],
+    output: Path | None,
+    sizes: str | None,
+    tensor: str | None,
+    dry_run: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Measure what CONF's model costs on its nodes, for the planner.
+
+    A job with CONF's nodes times every kind of layer on every kind of GPU, and the links between
+    them. The profile goes to the run folder and to --output; one that is there is extended.
+
+    \b
+    vjob profile conf.yaml --follow
+    vjob profile conf.yaml --sizes 1,2,4 --tensor 1,2
+    """
+    from jobs import submit as submitting
+    from jobs.conf_read import read_conf
+
+    read = read_conf(conf, overrides, require_env=False)
+    target = choose_output(read, conf.resolve().parent, output)
+    words = build_words(target, sizes, tensor)
+    if dry_run:
+        from jobs.preview import render_preview
+
+        ready = submitting.prepare(conf, overrides, for_preview=True, words=words)
+        click.echo(render_preview(ready), nl=False)
+        return
+    run, record = submitting.submit(conf, overrides, words)
+    ids = [job.id for job in record.jobs]
+    if as_json:
+        found = {"run": run.name, "folder": str(run.path), "jobs": ids, "profile": str(target)}
+        click.echo(json.dumps(found))
+    else:
+        click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
+        click.echo(f"  profile  {target}")
+        click.echo(f"  files    {run.path}")
+        click.echo(f"  logs     vjob logs -f {ids[0]}")
+    for warning in submitting.look_for_trouble(run):
+        click.echo(f"vjob: {warning}", err=True)
+    if follow:
+        from jobs.logs import follow_run
+
+        sys.exit(follow_run(run, click.echo))
+
+
+def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
+    """Absolute; refused where the ranks would not see it, or cannot profile at all."""
+    from jobs.conf_reader import BUILT_IN
+    from jobs.plan import parse_mount
+    from jobs.training import name_model
+    from varuna_core.records.training import name_profile_file
+
+    if conf.program.kind not in BUILT_IN:
+        raise InputError(
+            f"vjob profile measures {' and '.join(BUILT_IN)}; a script of your own measures its "
+            "model with varuna_core.Profiler and is submitted like any other (docs/profiling.md)"
+        )
+    assert conf.model is not None, "check_program refuses a conf without it"
+    name = name_profile_file(name_model(conf.model))
+    target = base / PROFILE_FOLDER / name if output is None else Path.cwd() / output
+    container = conf.container
+    if container.image is not None and container.runtime != "none":
+        seen = [Path(parse_mount(mount).target) for mount in container.mounts]
+        seen += [Path(conf.log_folder)]
+        seen += [] if container.workdir else [Path(conf.workdir or base)]
+        if not any(target.is_relative_to(path) for path in seen):
+            raise InputError(
+                f"--output {target}: the container does not see that folder; choose one below "
+                f"{', '.join(map(str, seen))}"
+            )
+    return target
+
+
+def build_words(target: Path, sizes: str | None, tensor: str | None) -> Sequence[str]:
+    """What the built-in program is told besides its settings."""
+    words = ["--profile", str(target)]
+    words += ["--sizes", sizes] if sizes else []
+    return words + (["--tensor", tensor] if tensor else [])

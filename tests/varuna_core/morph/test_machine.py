@@ -1,0 +1,177 @@
+"""The state machine of morphing, in stories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from varuna_core.morph.machine import (
+    RUNNING,
+    State,
+    advance,
+    begin,
+)
+from varuna_core.morph.manager import parse_state
+from varuna_core.morph.words import (
+    DONE,
+    FAILED,
+    LEFT,
+    Action,
+    AskedToLeave,
+    AskToSave,
+    CalledToEnd,
+    CalledToLeave,
+    End,
+    Fence,
+    Input,
+    Joined,
+    Judge,
+    Judged,
+    Lost,
+    RankFailed,
+    RanksEnded,
+    Rules,
+    Saved,
+    Start,
+    StopRanks,
+    Tick,
+)
+
+RULES = Rules(
+    min_nodes=2,
+    expected=4,
+    gather_s=10,
+    wait_s=60,
+    save_s=30,
+    stop_s=20,
+    finish_s=15,
+    may_requeue=True,
+)
+NODES = ("0/a", "1/b", "2/c", "3/d")
+
+
+def choose(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Three nodes make two: a plan that leaves one over."""
+    return tuple(nodes[: {3: 2}.get(len(nodes), len(nodes))])
+
+
+class Story:
+    """Inputs one after the other, and what came of them."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self.rules, self.now = rules, 0.0
+        self.state = begin(rules, 0.0, None, -1, -1)
+
+    def tell(self, *said: Input) -> list[Action]:
+        found: list[Action] = []
+        for item in said:
+            self.state, actions = advance(self.state, item, self.now, self.rules, choose)
+            found += actions
+        return found
+
+    def wait(self, seconds: float) -> list[Action]:
+        self.now += seconds
+        return self.tell(Tick())
+
+    def start(self) -> None:
+        self.tell(*map(Joined, NODES))
+        assert self.state.phase == RUNNING
+
+    def end_ranks(self) -> list[Action]:
+        return self.tell(*map(RanksEnded, self.state.living))
+
+
+def test_all_nodes_start_at_once_and_a_normal_end_is_the_end() -> None:
+    story = Story()
+    assert story.tell(*map(Joined, NODES)) == [Start(0, NODES)]
+    assert story.end_ranks() == [Judge(0)]
+    assert story.tell(Saved(10), Judged(DONE, 0, "fine")) == [End(0, "fine", False)]
+    assert story.tell(*map(Joined, ("9/x",)), CalledToLeave("late")) == []
+
+
+def test_a_late_node_is_waited_for_and_then_gone_without() -> None:
+    story = Story()
+    assert story.tell(*map(Joined, NODES[:2])) == []
+    assert story.wait(9) == []
+    assert story.wait(1) == [Start(0, NODES[:2])]
+
+
+def test_a_lost_node_is_fenced_and_the_others_go_on_once_they_have_ended() -> None:
+    story = Story()
+    story.start()
+    assert story.tell(Lost("3/d", "silent")) == [Fence("3/d"), StopRanks(0, "silent")]
+    assert story.tell(RanksEnded("0/a"), RanksEnded("1/b")) == []
+    assert story.tell(RanksEnded("2/c")) == [Judge(0)]
+    assert story.tell(Saved(10), Judged(FAILED, 113, "lost")) == [Start(1, NODES[:2])]
+    # What is fenced does not come back; another agent in its seat does, at the next attempt.
+    assert story.tell(Joined("3/d"), RanksEnded("3/d"), Joined("3/e")) == []
+    assert story.state.nodes == ("0/a", "1/b", "2/c", "3/e")
+
+
+def test_a_node_that_does_not_end_its_ranks_is_lost_at_the_deadline() -> None:
+    story = Story()
+    story.start()
+    story.tell(RankFailed("rank 1 exited 1"), *map(RanksEnded, NODES[:3]))
+    assert story.wait(19) == []
+    assert story.wait(1) == [Fence("3/d"), Judge(0)]
+
+
+def test_a_node_that_is_to_leave_leaves_after_a_checkpoint() -> None:
+    story = Story()
+    story.start()
+    assert story.tell(AskedToLeave("1/b")) == [AskToSave(0)]
+    story.tell(Saved(7))
+    assert story.end_ranks() == [Judge(0)]
+    assert story.tell(Judged(LEFT, 0, "left")) == [Fence("1/b"), Start(1, ("0/a", "2/c"))]
+
+
+def test_preempted_it_saves_and_comes_back_even_if_the_save_takes_too_long() -> None:
+    story = Story()
+    story.start()
+    assert story.tell(CalledToLeave("preempted")) == [AskToSave(0)]
+    assert story.wait(30) == [StopRanks(0, "preempted")]
+    story.end_ranks()
+    assert story.tell(Saved(3), Judged(FAILED, 143, "told")) == [End(143, "told", True)]
+    again = begin(RULES, 500.0, story.state, 3, 0)
+    assert (again.fruitless, again.attempt) == (0, 0)
+
+
+def test_who_asks_the_ranks_to_leave_by_himself_ends_the_run() -> None:
+    story = Story()
+    story.start()
+    story.end_ranks()
+    assert story.tell(Saved(4), Judged(LEFT, 0, "left")) == [End(0, "left", False)]
+
+
+def test_three_attempts_without_a_new_checkpoint_are_enough() -> None:
+    story = Story()
+    story.start()
+    for number in range(2):
+        story.tell(RankFailed("bug"))
+        story.end_ranks()
+        assert story.tell(Judged(FAILED, 1, "bug")) == [Start(number + 1, NODES)]
+    story.tell(RankFailed("bug"))
+    story.end_ranks()
+    said = "no new checkpoint in 3 attempts; the last one: bug"
+    assert story.tell(Judged(FAILED, 1, "bug")) == [End(1, said, False)]
+
+
+def test_too_few_nodes_are_waited_for_up_to_a_deadline() -> None:
+    story = Story(replace(RULES, may_requeue=False))
+    story.start()
+    story.tell(Saved(8), *(Lost(node, "gone") for node in NODES[:3]), RanksEnded("3/d"))
+    assert story.tell(Judged(FAILED, 113, "gone")) == []
+    (end,) = story.wait(60)
+    assert isinstance(end, End) and (end.code, end.requeue) == (113, False)
+    assert "the checkpoint of iteration 8 is safe" in end.reason
+
+
+def test_cancelled_while_gathering_it_ends_at_once() -> None:
+    assert Story().tell(CalledToEnd("cancel")) == [End(143, "cancel", False)]
+
+
+def test_a_state_of_another_version_is_not_taken() -> None:
+    value = {**asdict(State()), "session": "s"}
+    assert parse_state(value) == State()
+    assert parse_state({**value, "colour": "red"}) is None
+    assert parse_state(None) is None

@@ -1,0 +1,175 @@
+"""Manager and nodes as real processes; the ranks are a line of shell that stands for a training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.varuna_core.programs.trainings import GPT
+from tests.varuna_core.stage import TIMING, make_group, make_plan, wait_until
+from varuna_core.agent.bundle import write_bundle
+from varuna_core.records.events import read_events
+from varuna_core.records.exits import read_outcome
+from varuna_core.records.files import read_json
+from varuna_core.records.plan import MorphPlan, read_attempt_plan, write_plan
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import render_training
+
+HANGS_AT_FIRST = '[ "$VJOB_ATTEMPT" = 0 ] && exec sleep 1000; '
+TRAINS = 'mkdir -p "$0/varuna_ckpt_6" && touch "$0/varuna_ckpt_6/manifest.json"'
+
+
+class Elastic:
+    """A run of three nodes."""
+
+    def __init__(self, folder: Path, text: str, **timing: float) -> None:
+        self.run = RunFolder(folder / "run")
+        self.run.path.mkdir(mode=0o700)
+        store = str(folder / "ckpt")
+        plan = make_plan(
+            make_group("all", 3, 1),
+            command=("sh", "-c", text, store),
+            timing=replace(TIMING, **{"lost_s": 6.0, "join_s": 20.0, **timing}),
+            morph=True,
+            morphing=MorphPlan(min_nodes=2, max_nodes=3, requeue=False, save_s=5),
+        )
+        write_plan(self.run.plan, plan)
+        training = replace(GPT, pipeline=3, checkpoint_folder=store)
+        self.run.training.write_text(render_training(training))
+        write_bundle(self.run.agent)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, session: str = "7.0", node: int = 0) -> subprocess.Popen[str]:
+        options = ["--run", str(self.run.path), "--session", session]
+        process = subprocess.Popen(
+            [sys.executable, str(self.run.agent), "morph", *words, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"PATH": os.environ["PATH"], "VJOB_NODE_NAME": f"n{node}"},
+        )
+        self.started.append(process)
+        return process
+
+    def stay(self, node: int) -> subprocess.Popen[str]:
+        return self.start("stay", "--node", str(node), node=node)
+
+    def finish(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def answer(self, session: str = "7.0") -> str:
+        return self.finish(self.start("answer", session=session))[1].strip()
+
+    def has_started(self, attempt: int) -> bool:
+        return self.run.attempt(attempt).go.exists()
+
+    def end(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def elastic(tmp_path: Path) -> Iterator[Elastic]:
+    found = Elastic(tmp_path, HANGS_AT_FIRST + TRAINS)
+    yield found
+    found.end()
+
+
+def test_a_node_that_fell_silent_is_fenced_and_goes_home_when_it_wakes(elastic: Elastic) -> None:
+    manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+    wait_until(lambda: elastic.has_started(0), "the first attempt")
+    nodes[2].send_signal(signal.SIGSTOP)
+    code, _, said = elastic.finish(manager)
+    assert (code, elastic.answer()) == (0, "0"), said
+    plan = read_attempt_plan(elastic.run, 1)
+    assert plan is not None and (plan.pipeline, plan.num_nodes) == (2, 2)
+    outcome = read_outcome(elastic.run.attempt(0))
+    assert outcome is not None and outcome.code == 113 and "n2 was lost" in outcome.reason
+    nodes[2].send_signal(signal.SIGCONT)
+    assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
+    (morph,) = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
+    assert (morph["from"], morph["to"], morph["nodes"]) == ("3 x 1", "2 x 1", [0, 1])
+
+
+def test_a_manager_killed_again_and_again_loses_nothing(elastic: Elastic) -> None:
+    manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+    for mark in ("manager", "orders"):
+        wait_until(getattr(elastic.run.morph, mark).exists, mark)
+        manager.kill()
+        manager = elastic.start("manage")
+    wait_until(lambda: elastic.has_started(0), "the first attempt")
+    manager.kill()
+    nodes[1].kill()
+    manager = elastic.start("manage")
+    wait_until(elastic.run.attempt(0).stop.exists, "the stop")
+    manager.kill()
+    code, _, said = elastic.finish(elastic.start("manage"))
+    assert (code, elastic.answer()) == (0, "0"), said
+    assert [attempt.number for attempt in elastic.run.attempts()] == [0, 1]
+
+
+def test_a_second_manager_is_refused(elastic: Elastic) -> None:
+    elastic.start("manage")
+    wait_until(elastic.run.morph.orders.exists, "the first manager")
+    code, _, said = elastic.finish(elastic.start("manage"))
+    assert code == 112 and "another manager of this run" in said
+
+
+def test_a_manager_whose_run_went_on_in_another_job_ends(elastic: Elastic) -> None:
+    manager = elastic.start("manage")
+    wait_until(elastic.run.morph.orders.exists, "the manager")
+    value = read_json(elastic.run.morph.manager)
+    part = elastic.run.path / "other.json"
+    part.write_text(str({**value, "session": "8.0"}).replace("'", '"').replace("False", "false"))
+    os.replace(part, elastic.run.morph.manager)
+    code, _, said = elastic.finish(manager)
+    assert code == 0 and "the run went on in another job" in said
+    assert elastic.answer() == "112"
+
+
+def test_where_no_node_comes_the_job_says_so_and_spares_the_attempts_before(tmp_path: Path) -> None:
+    elastic = Elastic(tmp_path, TRAINS, join_s=0.5)
+    try:
+        for number, session in enumerate(("7.0", "7.1")):
+            assert elastic.finish(elastic.start("manage", session=session))[0] == 0
+            assert elastic.answer(session) == "113"
+            outcome = read_outcome(elastic.run.attempt(number))
+            assert outcome is not None and outcome.reason.startswith("0 nodes are here")
+    finally:
+        elastic.end()
+
+
+def test_a_node_asked_to_leave_goes_and_the_others_train(tmp_path: Path) -> None:
+    saves = f"trap '{TRAINS.replace('_6', '_3')}; exit 0' USR1; while :; do sleep 0.1; done"
+    elastic = Elastic(tmp_path, f'if [ "$VJOB_ATTEMPT" = 0 ]; then {saves}; fi; {TRAINS}')
+    try:
+        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+        wait_until(lambda: elastic.has_started(0), "the first attempt")
+        wait_until(
+            lambda: all(
+                (read_json(elastic.run.attempt(0).beat(index)) or {}).get("catches_usr1")
+                for index in range(3)
+            ),
+            "the ranks' handlers",
+        )
+        options = ["leave", "--run", str(elastic.run.path), "--node", "0"]
+        argv = [sys.executable, str(elastic.run.agent), "morph", *options]
+        subprocess.run(argv, check=True, timeout=20)
+        assert elastic.finish(nodes[0])[0] == 0
+        code, _, said = elastic.finish(manager)
+        assert (code, elastic.answer()) == (0, "0"), said
+        assert read_json(elastic.run.morph.manager)["saved"] == 6
+        (morph,) = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
+        assert (morph["nodes"], morph["iteration"]) == ([1, 2], 3)
+    finally:
+        elastic.end()

@@ -1,0 +1,168 @@
+"""What manager and nodes make of each other's files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from varuna_core.morph.ears import Ears, Sight
+from varuna_core.morph.machine import RUNNING, STOPPING, State
+from varuna_core.morph.orders import (
+    ENDED,
+    IDLE,
+    WAIT,
+    Orders,
+    Presence,
+    Task,
+    follow,
+    get_seat,
+    read_orders,
+    read_presences,
+    write_orders,
+    write_presence,
+)
+from varuna_core.morph.words import (
+    AskedToLeave,
+    CalledToEnd,
+    Input,
+    Joined,
+    Lost,
+    RankFailed,
+    RanksEnded,
+    Saved,
+)
+from varuna_core.records.runfolder import MorphFolder
+
+ME = Presence(
+    seat=2, key="k", session="7.0", host="h2", pid=1, count=1, state=IDLE, attempt=0, code=0
+)
+ORDERS = Orders(session="7.0", attempt=1, nodes=("0/a", "2/k"), fenced=("1/b",), end=False)
+
+
+def test_a_member_runs_the_attempt_once_under_its_index_in_the_plan() -> None:
+    assert follow(ORDERS, ME, knows_session=True) == Task(1, 1, "")
+    assert follow(ORDERS, replace(ME, attempt=1), knows_session=True) == WAIT
+    assert follow(None, ME, knows_session=True) == WAIT
+
+
+@given(
+    st.builds(
+        Orders,
+        session=st.sampled_from(["7.0", "7.1"]),
+        attempt=st.integers(-1, 3),
+        nodes=st.lists(st.sampled_from(["0/a", "2/k", "2/other"]), unique=True).map(tuple),
+        fenced=st.lists(st.sampled_from(["1/b", "2/k", "2/other"]), unique=True).map(tuple),
+        end=st.booleans(),
+    ),
+    st.booleans(),
+)
+def test_nobody_runs_who_is_not_named_or_fenced_or_of_another_session(
+    orders: Orders, knows_session: bool
+) -> None:
+    task = follow(orders, ME, knows_session=knows_session)
+    if task.attempt is not None:
+        assert orders.session == ME.session and not orders.end and not task.leave
+        assert orders.nodes[task.node] == ME.name and ME.name not in orders.fenced
+        assert task.attempt > ME.attempt
+    if orders.session != ME.session:
+        assert bool(task.leave) == knows_session
+
+
+def test_files_of_another_session_or_version_and_torn_ones_count_for_nothing(
+    tmp_path: Path,
+) -> None:
+    folder = MorphFolder(tmp_path / "morph")
+    folder.make()
+    assert read_orders(folder) is None and read_presences(folder, "7.0") == {}
+    write_presence(folder, ME)
+    write_presence(folder, replace(ME, seat=3, session="6.0"))
+    folder.node(4).write_text('{"seat": 4')
+    folder.node(5).write_text('{"seat": 5, "colour": "red"}')
+    assert read_presences(folder, "7.0") == {2: ME}
+    write_orders(folder, ORDERS)
+    assert read_orders(folder) == ORDERS
+    assert folder.orders.stat().st_mode & 0o777 == 0o600
+
+
+class Ear:
+    """Ears, and a node that is heard or not."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.now = state, 0.0
+        self.ears = Ears(lost_s=90, beat_s=1)
+        self.sight = Sight({2: ME}, None, {}, (), -1)
+
+    def listen(self, seconds: float = 0.5, *, beats: bool = True, **changes: object) -> list[Input]:
+        """After so long, in looks half a second apart."""
+        found: list[Input] = []
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            if beats:
+                me = self.sight.presences[2]
+                changed = {**self.sight.presences, 2: replace(me, count=me.count + 1)}
+                self.sight = self.sight._replace(presences=changed)
+            self.sight = self.sight._replace(**changes)
+            found = self.ears.listen(self.state, self.sight, self.now)
+        return found
+
+
+TRAINS = State(phase=RUNNING, attempt=0, nodes=("2/k",), members=("2/k",))
+
+
+def test_silence_means_a_loss_soon_where_the_attempt_ends_and_late_where_it_trains() -> None:
+    trains = Ear(TRAINS)
+    assert trains.listen(60) == []
+    assert trains.listen(89, beats=False) == []
+    (lost,) = trains.listen(2, beats=False)
+    assert isinstance(lost, Lost) and "h2 was lost" in lost.reason
+    ends = Ear(replace(TRAINS, phase=STOPPING))
+    assert ends.listen(3) == []
+    (lost,) = ends.listen(5, beats=False)
+    assert lost == Lost("2/k", lost.reason) if isinstance(lost, Lost) else False
+
+
+def test_while_the_manager_itself_stood_still_nobody_was_silent() -> None:
+    ear = Ear(replace(TRAINS, phase=STOPPING))
+    ear.listen(3)
+    ear.now += 60
+    assert ear.listen(0.5, beats=False) == []
+
+
+def test_a_new_agent_in_a_seat_is_another_node() -> None:
+    ear = Ear(TRAINS)
+    ear.listen()
+    other = replace(ME, key="new", count=1)
+    joined, lost = ear.listen(beats=False, presences={2: other})
+    assert joined == Joined("2/new")
+    assert isinstance(lost, Lost) and lost.node == "2/k" and "replaced" in lost.reason
+
+
+def test_an_agent_that_left_its_file_behind_does_not_join_again() -> None:
+    ear = Ear(State(nodes=()))
+    assert ear.listen() == [Joined("2/k")]
+    ear.listen(100, beats=False)
+    assert ear.listen(beats=False) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"saved": 5}, Saved(5)),
+        ({"stop": {"kind": "rank", "reason": "r"}}, RankFailed("r")),
+        ({"stop": {"kind": "cancel", "reason": "c"}}, CalledToEnd("c")),
+        ({"refused": {2: "disk"}}, Lost("2/k", "h2 is not fit: disk")),
+        ({"leave": (2,)}, AskedToLeave("2/k")),
+        ({"presences": {2: replace(ME, state=ENDED)}}, RanksEnded("2/k")),
+    ],
+)
+def test_each_file_is_an_input(changes: dict[str, object], said: Input) -> None:
+    assert Ear(TRAINS).listen(beats=False, **changes) == [said]
+
+
+def test_the_seat_is_in_the_name() -> None:
+    assert get_seat(ME.name) == 2

@@ -1,0 +1,143 @@
+"""`agent.pyz morph ...`: what the scripts of a run that may morph call."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Iterator
+
+from varuna_core.agent.errors import WRONG_INPUT, Refusal
+from varuna_core.agent.host import open_run
+from varuna_core.morph.manager import Manager, parse_state
+from varuna_core.morph.stay import stay
+from varuna_core.records.exits import NOT_READY
+from varuna_core.records.files import PRIVATE_FILE, read_json, write_json
+from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import read_training
+
+_DESCRIPTION = """\
+A run whose nodes may come and go: one manager, beside the batch script, and one `stay` a node.
+
+  agent.pyz morph stay   --run DIR --session S    on every node, under srun
+  agent.pyz morph manage --run DIR --session S    once, on the first node; killed, it is run again
+  agent.pyz morph answer --run DIR --session S    prints `requeue` or the exit code
+  agent.pyz morph leave  --run DIR --node INDEX   asks a node to leave at the next checkpoint
+"""
+
+LOCK_S = 5.0
+"""For the manager before us, which was told to end, to be gone."""
+POLL_S = 0.1
+
+
+def main(words: list[str] | None = None) -> int:
+    args = build_parser().parse_args(sys.argv[2:] if words is None else words)
+    try:
+        return int(args.run_command(args))
+    except Refusal as refusal:
+        print(f"vjob agent: {refusal.reason}", file=sys.stderr)
+        return refusal.code
+    except OSError as error:
+        name = f" {error.filename}" if error.filename else ""
+        print(f"vjob agent: cannot go on:{name}: {error.strerror}", file=sys.stderr)
+        return NOT_READY
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agent morph",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.required = True
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--run", required=True, type=Path, metavar="DIR", help="the run folder")
+    job = argparse.ArgumentParser(add_help=False)
+    job.add_argument(
+        "--session", required=True, metavar="S", help="job id and restart: one start of the script"
+    )
+    add = commands.add_parser("stay", parents=[shared, job], help="play this node's part")
+    add.add_argument("--node", type=int, metavar="INDEX", help="index in the plan (SLURM_NODEID)")
+    add.set_defaults(run_command=_run_stay)
+    add = commands.add_parser("manage", parents=[shared, job], help="own the run")
+    add.add_argument(
+        "--heard", default="", metavar="NAMES", help="signals that came before, such as `TERM USR1`"
+    )
+    add.set_defaults(run_command=_run_manage)
+    add = commands.add_parser("answer", parents=[shared, job], help="what the batch script does")
+    add.set_defaults(run_command=_run_answer)
+    add = commands.add_parser("leave", parents=[shared], help="send a node home")
+    add.add_argument("--node", required=True, type=int, metavar="INDEX")
+    add.set_defaults(run_command=_run_leave)
+    return parser
+
+
+def _load(path: Path) -> tuple[RunFolder, Plan]:
+    run = open_run(path)
+    plan = read_plan(run.plan)
+    if plan is None or plan.morphing is None:
+        raise Refusal(WRONG_INPUT, f"{run.plan}: missing, or not of a run that may morph")
+    return run, plan
+
+
+def _run_stay(args: argparse.Namespace) -> int:
+    run, plan = _load(args.run)
+    return stay(run, plan, args.session, args.node)
+
+
+def _run_manage(args: argparse.Namespace) -> int:
+    run, plan = _load(args.run)
+    try:
+        training = read_training(run.training)
+    except ValueError as error:
+        raise Refusal(WRONG_INPUT, str(error)) from None
+    run.morph.make()
+    with hold_alone(run.morph.lock):
+        return Manager(run, plan, training, args.session, args.heard.split()).run()
+
+
+@contextlib.contextmanager
+def hold_alone(path: Path) -> Iterator[None]:
+    """One manager on this host; a file system without locks leaves that to the batch script."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    try:
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(POLL_S)
+                    continue
+                raise Refusal(NOT_READY, f"another manager of this run holds {path}") from None
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(fd)
+
+
+def _run_answer(args: argparse.Namespace) -> int:
+    run, _ = _load(args.run)
+    value = read_json(run.morph.manager)
+    state = parse_state(value)
+    if state is None or state.phase != "ended" or value["session"] != args.session:
+        print(NOT_READY, flush=True)  # the manager gave up without a verdict
+    else:
+        print("requeue" if state.requeue else state.code, flush=True)
+    return 0
+
+
+def _run_leave(args: argparse.Namespace) -> int:
+    run, plan = _load(args.run)
+    if not 0 <= args.node < plan.num_nodes:
+        raise Refusal(WRONG_INPUT, f"node {args.node}: the run has 0 to {plan.num_nodes - 1}")
+    write_json(run.morph.leave(args.node), {"node": args.node})
+    return 0

@@ -1,0 +1,103 @@
+"""What the manager sees of its nodes: files, turned into inputs of the state machine.
+
+A sign of life counts when it changed, by our own clock. While ranks train, silence is long before
+it means anything; once an attempt is being stopped, whoever does not end with it is soon known.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from varuna_core.morph.machine import ATTEMPTING, RUNNING, SAVING, STOPPING, State
+from varuna_core.morph.orders import ENDED, Presence, get_seat
+from varuna_core.morph.words import (
+    AskedToLeave,
+    CalledToEnd,
+    Input,
+    Joined,
+    Lost,
+    RankFailed,
+    RanksEnded,
+    Saved,
+)
+
+SUSPECT_BEATS = 4.0
+"""So many missing signs of life mean a loss where the attempt is ending anyway."""
+
+
+class Sight(NamedTuple):
+    """What the run folder shows at one moment."""
+
+    presences: Dict[int, Presence]
+    stop: Optional[Dict[str, object]]
+    """stop.json of the attempt."""
+    refused: Dict[int, str]
+    """Seats whose preflight said no, and why."""
+    leave: Tuple[int, ...]
+    saved: int
+
+
+class Ears:
+    """Remembers when each node last changed its sign of life."""
+
+    def __init__(self, lost_s: float, beat_s: float) -> None:
+        self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * beat_s
+        self._beat_s = beat_s
+        self._heard: Dict[str, Tuple[int, float]] = {}
+        """Of each node the last count, and when it was new."""
+        self._listened: Optional[float] = None
+
+    def listen(self, state: State, sight: Sight, now: float) -> List[Input]:
+        """Inputs in the order in which they are to count."""
+        self._forgive(now)
+        said: List[Input] = [Saved(sight.saved)] if sight.saved > state.saved else []
+        present = {item.name: item for item in sight.presences.values()}
+        # Those that left no trace any more were there when an earlier manager looked.
+        for name in state.nodes:
+            self._heard.setdefault(name, (-1, now))
+        for name, item in present.items():
+            count, since = self._heard.get(name, (-1, now))
+            if count != item.count:
+                self._heard[name] = (item.count, now)
+            elif self._is_silent(state, since, now):
+                continue  # left by an agent of this session that is gone
+            if name not in state.nodes and name not in state.fenced:
+                said.append(Joined(name))
+        for name in state.nodes:
+            said += self._ask_after(state, sight, name, present.get(name), now)
+        if state.phase in (RUNNING, SAVING) and sight.stop is not None:
+            reason = str(sight.stop.get("reason"))
+            is_asked = sight.stop.get("kind") == "cancel"
+            said.append(CalledToEnd(reason) if is_asked else RankFailed(reason))
+        return said
+
+    def _forgive(self, now: float) -> None:
+        """While we ourselves stood still (a file server that hangs) nobody was silent."""
+        gap = 0.0 if self._listened is None else now - self._listened
+        self._listened = now
+        if gap > self._beat_s:
+            self._heard = {name: (count, at + gap) for name, (count, at) in self._heard.items()}
+
+    def _ask_after(
+        self, state: State, sight: Sight, name: str, item: Optional[Presence], now: float
+    ) -> List[Input]:
+        seat = get_seat(name)
+        if item is None and seat in sight.presences:
+            host = sight.presences[seat].host
+            return [Lost(name, f"the agent of {host} was replaced by another one")]
+        host = item.host if item is not None else f"node {seat}"
+        silent_s = now - self._heard[name][1]
+        if self._is_silent(state, self._heard[name][1], now):
+            return [Lost(name, f"{host} was lost: no sign of life for {silent_s:.1f} s")]
+        said: List[Input] = []
+        if name in state.members and seat in sight.refused:
+            said.append(Lost(name, f"{host} is not fit: {sight.refused[seat]}"))
+        if seat in sight.leave:
+            said.append(AskedToLeave(name))
+        has_ended = item is not None and (item.state, item.attempt) == (ENDED, state.attempt)
+        if has_ended and name in state.living and state.phase in ATTEMPTING:
+            said.append(RanksEnded(name))
+        return said
+
+    def _is_silent(self, state: State, since: float, now: float) -> bool:
+        return now - since > (self._suspect_s if state.phase == STOPPING else self._lost_s)

@@ -1,0 +1,181 @@
+"""The plan of an attempt: who runs what on the nodes that are there. Pure.
+
+    run's plan, model ─► Question ─► choose_layout ─► Layout ─► build_attempt ─► plan.json
+
+`choose_layout` is the place of the planner: anything that answers a Question with a Layout will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from varuna_core.records.plan import GroupPlan, Plan, build_stages, encode_stage_map
+from varuna_core.records.training import Training
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a layout depends on."""
+
+    shares: int
+    """Tensor groups that the nodes have room for; each is one share of a pipeline."""
+    pipeline: int
+    """Depth that the user asked for."""
+    layers: int
+    """What a stage has at least one of."""
+    micro_batches: int
+    """Of a whole batch; they are dealt out whole, so that the batch stays what it is."""
+    chunks: int = 1
+    """Stages that each place in a pipeline holds."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An answer."""
+
+    pipeline: int
+    data: int
+
+
+@dataclass(frozen=True)
+class AttemptPlan:
+    """Who takes part, and how."""
+
+    plan: Plan
+    seats: Tuple[int, ...]
+    """Index in the run's plan of each node of this one."""
+    partition: Optional[str]
+    idle: Tuple[str, ...]
+    """What is there and not used, for the user to read."""
+
+
+Chooser = Callable[[Question], Optional[Layout]]
+
+
+def choose_layout(question: Question) -> Optional[Layout]:
+    """The layout with the shortest step, by a count of slots; None where there is none.
+
+    A step takes as many slots as the fullest replica has micro-batches, and the pipeline's fill; a
+    slot as long as the most layers of a stage. Pipelines are not shallower than asked unless there
+    are too few ranks, for less depth means more memory a rank.
+    """
+    deepest = min(question.shares, question.layers // question.chunks)
+    if deepest < 1 or question.micro_batches < 1:
+        return None
+    found = []
+    for depth in range(min(question.pipeline, deepest), deepest + 1):
+        replicas = min(question.shares // depth, question.micro_batches)
+        layers = -(-question.layers // depth)
+        slots = -(-question.micro_batches // replicas) + depth - 1
+        found.append((slots * layers, depth, Layout(depth, replicas)))
+    return min(found, key=lambda item: item[:2])[2]
+
+
+def find_layout(
+    plan: Plan, training: Training, seats: Sequence[int], choose: Chooser = choose_layout
+) -> Optional[Layout]:
+    """The layout on these nodes of the run's plan; as asked where all of them are there."""
+    asked = Layout(plan.pipeline, plan.data)
+    if len(seats) == plan.num_nodes and asked.pipeline * asked.data * plan.tensor <= plan.world:
+        return asked
+    shares = sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
+    chunks = 1
+    if training.schedule in ("interleaved", "zbv"):
+        parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
+        chunks = max(parts // plan.pipeline, 1)
+    return choose(
+        Question(
+            shares=shares,
+            pipeline=plan.pipeline,
+            layers=training.layers,
+            micro_batches=-(-training.global_batch_size // training.micro_batch_size),
+            chunks=chunks,
+        )
+    )
+
+
+def list_needed(plan: Plan, layout: Layout, seats: Sequence[int]) -> List[Tuple[int, int]]:
+    """Seats that take part and the ranks on each, in the order of the run's plan.
+
+    The last one may have fewer than it could; later ones are left out.
+    """
+    missing = layout.pipeline * layout.data * plan.tensor
+    found = []
+    for seat in sorted(seats):
+        ranks = min(plan.node(seat).group.ranks // plan.tensor * plan.tensor, missing)
+        if ranks:
+            found.append((seat, ranks))
+            missing -= ranks
+    return found
+
+
+def build_attempt(
+    plan: Plan, training: Training, seats: Sequence[int], choose: Chooser = choose_layout
+) -> Optional[AttemptPlan]:
+    """The plan of an attempt on these nodes; the run's own where all of it is there."""
+    layout = find_layout(plan, training, seats, choose)
+    if layout is None:
+        return None
+    needed = list_needed(plan, layout, seats)
+    groups = build_groups(plan, needed)
+    is_as_asked = layout == Layout(plan.pipeline, plan.data)
+    order = plan.order if is_as_asked or layout.data > 1 else "pipeline"
+    partition = training.partition if layout.pipeline == plan.pipeline else None
+    stages = build_stages(layout.pipeline, layout.data, order)
+    own = replace(
+        plan,
+        groups=groups,
+        pipeline=layout.pipeline,
+        data=layout.data,
+        order=order,
+        partition=plan.partition if layout.pipeline == plan.pipeline else None,
+        stage_map=plan.stage_map if is_as_asked else encode_stage_map(stages),
+        planned=plan.planned if is_as_asked else "it fits the nodes that are there",
+        prediction=plan.prediction if is_as_asked else None,
+    )
+    return AttemptPlan(
+        plan=own,
+        seats=tuple(seat for seat, _ in needed),
+        partition=partition,
+        idle=tuple(name_idle(plan, dict(needed), seats)),
+    )
+
+
+def build_groups(plan: Plan, needed: Sequence[Tuple[int, int]]) -> Tuple[GroupPlan, ...]:
+    """Groups of the nodes that take part, numbered anew. One with fewer ranks stands alone."""
+    runs: List[Tuple[str, int, int]] = []
+    """Group, ranks a node, number of nodes."""
+    for seat, ranks in needed:
+        name = plan.node(seat).group.name
+        if runs and runs[-1][:2] == (name, ranks):
+            runs[-1] = (name, ranks, runs[-1][2] + 1)
+        else:
+            runs.append((name, ranks, 1))
+    found: List[GroupPlan] = []
+    node = rank = 0
+    for name, ranks, count in runs:
+        group = plan.group(name)
+        is_partial = ranks < group.ranks
+        found.append(
+            replace(
+                group,
+                name=f"{name}-rest" if is_partial else name,
+                count=count,
+                ranks=ranks,
+                first_node=node,
+                first_rank=rank,
+            )
+        )
+        node, rank = node + count, rank + count * ranks
+    return tuple(found)
+
+
+def name_idle(plan: Plan, used: Dict[int, int], seats: Sequence[int]) -> List[str]:
+    """Ranks for which there is room and no work."""
+    found = []
+    for seat in sorted(seats):
+        left = plan.node(seat).group.ranks - used.get(seat, 0)
+        if left:
+            found.append(f"{left} of {plan.node(seat).group.ranks} ranks of node {seat}")
+    return found

@@ -1,0 +1,334 @@
+"""What a run does when its nodes come, go and fail. Pure: inputs in, a new state and actions out.
+
+                    all are here, or a plan fits those that are after gather_s
+      ┌► GATHERING ───────────────────────────────────────────────► RUNNING ─────────────┐
+      │      │ nothing fits for wait_s, called to end               │  │ a node is to     │
+      │      ▼                                                      │  │ leave, or all    │
+      │    ENDED ◄── done, called to end or leave,                  │  ▼                  │
+      │      ▲       3 attempts without a new checkpoint            │ SAVING ─────────────┤
+      │      │                                     a node lost,     ▼  │ save_s is over    │
+      └── JUDGING ◄── all have ended or are ── a rank failed ► STOPPING◄┘                  │
+             ▲        fenced, at stop_s the latest                                         │
+             └────────────────────── ranks of all nodes ended by themselves ──────────────┘
+
+One attempt at a time: the next one starts from GATHERING, and that comes after JUDGING, when each
+node of the last one has ended its ranks or is fenced. No input ever raises: what does not fit the
+phase (a late word of a node that is fenced) changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, List, Optional, Sequence, Tuple
+
+from varuna_core.agent.errors import STOPPED
+from varuna_core.morph.words import (
+    DONE,
+    LEFT,
+    Action,
+    AskedToLeave,
+    AskToSave,
+    CalledToEnd,
+    CalledToLeave,
+    End,
+    Fence,
+    Input,
+    Joined,
+    Judge,
+    Judged,
+    Lost,
+    RankFailed,
+    RanksEnded,
+    Rules,
+    Saved,
+    Start,
+    StopRanks,
+)
+from varuna_core.records.exits import NODE_LOST
+
+GATHERING, RUNNING, SAVING, STOPPING, JUDGING, ENDED = (
+    "gathering", "running", "saving", "stopping", "judging", "ended",
+)  # fmt: skip
+ATTEMPTING = (RUNNING, SAVING, STOPPING)
+"""Phases in which ranks may run."""
+
+MORPH, REQUEUE, END = "morph", "requeue", "end"
+"""What comes after the attempt, a weightier one after a lighter one."""
+_WEIGHT = (MORPH, REQUEUE, END)
+
+Choose = Callable[[Sequence[str]], Tuple[str, ...]]
+"""The nodes of these that the next attempt would use; none where no plan fits."""
+Step = Tuple["State", List[Action]]
+
+
+@dataclass(frozen=True)
+class State:
+    """All that decides what comes next."""
+
+    phase: str = GATHERING
+    attempt: int = -1
+    """The last one that was started."""
+    earlier: int = -1
+    """The last one of the jobs before."""
+    nodes: Tuple[str, ...] = ()
+    """Nodes that are here."""
+    members: Tuple[str, ...] = ()
+    """Nodes of the attempt."""
+    ended: Tuple[str, ...] = ()
+    """Members whose ranks have ended."""
+    fenced: Tuple[str, ...] = ()
+    leaving: Tuple[str, ...] = ()
+    """Nodes that the next attempt is not to use."""
+    after: str = MORPH
+    why: str = ""
+    """Why the attempt ends, as far as somebody told."""
+    saved: int = -1
+    """Iteration of the newest complete checkpoint."""
+    base: int = -1
+    """That when the attempt started."""
+    fruitless: int = 0
+    """Attempts in a row that left no new checkpoint."""
+    gather_until: float = 0.0
+    deadline: Optional[float] = None
+    """When the phase ends at the latest; none while ranks train."""
+    code: int = 0
+    """Of the attempt that ended last, at the end that of the job."""
+    requeue: bool = False
+
+    @property
+    def gone(self) -> Tuple[str, ...]:
+        """Members that the attempt lost."""
+        return tuple(node for node in self.members if node not in self.nodes)
+
+    @property
+    def living(self) -> Tuple[str, ...]:
+        """Members that owe their end."""
+        return tuple(n for n in self.members if n in self.nodes and n not in self.ended)
+
+
+def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attempt: int) -> State:
+    """A job's first state. `earlier` is what the job before it, of the same run, left behind.
+
+    That it came to no verdict (its first node was lost) is an attempt like others: it counts.
+    """
+    fruitless = 0
+    if earlier is not None:
+        fruitless = earlier.fruitless
+        if earlier.phase in (*ATTEMPTING, JUDGING):
+            fruitless = 0 if saved > earlier.base else fruitless + 1
+        elif earlier.phase == ENDED and not earlier.requeue:
+            fruitless = 0  # it was over, and a person started it again
+        saved = max(saved, earlier.saved)
+    return State(
+        attempt=attempt,
+        earlier=attempt,
+        saved=saved,
+        base=saved,
+        fruitless=fruitless,
+        gather_until=now + rules.gather_s,
+        deadline=now + max(rules.gather_s, rules.wait_s),
+    )
+
+
+def advance(state: State, said: Input, now: float, rules: Rules, choose: Choose) -> Step:
+    """The next state and what to do, in this order."""
+    if state.phase == ENDED:
+        return state, []
+    state, actions = _hear(state, said, now, rules)
+    state, more = _settle(state, now, rules, choose)
+    return state, actions + more
+
+
+def repeat(state: State) -> List[Action]:
+    """What a manager that was killed may not have done: all that the state stands for."""
+    if state.phase == ENDED:
+        return [End(state.code, state.why, state.requeue)]
+    found: List[Action] = [Fence(node) for node in state.fenced]
+    if state.phase in (RUNNING, SAVING):
+        found.append(Start(state.attempt, state.members))
+    if state.phase == SAVING:
+        found.append(AskToSave(state.attempt))
+    if state.phase == STOPPING:
+        found.append(StopRanks(state.attempt, state.why))
+    if state.phase == JUDGING:
+        found.append(Judge(state.attempt))
+    return found
+
+
+def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
+    if isinstance(said, Joined):
+        if said.node in state.nodes or said.node in state.fenced:
+            return state, []
+        return replace(state, nodes=tuple(sorted((*state.nodes, said.node)))), []
+    if isinstance(said, Lost):
+        return _lose(state, said, now, rules)
+    if isinstance(said, AskedToLeave):
+        return _let_go(state, said.node, now, rules)
+    if isinstance(said, RanksEnded):
+        if state.phase not in ATTEMPTING or said.node not in state.living:
+            return state, []
+        if state.phase == RUNNING and state.deadline is None:
+            state = replace(state, deadline=now + rules.finish_s)
+        return replace(state, ended=(*state.ended, said.node)), []
+    if isinstance(said, RankFailed):
+        return _stop(state, said.reason, now, rules)
+    if isinstance(said, CalledToLeave):
+        state = replace(state, after=_weightier(state.after, REQUEUE))
+        if state.phase == GATHERING:
+            return _retreat(state, state.code or STOPPED, said.reason, rules)
+        return _ask_to_save(state, said.reason, now, rules)
+    if isinstance(said, CalledToEnd):
+        state = replace(state, after=END)
+        if state.phase == GATHERING:
+            return _end(state, state.code or STOPPED, said.reason, rules)
+        return _stop(state, said.reason, now, rules)
+    if isinstance(said, Saved):
+        return replace(state, saved=max(state.saved, said.iteration)), []
+    if isinstance(said, Judged) and state.phase == JUDGING:
+        return _conclude(state, said, now, rules)
+    return state, []  # a tick, or the echo of an attempt that is over
+
+
+def _settle(state: State, now: float, rules: Rules, choose: Choose) -> Step:
+    """What the time and the new state bring with them."""
+    is_late = state.deadline is not None and now >= state.deadline
+    actions: List[Action] = []
+    if state.phase in (RUNNING, SAVING) and is_late and state.living:
+        reason = state.why or f"{len(state.ended)} nodes have ended, {len(state.living)} go on"
+        state, actions = _stop(state, reason, now, rules)
+    elif state.phase == STOPPING and is_late:
+        for node in state.living:
+            actions.append(Fence(node))
+            state = _without(state, node)
+            state = replace(state, why=f"{node} did not end its ranks in {rules.stop_s:g} s")
+    if state.phase in ATTEMPTING and not state.living:
+        state = replace(state, phase=JUDGING, deadline=None)
+        return state, [*actions, Judge(state.attempt)]
+    if state.phase == GATHERING:
+        return _try_to_start(state, now, rules, choose, is_late=is_late)
+    return state, actions
+
+
+def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_late: bool) -> Step:
+    if state.fruitless >= rules.most_fruitless:
+        return _give_up(state, rules)
+    free = tuple(node for node in state.nodes if node not in state.leaving)
+    chosen: Tuple[str, ...] = ()
+    if len(free) >= rules.min_nodes and (len(free) >= rules.expected or now >= state.gather_until):
+        chosen = choose(free)
+    if len(chosen) >= max(rules.min_nodes, 1):
+        state = replace(
+            state,
+            phase=RUNNING,
+            attempt=state.attempt + 1,
+            members=chosen,
+            ended=(),
+            after=MORPH,
+            why="",
+            base=state.saved,
+            deadline=None,
+        )
+        return state, [Start(state.attempt, chosen)]
+    if not is_late:
+        return state, []
+    what = f"{len(free)} nodes are here, and no plan for at least {rules.min_nodes} fits them"
+    safe = f"; the checkpoint of iteration {state.saved} is safe" if state.saved >= 0 else ""
+    last = f"; before that: {state.why}" if state.why else ""
+    state = replace(state, after=_weightier(state.after, REQUEUE))
+    return _retreat(state, state.code or NODE_LOST, f"{what}{safe}{last}", rules)
+
+
+def _lose(state: State, said: Lost, now: float, rules: Rules) -> Step:
+    if said.node in state.fenced:
+        return state, []
+    is_member = state.phase in ATTEMPTING and said.node in state.living
+    state = _without(state, said.node)
+    actions: List[Action] = [Fence(said.node)]
+    if is_member:
+        state, more = _stop(state, said.reason, now, rules)
+        actions += more
+        state = replace(state, why=said.reason)  # others failed because of it, if they did first
+    return state, actions
+
+
+def _let_go(state: State, node: str, now: float, rules: Rules) -> Step:
+    if node not in state.nodes or node in state.leaving:
+        return state, []
+    if node not in state.living:
+        return _without(state, node), [Fence(node)]
+    state = replace(state, leaving=(*state.leaving, node))
+    return _ask_to_save(state, f"{node} is to leave", now, rules)
+
+
+def _ask_to_save(state: State, reason: str, now: float, rules: Rules) -> Step:
+    if state.phase != RUNNING:  # nobody runs, is asked already, or is ending
+        return state, []
+    state = replace(state, phase=SAVING, why=reason, deadline=now + rules.save_s)
+    return state, [AskToSave(state.attempt)]
+
+
+def _stop(state: State, reason: str, now: float, rules: Rules) -> Step:
+    if state.phase not in (RUNNING, SAVING):
+        return state, []
+    state = replace(state, phase=STOPPING, why=reason, deadline=now + rules.stop_s)
+    return state, [StopRanks(state.attempt, reason)]
+
+
+def _conclude(state: State, said: Judged, now: float, rules: Rules) -> Step:
+    """The attempt is over: what now?"""
+    state = replace(state, code=said.code, why=said.reason)
+    state = replace(state, fruitless=0 if state.saved > state.base else state.fruitless + 1)
+    is_free = state.after == MORPH and not state.leaving
+    # Who left without our asking was asked by the user.
+    if said.outcome == DONE or state.after == END or (said.outcome == LEFT and is_free):
+        return _end(replace(state, after=END), said.code, said.reason, rules)
+    if state.fruitless >= rules.most_fruitless:
+        return _give_up(state, rules)
+    if state.after == REQUEUE:
+        return _end(state, said.code, said.reason, rules)
+    actions: List[Action] = []
+    for node in state.leaving:
+        if node in state.nodes:
+            state = _without(state, node)
+            actions.append(Fence(node))
+    state = replace(
+        state,
+        phase=GATHERING,
+        members=(),
+        ended=(),
+        leaving=(),
+        gather_until=now,
+        deadline=now + rules.wait_s,
+    )
+    return state, actions
+
+
+def _retreat(state: State, code: int, reason: str, rules: Rules) -> Step:
+    """The job ends before ranks ran: for the limit, that is an attempt without a checkpoint."""
+    state = replace(state, fruitless=state.fruitless + 1)
+    if state.fruitless >= rules.most_fruitless:
+        state = replace(state, after=END)
+    return _end(state, code, reason, rules)
+
+
+def _give_up(state: State, rules: Rules) -> Step:
+    last = f"; the last one: {state.why}" if state.why else ""
+    reason = f"no new checkpoint in {state.fruitless} attempts{last}"
+    return _end(replace(state, after=END), state.code or NODE_LOST, reason, rules)
+
+
+def _end(state: State, code: int, reason: str, rules: Rules) -> Step:
+    requeue = state.after == REQUEUE and rules.may_requeue
+    state = replace(
+        state, phase=ENDED, code=code, why=reason, requeue=requeue, members=(), deadline=None
+    )
+    return state, [End(code, reason, requeue)]
+
+
+def _without(state: State, node: str) -> State:
+    nodes = tuple(item for item in state.nodes if item != node)
+    return replace(state, nodes=nodes, fenced=(*state.fenced, node))
+
+
+def _weightier(first: str, second: str) -> str:
+    return max(first, second, key=_WEIGHT.index)

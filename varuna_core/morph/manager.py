@@ -1,0 +1,306 @@
+"""`manage`: the one owner of a run that may morph, beside the batch script of its first node.
+
+    files ──► Ears ──► inputs ──► machine ──► state ──► manager.json ──► actions ──► files
+                                                            │
+                              a manager that was killed: ───┘ reads it, does its actions again
+
+It decides nothing itself. The state lands before its actions are done, and each action may be done
+twice, so it can be killed at any instruction; the batch script starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from dataclasses import asdict, replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from varuna_core.agent.closing import Scene, judge
+from varuna_core.agent.signals import Signals
+from varuna_core.morph.attempt import make_attempt, pick_nodes
+from varuna_core.morph.cost import Cost
+from varuna_core.morph.ears import Ears, Sight
+from varuna_core.morph.machine import (
+    ENDED,
+    RUNNING,
+    SAVING,
+    STOPPING,
+    State,
+    advance,
+    begin,
+    repeat,
+)
+from varuna_core.morph.orders import Orders, get_seat, read_presences, write_orders
+from varuna_core.morph.stay import beat_s, poll_s
+from varuna_core.morph.words import (
+    DONE,
+    FAILED,
+    LEFT,
+    Action,
+    AskToSave,
+    CalledToEnd,
+    CalledToLeave,
+    End,
+    Input,
+    Judge,
+    Judged,
+    Rules,
+    Saved,
+    Start,
+    StopRanks,
+    Tick,
+)
+from varuna_core.records.checkpoints import list_complete
+from varuna_core.records.events import append_event
+from varuna_core.records.exits import NODE_LOST, Outcome, read_outcome, write_outcome
+from varuna_core.records.files import list_names, read_json, write_json
+from varuna_core.records.nodes import FAIL, read_reports
+from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.signals import write_signal
+from varuna_core.records.stop import read_stop, write_stop
+from varuna_core.records.training import Training
+
+SAVE_LOOK_S = 1.0
+"""Between two looks at the folder of checkpoints."""
+FINISH_S = 120.0
+HOME_S = 5.0
+"""For nodes to see that the run has ended before the batch script ends them."""
+KEY = "manager-save"
+
+
+class Manager:
+    """The manager of one job of the run."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        plan: Plan,
+        training: Training,
+        session: str,
+        heard: Sequence[str] = (),
+    ) -> None:
+        assert plan.morphing is not None and training.checkpoint_folder is not None
+        self._run, self._plan, self._training, self._session = run, plan, training, session
+        timing, limits = plan.timing, plan.morphing
+        self._rules = Rules(
+            min_nodes=limits.min_nodes,
+            expected=plan.num_nodes,
+            gather_s=timing.join_s,
+            wait_s=timing.join_s,
+            save_s=limits.save_s,
+            stop_s=timing.grace_s + FINISH_S,
+            finish_s=FINISH_S,
+            may_requeue=limits.requeue,
+        )
+        self._signals = Signals()
+        self._ears = Ears(timing.lost_s, beat_s(plan))
+        self._saved = -1
+        self._look_at = 0.0
+        self._heard = [f"SIG{name}" for name in heard]
+        """Names of signals that the machine is still to be told of."""
+        self._cost = Cost(run)
+        self._state = self._open()
+
+    def run(self) -> int:
+        """0 once manager.json has the answer; the batch script reads it with `answer`."""
+        self._write_orders()
+        self._do(repeat(self._state))
+        while self._state.phase != ENDED:
+            if self._is_replaced():
+                self._say("the run went on in another job; this one ends")
+                return 0
+            for said in self._listen():
+                self._tell(said)
+            self._tell(Tick())
+            self._cost.note_start(self._state)
+            if self._state.phase != ENDED:
+                self._signals.wait(poll_s(self._plan))
+        self._see_home()
+        return 0
+
+    def _is_replaced(self) -> bool:
+        """Whether a later job owns the run: ours was given up, and then came back to life."""
+        value = read_json(self._run.morph.manager)
+        return isinstance(value, dict) and value.get("session") != self._session
+
+    def _open(self) -> State:
+        """The state of this job: its own from before a kill, or a new one after an earlier job."""
+        self._run.morph.make()
+        value = read_json(self._run.morph.manager)
+        earlier = parse_state(value)
+        if earlier is not None and value["session"] == self._session:
+            return earlier
+        number = max((item.number for item in self._run.attempts()), default=-1)
+        if earlier is not None:
+            number = max(number, earlier.attempt)
+        for path in self._run.morph.leave(0).parent.glob("*.json"):
+            path.unlink()
+        state = begin(self._rules, time.monotonic(), earlier, self._find_saved(), number)
+        self._save(state)
+        return state
+
+    # Inputs.
+
+    def _listen(self) -> List[Input]:
+        said: List[Input] = []
+        if self._signals.ending is not None:
+            self._heard.append(self._signals.ending)
+            self._signals.ending = None
+        self._heard += [signal.Signals(number).name for number in self._signals.take_forwarded()]
+        for name in self._heard:
+            if name.startswith("SIGUSR"):
+                said.append(CalledToLeave(f"{name}: the time limit or preemption is near"))
+            else:
+                said.append(CalledToEnd(f"{name} from the scheduler (cancel or time limit)"))
+        self._heard = []
+        return said + self._ears.listen(self._state, self._look(), time.monotonic())
+
+    def _look(self) -> Sight:
+        attempt = self._run.attempt(self._state.attempt)
+        is_ours = self._state.phase in (RUNNING, SAVING)
+        stop = read_stop(attempt) if is_ours else None
+        refused: Dict[int, str] = {}
+        if stop is not None and stop["kind"] == "not-ready":
+            seats = [get_seat(node) for node in self._state.members]
+            for index, report in read_reports(attempt).items():
+                texts = [f"{item.name}: {item.text}" for item in report.problems(FAIL)]
+                if texts and index < len(seats):
+                    refused[seats[index]] = "; ".join(texts)
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + SAVE_LOOK_S
+            self._saved = self._find_saved()
+        leave = [name[:-5] for name in list_names(self._run.morph.leave(0).parent)]
+        return Sight(
+            presences=read_presences(self._run.morph, self._session),
+            stop=stop,
+            refused=refused,
+            leave=tuple(int(stem) for stem in leave if stem.isdigit()),
+            saved=self._saved,
+        )
+
+    def _find_saved(self) -> int:
+        complete = list_complete(self._run.path / str(self._training.checkpoint_folder))
+        return complete[-1].iteration if complete else -1
+
+    # The machine.
+
+    def _tell(self, said: Input) -> None:
+        before = self._state
+        state, actions = advance(before, said, time.monotonic(), self._rules, self._choose)
+        if state != before:
+            self._cost.mark(before, state)
+            self._state = state
+            self._save(state)
+        self._do(actions)
+
+    def _choose(self, nodes: Sequence[str]) -> Tuple[str, ...]:
+        return pick_nodes(self._plan, self._training, nodes)
+
+    def _save(self, state: State) -> None:
+        write_json(self._run.morph.manager, {**asdict(state), "session": self._session})
+
+    # Actions.
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                make_attempt(self._run, self._plan, self._training, action)
+            elif isinstance(action, AskToSave):
+                write_signal(self._run.attempt(action.attempt), "USR1", KEY)
+            elif isinstance(action, StopRanks):
+                self._stop(action)
+            elif isinstance(action, End):
+                self._conclude(action)
+            self._write_orders()
+            if isinstance(action, Judge):
+                self._tell(self._judge(action.attempt))
+
+    def _stop(self, action: StopRanks) -> None:
+        attempt = self._run.attempt(action.attempt)
+        attempt.make()
+        if write_stop(attempt, "lost", NODE_LOST, action.reason):
+            self._say(f"attempt {action.attempt} ends: {action.reason}")
+
+    def _write_orders(self) -> None:
+        state = self._state
+        runs = state.phase in (RUNNING, SAVING, STOPPING)
+        write_orders(
+            self._run.morph,
+            Orders(
+                session=self._session,
+                attempt=state.attempt if runs else -1,
+                nodes=state.members if runs else (),
+                fenced=state.fenced,
+                end=state.phase == ENDED,
+            ),
+        )
+
+    def _judge(self, number: int) -> Judged:
+        attempt = self._run.attempt(number)
+        self._saved = self._find_saved()
+        self._tell(Saved(self._saved))
+        outcome = judge(Scene(self._run, self._own_plan(attempt), attempt, 0))
+        if self._state.gone and outcome.code != 0:  # whoever failed first lost them, and says less
+            reason = f"{self._state.why}; {outcome.reason}"
+            outcome = replace(outcome, code=NODE_LOST, reason=reason, culprit_rank=None)
+        kind = FAILED
+        if outcome.code == 0:
+            kind = DONE if self._saved >= self._training.steps else LEFT
+        self._write_outcome(attempt, outcome)
+        return Judged(kind, outcome.code, outcome.reason)
+
+    def _own_plan(self, attempt: AttemptFolder) -> Plan:
+        return read_plan(attempt.plan) or self._plan
+
+    def _write_outcome(self, attempt: AttemptFolder, outcome: Outcome) -> None:
+        self._say(f"attempt {attempt.number}: code {outcome.code}: {outcome.reason}")
+        with contextlib.suppress(OSError):  # a full disk must not end the manager
+            write_outcome(attempt, outcome)
+            facts = {"code": outcome.code, "reason": outcome.reason, "iteration": self._saved}
+            append_event(self._run.morph_events, "ended", attempt=attempt.number, **facts)
+
+    def _conclude(self, action: End) -> None:
+        """The job's end, told as that of its last attempt, for whoever looks there; or of one that
+        never started."""
+        number = max(self._state.attempt, self._state.earlier + 1)
+        attempt = self._run.attempt(number)
+        attempt.make()
+        was = read_outcome(attempt)
+        blank = Outcome(action.code, action.reason, None, None, None, [], round(time.time(), 3))
+        with contextlib.suppress(OSError):
+            write_outcome(attempt, replace(was or blank, code=action.code, reason=action.reason))
+            if action.requeue:
+                append_event(self._run.morph_events, "requeued", reason=action.reason)
+        what = "comes back" if action.requeue else f"ends with {action.code}"
+        self._say(f"the job {what}: {action.reason}")
+
+    def _see_home(self) -> None:
+        """Wait a little for the nodes to go by themselves."""
+        deadline = time.monotonic() + HOME_S
+        while time.monotonic() < deadline:
+            before = {s: p.count for s, p in read_presences(self._run.morph, self._session).items()}
+            self._signals.wait(2 * beat_s(self._plan))
+            after = {s: p.count for s, p in read_presences(self._run.morph, self._session).items()}
+            if before == after:
+                return
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(f"manager: {text}", file=sys.stderr, flush=True)
+
+
+def parse_state(value: Any) -> Optional[State]:
+    """From manager.json; None where it is missing or of another version."""
+    if not isinstance(value, dict) or not isinstance(value.get("session"), str):
+        return None
+    rest: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
+    }
+    del rest["session"]
+    try:
+        return State(**rest)
+    except TypeError:
+        return None

@@ -1,0 +1,173 @@
+"""`stay`: what a node runs for as long as its job lasts, however often the ranks start anew.
+
+    presence ──► manager                 orders ──► RUN attempt N: open (on its first node), node
+    each second, and at each change                  leave: end the ranks, go home
+
+The agent of each attempt is a child: it starts afresh, and dies with us as its ranks die with it.
+So there is no thread here, and whoever kills this process has killed the node's part of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+from typing import Optional
+
+from varuna_core.agent.errors import STOPPED, Refusal
+from varuna_core.agent.host import find_index, host_name, load_plan
+from varuna_core.agent.opening import open_attempt
+from varuna_core.agent.process import start_agent
+from varuna_core.agent.signals import Signals
+from varuna_core.morph.orders import (
+    ENDED,
+    IDLE,
+    RUNNING,
+    Presence,
+    Task,
+    follow,
+    read_orders,
+    write_presence,
+)
+from varuna_core.records.exits import NOT_READY
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import RunFolder
+
+POLL_S = 0.25
+NODES_PER_POLL_S = 200.0
+"""On a large run all poll less often, for the file server's sake."""
+BEAT_S = 1.0
+BEATS_PER_S = 50.0
+
+
+def poll_s(plan: Plan) -> float:
+    return max(POLL_S, plan.num_nodes / NODES_PER_POLL_S)
+
+
+def beat_s(plan: Plan) -> float:
+    """Between two signs of life."""
+    return max(BEAT_S, plan.num_nodes / BEATS_PER_S)
+
+
+def stay(run: RunFolder, plan: Plan, session: str, given_index: Optional[int]) -> int:
+    """The exit code of the node: 0 when the run ended, whatever its ranks came to."""
+    seat = find_index(plan, given_index, os.environ)
+    host = host_name(plan, seat, os.environ, os.uname().nodename)
+    run.morph.make()
+    me = Presence(
+        seat=seat,
+        key=uuid.uuid4().hex,
+        session=session,
+        host=host,
+        pid=os.getpid(),
+        count=0,
+        state=IDLE,
+        attempt=-1,
+        code=0,
+    )
+    return Stay(run, plan, me).run()
+
+
+class Stay:
+    """One node of the job."""
+
+    def __init__(self, run: RunFolder, plan: Plan, me: Presence) -> None:
+        self._run, self._plan, self._me = run, plan, me
+        self._signals = Signals()
+        self._child: Optional[subprocess.Popen[bytes]] = None
+        self._knows_session = False
+        self._next_beat = 0.0
+        self._begun = time.monotonic()
+        self._leaving = ""
+        self._kill_at = float("inf")
+
+    def run(self) -> int:
+        while True:
+            self._reap()
+            if self._leaving and self._child is None:
+                self._say(f"leaving: {self._leaving}")
+                return STOPPED if self._signals.ending else 0
+            self._heed_signals()
+            if not self._leaving:
+                self._heed_orders()
+            if self._child is not None and time.monotonic() >= self._kill_at:
+                self._child.kill()
+            if time.monotonic() >= self._next_beat:
+                self._beat()
+            self._signals.wait(poll_s(self._plan))
+
+    def _heed_signals(self) -> None:
+        for number in self._signals.take_forwarded():
+            if self._child is not None:
+                self._child.send_signal(number)
+        if self._signals.ending is not None:
+            self._leave(self._signals.ending)
+
+    def _heed_orders(self) -> None:
+        orders = read_orders(self._run.morph)
+        is_ours = orders is not None and orders.session == self._me.session
+        self._knows_session = self._knows_session or is_ours
+        waited = time.monotonic() - self._begun
+        if not self._knows_session and waited > self._plan.timing.join_s:
+            self._leave(f"no word from the manager for {waited:.0f} s")
+            return
+        task = follow(orders, self._me, knows_session=self._knows_session)
+        if task.leave:
+            self._leave(task.leave)
+        elif task.attempt is not None and self._child is None:
+            self._start(task)
+
+    def _start(self, task: Task) -> None:
+        assert task.attempt is not None
+        number = str(task.attempt)
+        self._change(attempt=task.attempt, state=RUNNING, code=0)
+        try:
+            if task.node == 0:  # where rank 0 will be: its address and a port that is free here
+                plan = load_plan(self._run, task.attempt)
+                open_attempt(self._run, plan, task.attempt, None, self._me.session)
+        except Refusal as refusal:
+            self._say(refusal.reason)
+            self._change(state=ENDED, code=refusal.code)
+            return
+        options = ["--run", str(self._run.path), "--attempt", number, "--node", str(task.node)]
+        try:
+            self._child = start_agent([str(self._run.agent), "node", *options])
+        except OSError as error:
+            self._say(f"the agent does not start: {error}")
+            self._change(state=ENDED, code=NOT_READY)
+
+    def _reap(self) -> None:
+        if self._child is None:
+            return
+        code = self._child.poll()
+        if code is not None:
+            self._child, self._kill_at = None, float("inf")
+            self._change(state=ENDED, code=128 - code if code < 0 else code)
+
+    def _leave(self, reason: str) -> None:
+        if self._leaving:
+            return
+        self._leaving = reason
+        if self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
+            timing = self._plan.timing
+            self._kill_at = time.monotonic() + timing.grace_s + timing.lost_s
+
+    def _change(self, **changes: object) -> None:
+        self._me = replace(self._me, **changes)  # type: ignore[arg-type]
+        self._beat()
+
+    def _beat(self) -> None:
+        self._me = replace(self._me, count=self._me.count + 1)
+        self._next_beat = time.monotonic() + beat_s(self._plan)
+        with contextlib.suppress(OSError):  # on a full disk the next one may land
+            write_presence(self._run.morph, self._me)
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(f"{self._me.host}: {text}", file=sys.stderr, flush=True)

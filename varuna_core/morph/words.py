@@ -1,0 +1,153 @@
+"""What the state machine hears and says: its inputs, its actions, its rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple, Union
+
+DONE, LEFT, FAILED = "done", "left", "failed"
+"""How an attempt ended: trained to its last step; saved and left when asked to; anything else."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Bounds of one run; all times in seconds."""
+
+    min_nodes: int
+    expected: int
+    """Nodes that the scheduler gave: waited for when a job begins."""
+    gather_s: float
+    """How long for those; then the run starts with fewer."""
+    wait_s: float
+    """How long the run may stand still with fewer nodes than it needs."""
+    save_s: float
+    """For the checkpoint that ranks are asked for, until they are ended without it."""
+    stop_s: float
+    """For ranks that were told to end, until their node counts as lost."""
+    finish_s: float
+    """For the other nodes once the ranks of one have ended by themselves."""
+    may_requeue: bool
+    most_fruitless: int = 3
+    """Attempts in a row without a new checkpoint."""
+
+
+# Inputs. A node is named by seat and key (`orders.name_node`): one that comes back is another one.
+
+
+@dataclass(frozen=True)
+class Joined:
+    node: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Silent, refused by preflight, or replaced by another agent in its seat."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AskedToLeave:
+    node: str
+
+
+@dataclass(frozen=True)
+class RanksEnded:
+    """All ranks of this node have ended, well or badly."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    reason: str
+
+
+@dataclass(frozen=True)
+class CalledToLeave:
+    """Preemption or the time limit is near: save, and come back if the rules allow it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class CalledToEnd:
+    """Cancelled, or the time is up."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The newest complete checkpoint, as far as anybody looked."""
+
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The answer to Judge."""
+
+    outcome: str
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passes."""
+
+
+Input = Union[
+    Joined, Lost, AskedToLeave, RanksEnded, RankFailed, CalledToLeave, CalledToEnd, Saved,
+    Judged, Tick,
+]  # fmt: skip
+
+
+# Actions. Each may be done twice: a manager that was killed does those of its state again.
+
+
+@dataclass(frozen=True)
+class Start:
+    """Make the plan of this attempt for these nodes, and tell them."""
+
+    attempt: int
+    nodes: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AskToSave:
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StopRanks:
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fence:
+    """This node takes part in nothing any more."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Look how the attempt ended; the answer is Judged."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Nodes go home, the job ends with this code; with `requeue` it comes back."""
+
+    code: int
+    reason: str
+    requeue: bool
+
+
+Action = Union[Start, AskToSave, StopRanks, Fence, Judge, End]

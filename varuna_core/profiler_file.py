@@ -1,0 +1,128 @@
+"""The profile's file: the planner's format, and beside it what it does not need to plan.
+
+"details" says of each kind of GPU and tensor degree which segments are equal and which of them were
+measured at each size, the joined backward's times, and where memory ran out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.profile import FIGURES, Cell, Profile
+from varuna_core.planner.profile_file import read_profile, render_profile
+from varuna_core.profiler_bench import Figures
+from varuna_core.records.files import write_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """How one kind of GPU was measured at one tensor degree."""
+
+    gpu: str
+    tensor: int
+    equals: list[list[int]]
+    """Segments that are alike: those that were measured have their own figures, the others the
+    medians of these."""
+    measured: dict[str, list[int]]
+    """By micro-batch size."""
+    backward_s: dict[str, list[float]]
+    """By micro-batch size: both gradients in one action, a figure a segment."""
+    largest_micro_batch: int
+    """The last that was measured."""
+    stopped: str = ""
+    """Why no larger one was: where memory ran out; empty if all that was asked for was measured."""
+
+
+def build_cell(figures: Sequence[Figures]) -> Cell:
+    columns: dict[str, Any] = {
+        name: tuple(float(getattr(one, name)) for one in figures) for name in FIGURES
+    }
+    return Cell(**columns)
+
+
+def read_kept(path: Path) -> tuple[Profile, list[dict[str, Any]]] | None:
+    """A profile that is there already, and its details; None if there is none."""
+    if not path.exists():
+        return None
+    profile = read_profile(path)
+    details = json.loads(path.read_text(encoding="utf-8")).get("details", [])
+    if not isinstance(details, list):
+        raise PlanningError(f"profile {path}: details is no list")
+    return profile, details
+
+
+def extend_file(
+    path: Path, kept: tuple[Profile, list[dict[str, Any]]] | None, new: Profile,
+    details: Sequence[Detail],
+) -> Profile:  # fmt: skip
+    """Write what was there and what is new, where both have a figure the new one."""
+    profile, before = (new, []) if kept is None else (kept[0].extend(new), kept[1])
+    told = {(one["gpu"], one["tensor"]): one for one in before}
+    for detail in details:
+        fresh = json.loads(json.dumps(asdict(detail)))
+        old = told.get((detail.gpu, detail.tensor))
+        if old is not None:
+            for key in ("measured", "backward_s"):
+                fresh[key] = old[key] | fresh[key]
+            if old["largest_micro_batch"] > detail.largest_micro_batch:
+                for key in ("largest_micro_batch", "stopped"):
+                    fresh[key] = old[key]
+            fresh["stopped"] = fresh["stopped"] or old["stopped"]
+        told[detail.gpu, detail.tensor] = fresh
+    fields = json.loads(render_profile(profile)) | {"details": [told[key] for key in sorted(told)]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(fields, indent=1) + "\n")
+    return profile
+
+
+def copy_file(path: Path, target: Path) -> None:
+    write_atomic(target, path.read_text(encoding="utf-8"))
+
+
+def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
+    """A table in words: for each kind, degree and size the whole model on one GPU; the links."""
+    rows = [["GPU", "tensor", "micro-batch", "forward", "backward", "largest segment", "optimizer"]]
+    for kind, gpu in sorted(profile.gpus.items()):
+        for (size, tensor), cell in sorted(gpu.cells.items(), key=lambda item: item[0][::-1]):
+            backward = sum(cell.input_grad_s) + sum(cell.weight_grad_s)
+            largest = max(g + w for g, w in zip(cell.graph_bytes, cell.work_bytes, strict=True))
+            rows.append(
+                [
+                    kind,
+                    str(tensor),
+                    str(size),
+                    _show_s(sum(cell.forward_s)),
+                    _show_s(backward),
+                    f"{largest / 2**20:.1f} MiB",
+                    _show_s(sum(gpu.optimizer_s.get(tensor, ()))),
+                ]
+            )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(w.ljust(n) for w, n in zip(r, widths, strict=True)).rstrip() for r in rows]
+    for detail in details:
+        chosen = sorted({segment for held in detail.measured.values() for segment in held})
+        num_segments = sum(map(len, detail.equals))
+        lines.append(
+            f"{detail.gpu}, tensor {detail.tensor}: segments {', '.join(map(str, chosen))} measured"
+            + (", the others as their equals" if len(chosen) < num_segments else "")
+            + (f"; {detail.stopped}" if detail.stopped else "")
+        )  # fmt: skip
+    for (a, b, where), link in sorted(profile.network.links.items()):
+        lines.append(f"{a} to {b}, {where}-node: {_show_link(link.points)}")
+    for (kind, ranks, on_a_node), link in sorted(profile.network.all_reduces.items()):
+        lines.append(f"sum over {ranks} {kind}, {on_a_node} on a node: {_show_link(link.points)}")
+    return "\n".join(lines)
+
+
+def _show_link(points: Sequence[tuple[float, float]]) -> str:
+    (_, latency), (size, took) = points[0], points[-1]
+    return f"{latency * 1e6:.0f} us, {size / took / 1e9:.2f} GB/s at {size / 2**20:.2g} MiB"
+
+
+def _show_s(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,77 @@
+"""The profile of a built-in program: its model on made-up samples, on the ranks of a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from varuna_core.apex_parts import use_apex_norms
+from varuna_core.profiler import Profiler
+from varuna_core.profiler_file import copy_file
+from varuna_core.programs.batches import TRAIN, Batch, MadeUp
+from varuna_core.programs.errors import ProgramError
+from varuna_core.programs.layers import compile_blocks
+from varuna_core.programs.place import Place
+from varuna_core.programs.training import build_model, make_optimizer, plan_layers
+from varuna_core.records.training import Training, name_shapes
+from varuna_core.stage_map import parse_stage_map
+
+
+def profile_training(
+    training: Training,
+    place: Place,
+    path: Path,
+    copy: Path,
+    *,
+    sizes: Sequence[int] | None = None,
+    degrees: Sequence[int] | None = None,
+) -> None:
+    """Into `path`, which is extended if it is there; `copy` is what this run knows then."""
+    begin = time.monotonic()
+    wanted = sorted(set(degrees or (1, training.tensor)))
+    for degree in wanted:
+        if degree < 1 or place.world % degree:
+            raise ProgramError(f"tensor {degree} does not divide the {place.world} ranks")
+    model, samples = build_model(training), MadeUp(training)
+    plans = [plan_layers(model, replace(training, tensor=degree)) for degree in wanted]
+    stages = parse_stage_map(place.stage_map, place.world, place.tensor)
+    replicas = [held for t in range(place.tensor) for held in stages.slice(t).ranks]
+
+    def read(size: int) -> Batch:
+        return samples.read(TRAIN, range(size))
+
+    def prepare(module: nn.Module) -> None:
+        if training.apex:
+            use_apex_norms(module)
+        if training.compile:
+            compile_blocks(module)
+
+    def build_optimizer(held: list[nn.Parameter]) -> Any:
+        return make_optimizer(nn.ParameterList(held), training)
+
+    def say(line: str) -> None:
+        shown = [f"profile {time.monotonic() - begin:6.1f} s | {part}" for part in line.split("\n")]
+        print("\n".join(shown), flush=True)
+
+    profiler = Profiler(
+        model,
+        place.device,
+        precision=training.precision,
+        tensor=wanted,
+        tensor_plan=plans[-1],
+        name=training.model,
+        digest=name_shapes(training),
+        groups=replicas,
+        prepare=prepare,
+        seed=training.seed,
+        say=say,
+    )
+    profiler.set_optimizer(build_optimizer)
+    profiler.profile_all(read, sizes, path=path)
+    if place.rank == 0:
+        copy_file(path, copy)
