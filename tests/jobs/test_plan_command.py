@@ -18,7 +18,7 @@ from jobs.conf_read import read_conf
 from jobs.planning.chosen import read_plan_file
 from jobs.training import build_training
 from varuna_core.planner.profile import Profile
-from varuna_core.planner.profile_file import write_profile
+from varuna_core.planner.profile_file import read_profile, write_profile
 from varuna_core.planner.transformer import Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
 
@@ -148,6 +148,26 @@ def test_a_measured_profile_beside_the_conf_is_used(conf: Path) -> None:
     path.rename(elsewhere)
     assert read(conf)["is_estimate"]
     assert not read(conf, "--profile", str(elsewhere))["is_estimate"]
+
+
+def test_links_that_these_nodes_cannot_have_are_not_asked_for(conf: Path) -> None:
+    """One node of a kind sends nothing to another of its kind; two do."""
+    path = put_profile(conf.parent)
+    whole = read_profile(path)
+    links = {
+        key: link
+        for key, link in whole.network.links.items()
+        if key[2] == "intra" or key[:2] == ("A10", "A100-40")
+    }
+    bare = replace(whole, network=replace(whole.network, links=links))
+    write_profile(path, bare)
+    read(conf)
+    two = ("--set", "cluster.nodes[1].count=2")
+    assert "no inter-node link from A10 to A10" in plan(conf, *two, code=2)
+    assert "as --link says" in plan(conf, *two, "--link", "3")
+    alone = {key: link for key, link in links.items() if key[2] == "intra"}
+    write_profile(path, replace(bare, network=replace(bare.network, links=alone)))
+    read(conf, "--set", 'cluster.nodes=[{group: a, gpus: "a10:4"}]')
 
 
 def test_a_profile_of_something_else_is_refused(conf: Path) -> None:
