@@ -79,17 +79,19 @@ def profile(
     """
     from jobs import submit as submitting
     from jobs.conf_read import read_conf
+    from jobs.planning.settle import leave
 
     read = read_conf(conf, overrides, require_env=False)
     target = choose_output(read, conf.resolve().parent, output)
     words = build_words(target, sizes, tensor)
+    layout = leave(read)  # a job on all of the conf's nodes, whatever a planner would choose
     if dry_run:
         from jobs.preview import render_preview
 
-        ready = submitting.prepare(conf, overrides, for_preview=True, words=words)
+        ready = submitting.prepare(conf, overrides, for_preview=True, words=words, chosen=layout)
         click.echo(render_preview(ready), nl=False)
         return
-    run, record = submitting.submit(conf, overrides, words)
+    run, record = submitting.submit(conf, overrides, words, layout)
     ids = [job.id for job in record.jobs]
     if as_json:
         found = {"run": run.name, "folder": str(run.path), "jobs": ids, "profile": str(target)}

@@ -13,7 +13,7 @@ from jobs.conf import JobConf, NodeGroup
 from jobs.errors import InputError, VjobError
 from jobs.planning.cluster_nodes import build_sinfo_nodes_command, parse_sinfo_nodes
 from jobs.planning.conf_file import find_profile, read_open_conf
-from jobs.planning.question import Question, build_question
+from jobs.planning.question import Question, build_question, keep_known
 from jobs.process import run
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.profile import Profile
@@ -48,15 +48,25 @@ def explain_errors() -> Iterator[None]:
 def ask(path: Path, asked: Asked) -> tuple[JobConf, Question]:
     """The conf, with the nodes that are planned for, and the question."""
     conf, lines = read_open_conf(path, asked.overrides)
-    if asked.from_slurm:
-        conf = replace(conf, cluster=replace(conf.cluster, nodes=find_nodes(asked.queue)))
-    return conf, ask_about(conf, lines.keys(), path.resolve().parent, asked)
+    base = path.resolve().parent
+    if not asked.from_slurm:
+        return conf, ask_about(conf, lines.keys(), base, asked)
+    _, profile = find_figures(conf, base, asked)
+    nodes, left_out = keep_known(find_nodes(asked.queue), profile)
+    conf = replace(conf, cluster=replace(conf.cluster, nodes=tuple(nodes)))
+    question = ask_about(conf, lines.keys(), base, asked)
+    return conf, replace(question, notes=(*question.notes, *left_out))
+
+
+def find_figures(conf: JobConf, base: Path, asked: Asked) -> tuple[Path | None, Profile | None]:
+    """The profile to plan by; None for an estimate."""
+    file = asked.profile or find_profile(conf, base)
+    return file, None if file is None or asked.is_estimated else read_profile(file)
 
 
 def ask_about(conf: JobConf, fixed: Collection[str], base: Path, asked: Asked) -> Question:
     """`fixed` are the keys that count; `base` is the conf's folder."""
-    file = asked.profile or find_profile(conf, base)
-    profile = None if file is None or asked.is_estimated else read_profile(file)
+    file, profile = find_figures(conf, base, asked)
     return build_question(
         conf,
         fixed,
@@ -68,13 +78,13 @@ def ask_about(conf: JobConf, fixed: Collection[str], base: Path, asked: Asked) -
     )
 
 
-def find_nodes(queue: str | None) -> tuple[NodeGroup, ...]:
+def find_nodes(queue: str | None) -> list[NodeGroup]:
     """As sinfo shows them now."""
     command = build_sinfo_nodes_command(queue)
     result = run(command)
     if result.code != 0:
         raise VjobError(f"sinfo failed: {result.err.strip() or f'exit code {result.code}'}")
-    return tuple(parse_sinfo_nodes(result.out))
+    return parse_sinfo_nodes(result.out)
 
 
 def describe_basis(file: Path | None, profile: Profile | None) -> str:

@@ -26,6 +26,8 @@ class Chosen:
     """As reports/prediction.py reads it."""
     why: str
     """Where it is from, in a sentence."""
+    is_last: bool = False
+    """It counts over what a person sets besides."""
 
     @property
     def overrides(self) -> list[str]:

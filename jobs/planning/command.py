@@ -53,7 +53,7 @@ def read_prices(
     "link_gb_s",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GB/S",
-    help="Of an estimate: a node's link to the others.  [default: 12.5]",
+    help="A node's link to the others, where none was measured.  [of an estimate: 12.5]",
 )
 @click.option("--top", default=5, show_default=True, type=click.IntRange(min=1), help="Plans told.")
 @click.option(

@@ -11,11 +11,9 @@ from jobs.conf_check import check_program, locate
 from jobs.conf_check_cluster import check_groups
 from jobs.conf_read import parse_conf_lines, read_text, sort_problems
 from jobs.errors import ConfError
+from jobs.profile_command import PROFILE_FOLDER
 from jobs.training import name_model
 from varuna_core.records.training import name_profile_file
-
-PROFILE_FOLDER = "profiles"
-"""Next to the conf, as `vjob profile` leaves it."""
 
 
 def read_open_conf(path: Path, overrides: Sequence[str]) -> tuple[JobConf, dict[str, str]]:

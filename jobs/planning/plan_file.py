@@ -41,9 +41,8 @@ def build_settings(conf: JobConf, plan: Plan) -> dict[str, str]:
     if option.schedule == "varuna":
         # It recomputes whatever the conf says.
         settings["parallel.recompute"] = "full"
-    if tuple(groups) != conf.cluster.nodes:
-        held = replace(conf, cluster=replace(conf.cluster, nodes=tuple(groups)))
-        settings["cluster.nodes"] = json.dumps(resolve_conf(held)["cluster"]["nodes"])
+    held = replace(conf, cluster=replace(conf.cluster, nodes=tuple(groups)))
+    settings["cluster.nodes"] = json.dumps(resolve_conf(held)["cluster"]["nodes"])
     return settings
 
 

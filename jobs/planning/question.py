@@ -6,6 +6,8 @@ A key that the conf writes is fixed, unless it says auto; one that it does not w
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,16 +18,19 @@ from jobs.training import build_training, name_model
 from varuna_core.planner.cluster import Cluster, NodeKind
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.gpus import find_gpu
+from varuna_core.planner.links import build_link
 from varuna_core.planner.profile import Model, Profile
 from varuna_core.planner.space import Wishes
 from varuna_core.planner.training import MEGATRON, Training
-from varuna_core.planner.transformer import Transformer, estimate_profile
+from varuna_core.planner.transformer import LATENCY_S, Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
 
 CPU = "cpu"
 """Kind of a rank without a GPU, as a profile calls it."""
 LINK_GB_S = 12.5
 """Between nodes, where nothing was measured: 100 Gbit/s."""
+NO_LINK = build_link(0.0, LINK_GB_S)
+"""Of a node that is alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,8 @@ def build_question(
     else:
         check_profile(conf, profile, software)
     cluster = build_cluster(conf.cluster.nodes, profile, {**conf.prices, **prices})
+    profile, more = fill_links(profile, cluster, link_gb_s)
+    notes += more
     return Question(
         profile=profile,
         training=describe_training(conf, batch),
@@ -119,6 +126,12 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
             "as gpt2-xl, or layers, hidden, heads), or profile the script (docs/profiling.md) "
             "and give --profile FILE"
         )
+    bare = [group.group for group in conf.cluster.nodes if group.num_gpus == 0]
+    if bare:
+        raise InputError(
+            f"group {bare[0]} of cluster.nodes has no GPUs, and of CPUs there is no estimate: give "
+            'gpus, such as "a100:4", or plan with --from-slurm or a measured --profile'
+        )
     kinds = sorted({name_gpu(group) for group in conf.cluster.nodes})
     largest = max(group.num_ranks for group in conf.cluster.nodes)
     found = estimate_profile(
@@ -140,6 +153,29 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
     if conf.train.precision == "fp32":
         notes.append("times are those of half precision, the conf's fp32 is slower")
     return found, notes
+
+
+def keep_known(
+    groups: Sequence[NodeGroup], profile: Profile | None
+) -> tuple[list[NodeGroup], list[str]]:
+    """The groups whose GPUs can be planned for, and what was left out; of all that a cluster has.
+
+    PlanningError where none can.
+    """
+    kept, notes = [], []
+    for group in groups:
+        try:
+            if profile is not None:
+                match_kind(name_gpu(group), profile)
+            else:
+                find_gpu(name_gpu(group))
+        except PlanningError as error:
+            notes.append(f"left out {group.count} x {group.gpus}: {error}")
+        else:
+            kept.append(group)
+    if not kept:
+        raise PlanningError("\n  ".join(notes))
+    return kept, notes
 
 
 def build_cluster(
@@ -164,6 +200,34 @@ def build_cluster(
             )
         )
     return Cluster(kinds=tuple(kinds))
+
+
+def fill_links(
+    profile: Profile, cluster: Cluster, link_gb_s: float | None
+) -> tuple[Profile, list[str]]:
+    """With what a profile of these nodes cannot have, and estimates of what it lacks if asked for.
+
+    Nobody measures from a kind to itself between nodes where there is one node of it, and no plan
+    uses that: it gets a link that the kind has.
+    """
+    links = dict(profile.network.links)
+    counts: Counter[str] = Counter()
+    for kind in cluster.kinds:
+        counts[kind.gpu] += kind.count
+    notes = []
+    for a, b in itertools.product(sorted(counts), repeat=2):
+        if (a, b, "inter") in links or (b, a, "inter") in links:
+            continue
+        if a == b and counts[a] == 1:
+            own = [(a, c, "inter") for c in counts] + [(c, a, "inter") for c in counts]
+            found = [link for key, link in profile.network.links.items() if key in own]
+            inside = profile.network.links.get((a, a, "intra"))
+            links[a, a, "inter"] = found[0] if found else inside or NO_LINK
+        elif link_gb_s is not None:
+            links[a, b, "inter"] = build_link(LATENCY_S["inter"], link_gb_s)
+            notes.append(f"no link from {a} to {b} was measured: {link_gb_s:g} GB/s as --link says")
+    network = replace(profile.network, links=links)
+    return replace(profile, network=network), notes
 
 
 def name_gpu(group: NodeGroup) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from jobs.conf_read import parse_conf
 from jobs.errors import InputError
-from jobs.planning.conf_file import PROFILE_FOLDER
 from jobs.planning.question import CPU, count_segments, estimate, match_kind
+from jobs.profile_command import PROFILE_FOLDER
 from jobs.report import check_libraries
 from jobs.runs import find_run
 from varuna_core.planner.links import Where

@@ -35,10 +35,31 @@ KEYS = (
 def choose(path: Path, overrides: Sequence[str], chosen: Chosen | None) -> tuple[Chosen, list[str]]:
     """What was chosen before or is now, and all keys that are set besides the conf's: a person's
     count over a file's, what is planned for them comes last."""
+    from jobs.planning.conf_file import read_open_conf
+
+    words = list(overrides)
     if chosen is not None:
-        return chosen, [*chosen.overrides, *overrides]
-    planned = settle(path, overrides)
-    return planned, [*overrides, *planned.overrides]
+        if chosen.is_last:
+            return chosen, [*words, *chosen.overrides]
+        words = [*chosen.overrides, *words]
+        if not is_open(read_open_conf(path, words)[0]):
+            return chosen, words
+    planned = settle(path, words)
+    return planned, [*words, *planned.overrides]
+
+
+def leave(conf: JobConf) -> Chosen:
+    """Nothing is planned: an open layout is closed so that every rank has a place."""
+    settings = {}
+    if is_open(conf):
+        settings = {
+            "parallel.pipeline": "1",
+            "parallel.data": "auto",
+            "parallel.partition": "auto",
+            "train.micro_batch_size": "1",
+            "train.global_batch_size": "null",
+        }
+    return Chosen(settings=settings, prediction=None, why="as the conf has it", is_last=True)
 
 
 def settle(path: Path, overrides: Sequence[str]) -> Chosen:

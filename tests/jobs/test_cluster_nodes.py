@@ -17,7 +17,8 @@ from tests.jobs.test_plan_command import SINFO
 
 
 def test_alike_nodes_are_one_group() -> None:
-    first, second = parse_sinfo_nodes(SINFO)
+    odd, first, second = parse_sinfo_nodes(SINFO)
+    assert (odd.group, odd.count, odd.gpus) == ("odd", 3, "odd:2")
     assert (first.group, first.count, first.queue, first.gpus) == ("a100", 2, "gpu", "a100:4")
     assert (second.count, second.queue, second.gpus) == (1, "old", "RTX3090:8")
 

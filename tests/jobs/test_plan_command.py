@@ -18,7 +18,7 @@ from jobs.conf_read import read_conf
 from jobs.planning.chosen import read_plan_file
 from jobs.training import build_training
 from varuna_core.planner.profile import Profile
-from varuna_core.planner.profile_file import write_profile
+from varuna_core.planner.profile_file import read_profile, write_profile
 from varuna_core.planner.transformer import Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
 
@@ -150,6 +150,26 @@ def test_a_measured_profile_beside_the_conf_is_used(conf: Path) -> None:
     assert not read(conf, "--profile", str(elsewhere))["is_estimate"]
 
 
+def test_links_that_these_nodes_cannot_have_are_not_asked_for(conf: Path) -> None:
+    """One node of a kind sends nothing to another of its kind; two do."""
+    path = put_profile(conf.parent)
+    whole = read_profile(path)
+    links = {
+        key: link
+        for key, link in whole.network.links.items()
+        if key[2] == "intra" or key[:2] == ("A10", "A100-40")
+    }
+    bare = replace(whole, network=replace(whole.network, links=links))
+    write_profile(path, bare)
+    read(conf)
+    two = ("--set", "cluster.nodes[1].count=2")
+    assert "no inter-node link from A10 to A10" in plan(conf, *two, code=2)
+    assert "as --link says" in plan(conf, *two, "--link", "3")
+    alone = {key: link for key, link in links.items() if key[2] == "intra"}
+    write_profile(path, replace(bare, network=replace(bare.network, links=alone)))
+    read(conf, "--set", 'cluster.nodes=[{group: a, gpus: "a10:4"}]')
+
+
 def test_a_profile_of_something_else_is_refused(conf: Path) -> None:
     put_profile(conf.parent, digest="other shapes")
     assert "other shapes" in plan(conf, code=2)
@@ -181,6 +201,7 @@ def test_a_profile_of_something_else_is_refused(conf: Path) -> None:
         ),
         (["parallel.zero=2"], ["zero 2", "not modelled"]),
         (["parallel.tensor=8"], ["tensor 8"]),
+        (["cluster.nodes=[{group: a, ranks: 2}]"], ["no GPUs", "--from-slurm"]),
     ],
 )
 def test_refusals_name_what_contradicts(conf: Path, settings: list[str], said: list[str]) -> None:
@@ -219,6 +240,16 @@ def test_one_gpu_and_one_layer(conf: Path) -> None:
     best = read(conf, *small)["plans"][0]
     assert best["stages"] <= 3
     assert read(conf, *alone, *small)["plans"][0]["partition"] == "3"
+
+
+def test_a_script_is_planned_by_its_own_profile(conf: Path, tmp_path: Path) -> None:
+    path = put_profile(conf.parent)
+    (tmp_path / "train.py").touch()
+    text = CONF.replace("program: pretrain_gpt", "program: {script: train.py}")
+    kept = [line for line in text.splitlines() if not line.startswith(("model", "data"))]
+    conf.write_text("\n".join(kept))
+    assert "has no model" in plan(conf, code=2)
+    assert not read(conf, "--profile", str(path))["is_estimate"]
 
 
 def test_missing_prices_are_said(conf: Path) -> None:
@@ -288,6 +319,9 @@ n3 |gpu* |drained |gpu:a100:4 |ib |
 n4 |old |idle |gpu:8 |rtx3090,x86 |
 n5 |cpu |idle |(null) |(null) |
 n6 |old |down* |gpu:8 |rtx3090 |
+n7 |gpu* |idle |gpu:odd:2 |x |
+n8 |gpu* |idle |gpu:odd:2 |x |
+n9 |gpu* |idle |gpu:odd:2 |x |
 """
 
 
@@ -299,8 +333,11 @@ def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> N
     sinfo.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    out = plan(conf, "--from-slurm")
-    assert "2 x 4 a100-80" in out and "1 x 8 RTX3090" in out
+    written = conf.parent / "plan.json"
+    out = plan(conf, "--from-slurm", "--write", str(written))
+    assert "2 x 4 a100-80" in out and "1 x 8 RTX3090" in out and "left out 3 x odd:2" in out
+    nodes = json.loads(json.loads(written.read_text())["set"]["cluster.nodes"])
+    assert {node["queue"] for node in nodes} <= {"gpu", "old"}
     sinfo.write_text("#!/bin/sh\necho no >&2; exit 1\n")
     assert "sinfo failed: no" in plan(conf, "--from-slurm", code=1)
     sinfo.write_text("#!/bin/sh\n")

@@ -93,3 +93,16 @@ def test_a_job_measures_and_a_second_one_extends(tmp_path: Path) -> None:
     assert ("cpu", "cpu", "intra") in profile.network.links
     out = read_out(run)
     assert "segments 0, 1, 2, 3, 4 measured" in out and f"written to {path}" in out
+
+
+def test_an_open_layout_is_measured_on_all_of_its_nodes(tmp_path: Path) -> None:
+    vjob = Vjob(tmp_path)
+    conf = vjob.write(
+        "name: x\nprogram: pretrain_gpt\nmodel: {layers: 4, hidden: 64, heads: 4}\n"
+        "data: {synthetic: true}\ntrain: {global_batch_size: 7, micro_batch_size: auto}\n"
+        "parallel: {pipeline: auto, data: 3}\n"
+        "cluster: {scheduler: slurm, nodes: [{group: a, count: 5, gpus: 'a10:4'}]}\n"
+    )
+    for more in ((), ("--set", "parallel.pipeline=auto")):
+        said = vjob("profile", conf, "--dry-run", *more).stdout
+        assert "#SBATCH --nodes=5" in said and '"data": 20' in said

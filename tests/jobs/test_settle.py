@@ -10,7 +10,8 @@ import pytest
 
 from jobs.conf_read import read_conf
 from jobs.errors import ConfError, InputError
-from jobs.planning.settle import settle
+from jobs.planning.chosen import Chosen
+from jobs.planning.settle import choose, settle
 from jobs.submit import prepare, write_run_folder
 from reports.prediction import read_prediction
 from tests.jobs.test_plan_command import CONF, NAME, put_profile
@@ -39,6 +40,16 @@ def test_an_open_layout_is_searched_for(conf: Path) -> None:
     assert settled.parallel.tensor == 1, "a submit keeps what is not auto"
     kept = settle(conf, [*OPEN, "train.micro_batch_size=2"])
     assert kept.settings["train.micro_batch_size"] == "2"
+
+
+def test_what_is_set_counts_over_a_plans_file(conf: Path) -> None:
+    put_profile(conf.parent)
+    given = Chosen(settings={"parallel.pipeline": "2"}, prediction=None, why="a file")
+    found, words = choose(conf, ["parallel.pipeline=4"], given)
+    assert found is given and read_conf(conf, words, environ={}).parallel.pipeline == 4
+    found, words = choose(conf, OPEN, given)
+    assert found.prediction, "opened again, it is planned again"
+    assert read_conf(conf, words, environ={}).parallel.pipeline != "auto"
 
 
 def test_without_a_profile_an_open_layout_is_estimated_and_said_so(conf: Path) -> None:

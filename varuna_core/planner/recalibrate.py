@@ -22,10 +22,10 @@ from varuna_core.planner.profile import Cell, GpuProfile, Profile
 from varuna_core.planner.sensitivity import scale_link
 
 Array = Any
-DRAWN = 1e-4
-"""How strongly factors are drawn to the common one: as if times were 0.3 % off, factors 30 %."""
-LEAST_SHARE = 0.2
-"""Of the common factor that a class may have."""
+DRAWN = 1e-3
+"""How strongly factors are drawn to the common one: as if times were 1 % off, factors 30 %."""
+LEAST_SHARE, MOST_SHARE = 0.25, 4.0
+"""Of the common factor, that a class may have: what is beyond that is noise of small segments."""
 
 FIGURES_OF = {
     "F": ("forward_s",),
@@ -168,8 +168,8 @@ def _fit(costs: Array, works: Sequence[Work], classes: list[list[int]], size: in
 
 
 def _solve(shares: Array, left: Array) -> Array:
-    """How far each class is from the common factor, as a share of it: one that would go below the
-    least stays there, and the others are found again."""
+    """How far each class is from the common factor, as a share of it: one that would go beyond
+    the limits stays there, and the others are found again."""
     count = shares.shape[1]
     found, is_free = np.zeros(count), np.ones(count, dtype=bool)
     while is_free.any():
@@ -177,11 +177,12 @@ def _solve(shares: Array, left: Array) -> Array:
         drawn = np.vstack([shares[:, is_free], np.sqrt(DRAWN) * np.eye(is_free.sum())])
         aims = np.concatenate([rest, np.zeros(is_free.sum())])
         found[is_free] = np.linalg.lstsq(drawn, aims, rcond=None)[0]
-        low = is_free & (found < LEAST_SHARE - 1)
-        if not low.any():
+        kept = np.clip(found, LEAST_SHARE - 1, MOST_SHARE - 1)
+        beyond = is_free & (kept != found)
+        if not beyond.any():
             break
-        found[low] = LEAST_SHARE - 1
-        is_free &= ~low
+        found[beyond] = kept[beyond]
+        is_free &= ~beyond
     return found
 
 
