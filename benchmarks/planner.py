@@ -188,7 +188,7 @@ to be a tenth shorter. They are left as they are: nothing is fitted to this row.
 WHAT_PLANS_SAY = """\
 N2_D1: the slow link (0.115 GB/s) takes 146 ms for a message; what was measured beyond the last
 stage's work is 286 ms a micro-batch, which is both directions one after the other with both ends
-waiting for them. The three plans of one kind of wait do not agree, though: with replicas on 8-GPU
+waiting for them. No one kind of wait suits all plans, though: with replicas on 8-GPU
 nodes all of it seems hidden (-4 %, as N2_D2, which sends nothing). Their program does not change
 between plans, so either messages of 8 tensor ranks are smaller than the file of sizes says, or the
 profile of RTX-3090 with 8 tensor ranks is too slow (2.6 times that with 4). The data do not tell
