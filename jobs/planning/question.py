@@ -17,7 +17,7 @@ from jobs.errors import InputError
 from jobs.training import build_training, name_model
 from varuna_core.planner.cluster import Cluster, NodeKind
 from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.gpus import find_gpu
+from varuna_core.planner.gpus import Gpu, find_gpu, list_gpus
 from varuna_core.planner.links import build_link
 from varuna_core.planner.profile import Model, Profile
 from varuna_core.planner.space import Wishes
@@ -132,7 +132,14 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
             f"group {bare[0]} of cluster.nodes has no GPUs, and of CPUs there is no estimate: give "
             'gpus, such as "a100:4", or plan with --from-slurm or a measured --profile'
         )
-    kinds = sorted({name_gpu(group) for group in conf.cluster.nodes})
+    notes = []
+    kinds = set()
+    for name in sorted({name_gpu(group) for group in conf.cluster.nodes}):
+        gpu, others = choose_product(name)
+        kinds.add(gpu.name if others else name)
+        if others:
+            notes.append(f"{name} taken for {gpu.name}, not {' or '.join(others)}: the nodes' own "
+                         "sizes come with `vjob profile`")  # fmt: skip
     largest = max(group.num_ranks for group in conf.cluster.nodes)
     found = estimate_profile(
         Transformer(
@@ -143,11 +150,10 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
             length=model.sequence,
             vocabulary=model.vocab,
         ),
-        kinds,
+        sorted(kinds),
         degrees=[t for t in (1, 2, 4, 8) if t <= largest and model.heads % t == 0],
         inter_gb_s=LINK_GB_S if link_gb_s is None else link_gb_s,
     )
-    notes = []
     if link_gb_s is None and sum(group.count for group in conf.cluster.nodes) > 1:
         notes.append(f"links between nodes taken for {LINK_GB_S:g} GB/s; say --link GB/S")
     if conf.train.precision == "fp32":
@@ -168,7 +174,7 @@ def keep_known(
             if profile is not None:
                 match_kind(name_gpu(group), profile)
             else:
-                find_gpu(name_gpu(group))
+                choose_product(name_gpu(group))
         except PlanningError as error:
             notes.append(f"left out {group.count} x {group.gpus}: {error}")
         else:
@@ -240,6 +246,14 @@ def name_gpu(group: NodeGroup) -> str:
             f'gpus: "a100:{group.num_gpus}"'
         )
     return CPU
+
+
+def choose_product(name: str) -> tuple[Gpu, list[str]]:
+    """A GRES says `a100` and no size: then the smaller, and the names of the others."""
+    found = list_gpus(name)
+    if not found:
+        return find_gpu(name), []  # which raises, with all names
+    return found[0], [gpu.name for gpu in found[1:]]
 
 
 def match_kind(name: str, profile: Profile) -> str:

@@ -76,6 +76,17 @@ def find_gpu(name: str) -> Gpu:
 
     Of a product with two sizes the size must be told (`A100-SXM4-80GB`, `v100_32gb`).
     """
+    found = list_gpus(name)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " or ".join(gpu.name for gpu in found)
+        raise PlanningError(f"GPU {name!r} may be {names}: say which")
+    raise PlanningError(f"no GPU {name!r} in the table; there are {', '.join(GPUS)}")
+
+
+def list_gpus(name: str) -> list[Gpu]:
+    """All that it may be, the smallest first."""
     words = [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
     sizes = {int(word[:-2]) for word in words if re.fullmatch(r"\d+GB", word)}
     sizes |= {int(word) for word in words if word.isdigit()}
@@ -92,9 +103,4 @@ def find_gpu(name: str) -> Gpu:
                 found.append(gpu)
         elif bool(rest) == ("PCIE" in words):
             found.append(gpu)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = " or ".join(gpu.name for gpu in found)
-        raise PlanningError(f"GPU {name!r} may be {names}: say which")
-    raise PlanningError(f"no GPU {name!r} in the table; there are {', '.join(GPUS)}")
+    return sorted(found, key=lambda gpu: gpu.memory_bytes)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.errors import MissingData, PlanningError
-from varuna_core.planner.gpus import GPUS, find_gpu
+from varuna_core.planner.gpus import GPUS, find_gpu, list_gpus
 from varuna_core.planner.links import LinkTime, Network, build_link
 from varuna_core.planner.profile import FIGURES
 from varuna_core.planner.profile_file import (
@@ -193,3 +193,9 @@ def test_an_estimated_profile_says_so_everywhere() -> None:
     assert parse_profile(render_profile(profile)) == profile
     # A quarter to twice of what was measured on A10 (2.342 ms forward of a block).
     assert 0.6e-3 < profile.find_cell("A10", 1).forward_s[1] < 4.7e-3
+
+
+def test_a_name_without_its_size_may_be_several_the_smallest_first() -> None:
+    assert [gpu.name for gpu in list_gpus("a100")] == ["A100-40", "A100-80"]
+    assert [gpu.name for gpu in list_gpus("A100-SXM4-80GB")] == ["A100-80"]
+    assert list_gpus("abacus") == []
