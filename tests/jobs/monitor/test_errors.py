@@ -214,7 +214,7 @@ VARIANTS = (
     ),
     (
         "no such file",
-        "python: can't open file '/work/train.py': [Errno 2] No such file or directory",
+        "python: can't open file '/data/train.py': [Errno 2] No such file or directory",
     ),
 )
 NOTHING = (
