@@ -31,6 +31,7 @@ class Cost:
         now = time.monotonic()
         if before.phase == state.phase:
             return
+        self.note_start(before)  # an attempt may be over before anybody looked at its start
         if state.phase in (SAVING, STOPPING, JUDGING):
             self._marks.setdefault("ending", now)
         if state.phase == JUDGING:
