@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,31 @@ def test_user_signals_reach_every_rank(make_stage: MakeStage, name: str) -> None
     assert stage.nodes[0].poll() is None
     stage.nodes[0].terminate()
     stage.wait()
+
+
+def test_a_signal_waits_for_the_rank_that_has_no_handler_yet(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    """One that still imports its modules would die of the call to save."""
+    gate = tmp_path / "loaded"
+    loading = "import os, time\nprint('loading', flush=True)\n"
+    loading += (
+        f"while os.environ['RANK'] == '1' and not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    )
+    plan = make_plan(make_group("a", 1, 2), command=(sys.executable, "-c", loading + OBEDIENT))
+    stage = make_stage(plan)
+    stage.open()
+    stage.start_all()
+    stage.wait_for_log("n0", "out", "0: ready")
+    stage.wait_for_log("n0", "out", "1: loading")
+    stage.nodes[0].send_signal(signal.SIGUSR1)
+    stage.wait_for_log("n0", "out", "0: caught SIGUSR1")
+    assert stage.nodes[0].poll() is None and "1: caught" not in stage.log("n0", "out")
+    gate.touch()
+    stage.wait_for_log("n0", "out", "1: caught SIGUSR1")
+    stage.nodes[0].terminate()
+    stage.wait()
+    assert stage.log("n0", "out").count("caught SIGUSR1") == 2
 
 
 def count_calls(stage: Stage) -> list[int]:

@@ -113,8 +113,8 @@ class RankProcess:
 
     def signal(self, number: int) -> None:
         """Send to the process alone, as Slurm does to a task."""
-        if self._child.returncode is None and not _signal_all([self.find_main()], number):
-            _signal_all([self.pid], number)
+        if self._child.returncode is None:
+            _signal_all([self.find_main()], number)
 
     def catches(self, number: int) -> bool:
         """Whether it has a handler for this signal; False where /proc does not say."""

@@ -3,7 +3,8 @@
     a rank fails      exit file ─► stop.json ─► TERM to the other ranks ─► grace ─► KILL
     somebody's stop   TERM to all ─► grace ─► KILL; the ranks count as stopped, not as failed
     SIGTERM to us     stop.json ─► the same
-    SIGUSR1, SIGUSR2  to each rank's own process, also when signal.json asks for one
+    SIGUSR1, SIGUSR2  to each rank's own process, also when signal.json asks for one; one without
+                      a handler would die of what it was to save for, and gets it with the handler
 
 Everything that decides runs in the main thread; the pump, the watch and the sampler only read
 and write files.
@@ -58,6 +59,8 @@ class Supervisor:
         self._held: list[tuple[int, int, float]] = []
         """Ranks that a signal ended, with return code and time: failed, or just told first."""
         self._held_since = 0.0
+        self._owed: list[tuple[int, int]] = []
+        """Signal and rank: those that have no handler for it yet."""
         self._told: list[int] = []
         """Ranks that we told to end."""
         self._kill_at: float | None = None
@@ -163,13 +166,24 @@ class Supervisor:
         return max(min(ends) - now, 0.0)
 
     def _heed_signals(self) -> None:
-        for number in self._signals.take_forwarded():
-            for process in self._alive.values():
-                process.signal(number)
+        self._deliver(self._signals.take_forwarded())
         name = self._signals.ending
         if name is not None and not self._is_stopping:
             self._say_stop(*explain_ending(name, self._site.host))
             self._stop_ranks(STOPPED)
+
+    def _deliver(self, called: list[int]) -> None:
+        """Pass signals on to ranks that have a handler; the others are owed them, each once."""
+        due = [*self._owed, *((number, rank) for number in called for rank in self._alive)]
+        self._owed = []
+        for number, rank in dict.fromkeys(due):
+            process = self._alive.get(rank)
+            if process is None:
+                continue
+            if process.catches(number):
+                process.signal(number)
+            else:
+                self._owed.append((number, rank))
 
     def _heed_stop(self) -> None:
         if self._watch.stop is not None and not self._is_stopping:
