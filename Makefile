@@ -42,8 +42,9 @@ packages:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi
 
+# Three processes on two cores: one of them waits for the lab most of the time.
 test: packages $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -n 2 --durations 15
+	$(BIN)/python -m pytest -n 3 --durations 15
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
