@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo test check packages docs clean
+.PHONY: demo test check packages docs site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -12,11 +12,15 @@ $(VENV)/.installed: setup.cfg constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,train,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,train,report]'
 	touch $@
 
 $(VENV)/.installed-train: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,report]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
 # A tiny GPT from raw text on this machine: prepared, trained by four ranks, stopped at step 40,
@@ -57,5 +61,9 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m jobs init > docs/conf.part
 	mv docs/conf.part tests/jobs/golden/init.yaml
 
+# The documentation as a site that needs no network: site/index.html. A warning is an error.
+site: $(VENV)/.installed-docs docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info
