@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo test check packages docs site clean
+.PHONY: demo test check packages docs pictures site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +60,10 @@ docs: $(VENV)/.installed
 	mv docs/conf.part docs/conf.md
 	$(BIN)/python -m jobs init > docs/conf.part
 	mv docs/conf.part tests/jobs/golden/init.yaml
+
+# docs/pictures/schedules: drawn from the lists of actions that the engine runs.
+pictures: $(VENV)/.installed
+	PYTHONPATH=. $(BIN)/python docs/make/schedules.py docs/pictures/schedules
 
 # The documentation as a site that needs no network: site/index.html. A warning is an error.
 site: $(VENV)/.installed-docs docs

@@ -54,3 +54,17 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not found, page.name
     for sheet in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet.read_text())
+
+
+def test_the_pictures_are_what_the_schedules_draw(tmp_path: Path) -> None:
+    """`make pictures` makes them anew."""
+    subprocess.run(
+        [sys.executable, "docs/make/schedules.py", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=True,
+    )
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    there = (ROOT / "docs/pictures/schedules").glob("*.svg")
+    assert drawn == {path.name: path.read_text() for path in there}
