@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo test check packages docs pictures site clean
+.PHONY: demo test newest check packages docs pictures site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,18 @@ packages:
 test: packages $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest -n 2 --durations 15
 
+# The newest that the ranges of setup.cfg allow, beside the pinned: a venv of its own without
+# constraints, made anew each time, and the tests that are quick. NEWEST_TESTS=tests/jobs narrows it.
+NEWEST := .venv-newest
+NEWEST_EXTRAS ?= dev,docs,train,report
+NEWEST_TESTS ?= tests/test_architecture.py tests/test_docs.py tests/test_docs_site.py \
+  tests/test_packaging.py tests/jobs tests/reports tests/containers tests/varuna_core
+newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(NEWEST_EXTRAS)]'
+	$(NEWEST)/bin/python -m pip freeze --exclude-editable
+	$(NEWEST)/bin/python -m pytest -m 'not slow and not slurm and not browser' $(NEWEST_TESTS)
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -70,4 +82,4 @@ site: $(VENV)/.installed-docs docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info
+	rm -rf $(VENV) $(NEWEST) build dist site *.egg-info

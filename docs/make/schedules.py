@@ -1,4 +1,4 @@
-"""Draws docs/pictures/schedules/*.svg: `make docs`. A step of each schedule, as the simulator times it.
+"""Draws docs/pictures/schedules/*.svg: a step of each schedule, as the simulator times it.
 
 The lists of actions are those that the engine runs. Colours are told apart by the colour-blind, and
 what stands outside a bar is a grey that reads on a white page and on a dark one.
@@ -49,9 +49,7 @@ def main(folder: Path) -> None:
     ):
         # A stage of a rank that has two is half as long.
         costs = build_even_costs(RANKS * per_rank, *(1 / per_rank,) * 3)
-        schedule = build_schedule(
-            name, RANKS, MICROBATCHES, stages_per_rank=per_rank, costs=costs
-        )
+        schedule = build_schedule(name, RANKS, MICROBATCHES, stages_per_rank=per_rank, costs=costs)
         labels = [f"rank {rank}" for rank in range(RANKS)]
         (folder / f"{name}.svg").write_text(draw(schedule, costs, labels))
     for name, layers in (("mixed-even", (5, 5, 5, 5)), ("mixed-balanced", (8, 4, 4, 4))):
@@ -79,7 +77,9 @@ def draw(schedule: Schedule, costs: Costs, labels: Sequence[str], scale: float =
     parts = []
     for rank, label in enumerate(labels):
         y = TOP + rank * (LANE + GAP)
-        parts.append(f'<text class="o" x="{LEFT - 6}" y="{y + 17}" text-anchor="end">{label}</text>')
+        parts.append(
+            f'<text class="o" x="{LEFT - 6}" y="{y + 17}" text-anchor="end">{label}</text>'
+        )
         parts.append(
             f'<rect x="{LEFT}" y="{y}" width="{timing.makespan * across:.1f}" height="{LANE}" '
             f'fill="{GREY}" fill-opacity=".13"/>'
