@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -126,6 +126,20 @@ def find_best_by_nodes(one: Instance, *, grouped: bool = False) -> dict[tuple[st
             nodes = tuple(sorted(placed.nodes))
             best[nodes] = min(took, best.get(nodes, float("inf")))
     return best
+
+
+def keep_front(
+    one: Instance, best: Mapping[tuple[str, ...], float]
+) -> Iterator[tuple[float, float]]:
+    """Seconds and price of a step of the plans that no other beats in both, fastest first."""
+    prices = {kind.name: kind.price_per_hour or 0.0 for kind in one.cluster.kinds}
+    cheapest = float("inf")
+    for took, price in sorted(
+        (took, sum(prices[name] for name in nodes) * took / 3600) for nodes, took in best.items()
+    ):
+        if price < cheapest * (1 - 1e-9):
+            cheapest = price
+            yield took, price
 
 
 @lru_cache(maxsize=4096)

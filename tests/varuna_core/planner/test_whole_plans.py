@@ -16,6 +16,7 @@ from tests.varuna_core.planner.brute_force import (
     draw_instance,
     find_best,
     find_best_by_nodes,
+    keep_front,
 )
 from varuna_core.planner import placements
 from varuna_core.planner.errors import PlanningError
@@ -65,15 +66,7 @@ def test_the_fastest_plan_of_blocks_is_brute_forces(monkeypatch: pytest.MonkeyPa
 def test_cost_against_time_is_brute_forces() -> None:
     """Of all plans of all nodes, priced by the nodes they use, those that none beats in both."""
     for named, one in draw_instances("front", FEW):
-        prices = {kind.name: kind.price_per_hour or 0.0 for kind in one.cluster.kinds}
-        every = sorted(
-            (took, sum(prices[name] for name in nodes) * took / 3600)
-            for nodes, took in find_best_by_nodes(one).items()
-        )
-        best: list[tuple[float, float]] = []
-        for took, price in every:
-            if not best or price < best[-1][1] * (1 - 1e-9):
-                best.append((took, price))
+        best = list(keep_front(one, find_best_by_nodes(one)))
         front = find_front(one.profile, one.training, one.cluster, one.wishes, limit_s=600.0)
         assert front.num_left == 0, named
         found = [(offer.step_s, offer.price) for offer in front.offers]
