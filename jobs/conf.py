@@ -201,12 +201,15 @@ class Parallel:
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"
-    """Layers per stage, `0-11-8-8-8-8-5-0`; auto: by the model's profile if `vjob profile` left one
-    next to the conf, else balanced at the start by counted work."""
+    """Layers per stage, `0-11-8-8-8-8-5-0`; auto: by `profile` if `vjob profile` left one,
+    else balanced at the start by counted work."""
     schedule: Literal["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv", "auto"] = (
         "auto"
     )
     """Order of forwards and backwards in a step; a script does not see it."""
+    profile: str | None = None
+    """File that `vjob profile` writes and planning reads; default: profiles/<model>.profile.json
+    next to the conf; a script does not see it."""
 
 
 @dataclass(frozen=True, kw_only=True)

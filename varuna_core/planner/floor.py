@@ -162,8 +162,8 @@ class Floors:
             both = times.input_grad + times.weight_grad
             summed = option.num_microbatches * (times.forward + both)
             nodes = [kind for kind in self.cluster.kinds if (kind.gpu,) == kinds]
-            if len(nodes) == 1:
-                groups = nodes[0].gpus // shape.tensor
+            groups = nodes[0].gpus // shape.tensor if len(nodes) == 1 else 0
+            if groups:  # nodes with fewer GPUs than tensor ranks hold no stage
                 full, rest = divmod(shape.replicas, groups)
                 group = ((nodes[0].gpu, groups),) * full
                 group += ((nodes[0].gpu, rest),) if rest else ()

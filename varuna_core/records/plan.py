@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder
@@ -168,6 +169,9 @@ class Plan:
     """Where the layout is from, in a sentence."""
     prediction: Optional[Dict[str, Any]] = None
     """What a step was predicted to take and hold: reports/prediction.py."""
+    layouts: Optional[Dict[str, Tuple[int, int, str]]] = None
+    """Of a run that may morph: pipeline, data and partition that were planned at submit for other
+    nodes than all, by `name_nodes`; replicas of a stage adjoin."""
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """What this rank runs, still to be filled in."""
@@ -205,6 +209,12 @@ class Plan:
 def keep_word(word: str) -> str:
     """A word of a command that reaches the rank as it is, whatever `%{name}` it holds."""
     return word.replace("%{", "%{percent}{")
+
+
+def name_nodes(nodes: Sequence[GroupPlan]) -> str:
+    """What a layout of these nodes depends on: `a100/4*3,v100/8*1`, in their order; ranks count."""
+    alike = [f"{node.gpu_type or ''}/{node.ranks}" for node in nodes]
+    return ",".join(f"{name}*{len(list(same))}" for name, same in groupby(alike))
 
 
 def write_plan(path: Path, plan: Plan) -> None:
