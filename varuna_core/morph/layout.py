@@ -75,11 +75,12 @@ def choose_layout(question: Question) -> Optional[Layout]:
 def find_layout(
     plan: Plan, training: Training, seats: Sequence[int], choose: Chooser = choose_layout
 ) -> Optional[Layout]:
-    """The layout on these nodes of the run's plan; as asked where all of them are there."""
+    """The layout on these nodes of the run's plan; as asked where they have as much room."""
     asked = Layout(plan.pipeline, plan.data)
-    if len(seats) == plan.num_nodes and asked.pipeline * asked.data * plan.tensor <= plan.world:
+    shares = count_shares(plan, seats)
+    room = count_shares(plan, range(count_asked(plan)))
+    if shares == room and asked.pipeline * asked.data <= shares:
         return asked
-    shares = sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
     chunks = 1
     if training.schedule in ("interleaved", "zbv"):
         parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
@@ -93,6 +94,16 @@ def find_layout(
             chunks=chunks,
         )
     )
+
+
+def count_asked(plan: Plan) -> int:
+    """Nodes that the conf asks for: those that joined stand behind them."""
+    return plan.num_nodes - (plan.morphing.joined if plan.morphing is not None else 0)
+
+
+def count_shares(plan: Plan, seats: Sequence[int]) -> int:
+    """Tensor groups, each within a node, that these nodes have room for."""
+    return sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
 
 
 def list_needed(plan: Plan, layout: Layout, seats: Sequence[int]) -> List[Tuple[int, int]]:
