@@ -19,6 +19,7 @@ from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
 from jobs.export import export
+from jobs.membership_commands import grow, shrink
 from jobs.monitor.commands import status
 from jobs.monitor.stacks_command import stacks
 from jobs.monitor.watch_command import watch
@@ -229,6 +230,8 @@ def logs(
     reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)
 
 
+cli.add_command(grow)
+cli.add_command(shrink)
 cli.add_command(stacks)
 cli.add_command(watch)
 cli.add_command(plan)

@@ -341,14 +341,15 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Morph:
-    """Whether a built-in program may change its number of nodes; one group of nodes."""
+    """Whether a built-in program may change its number of nodes."""
 
     enabled: bool = False
     """Go on without a lost node, from the newest checkpoint."""
     min_nodes: int | None = None
-    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`)."""
+    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`). A
+    job of one group may also start with as few, where its queue has no more."""
     max_nodes: int | None = None
-    """Never use more; in this version a run uses at most those that it asks for."""
+    """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
 
 
 @dataclass(frozen=True, kw_only=True)

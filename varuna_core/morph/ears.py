@@ -55,13 +55,19 @@ class Ears:
         # Those that left no trace any more were there when an earlier manager looked.
         for name in state.nodes:
             self._heard.setdefault(name, (-1, now))
+        hosts = {present[name].host for name in state.nodes if name in present}
         for name, item in present.items():
             count, since = self._heard.get(name, (-1, now))
             if count != item.count:
                 self._heard[name] = (item.count, now)
             elif self._is_silent(state, since, now):
                 continue  # left by an agent of this session that is gone
-            if name not in state.nodes and name not in state.fenced:
+            if name in state.nodes or name in state.fenced:
+                continue
+            if item.host in hosts:  # files have names of hosts: one of them would be lost
+                said.append(Lost(name, f"{item.host} takes part already, in another job"))
+            else:
+                hosts.add(item.host)
                 said.append(Joined(name))
         for name in state.nodes:
             said += self._ask_after(state, sight, name, present.get(name), now)

@@ -85,14 +85,16 @@ def choose_layout(question: Question) -> Optional[Layout]:
 def find_layout(
     plan: Plan, training: Training, seats: Sequence[int], choose: Chooser = choose_layout
 ) -> Optional[Layout]:
-    """The layout on these nodes of the run's plan; as asked where all of them are there."""
+    """The layout on these nodes of the run's plan; as asked where they have as much room."""
     asked = Layout(plan.pipeline, plan.data)
-    if len(seats) == plan.num_nodes and asked.pipeline * asked.data * plan.tensor <= plan.world:
+    everybody = range(count_asked(plan))
+    shares, room = count_shares(plan, seats), count_shares(plan, everybody)
+    is_room = shares == room and asked.pipeline * asked.data <= shares
+    if is_room and sorted(seats) == list(everybody):
         return asked
     planned = find_planned(plan, seats)
-    if planned is not None:
-        return planned
-    shares = sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
+    if planned is not None or is_room:
+        return planned or asked
     chunks = 1
     if training.schedule in ("interleaved", "zbv"):
         parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
@@ -113,6 +115,16 @@ def find_planned(plan: Plan, seats: Sequence[int]) -> Optional[Layout]:
     nodes = name_nodes([plan.node(seat).group for seat in sorted(seats)])
     found = (plan.layouts or {}).get(nodes)
     return None if found is None else Layout(*found)
+
+
+def count_asked(plan: Plan) -> int:
+    """Nodes that the conf asks for: those that joined stand behind them."""
+    return plan.num_nodes - (plan.morphing.joined if plan.morphing is not None else 0)
+
+
+def count_shares(plan: Plan, seats: Sequence[int]) -> int:
+    """Tensor groups, each within a node, that these nodes have room for."""
+    return sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
 
 
 def list_needed(plan: Plan, layout: Layout, seats: Sequence[int]) -> List[Tuple[int, int]]:

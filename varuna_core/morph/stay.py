@@ -28,9 +28,11 @@ from varuna_core.morph.orders import (
     ENDED,
     IDLE,
     RUNNING,
+    Orders,
     Presence,
     Task,
     follow,
+    is_for_guest,
     read_orders,
     write_presence,
 )
@@ -55,7 +57,10 @@ def beat_s(plan: Plan) -> float:
 
 
 def stay(run: RunFolder, plan: Plan, session: str, given_index: Optional[int]) -> int:
-    """The exit code of the node: 0 when the run ended, whatever its ranks came to."""
+    """The exit code of the node: 0 when the run ended, whatever its ranks came to.
+
+    Without a session of its own it is a guest (orders.py).
+    """
     seat = find_index(plan, given_index, os.environ)
     host = host_name(plan, seat, os.environ, os.uname().nodename)
     run.morph.make()
@@ -80,6 +85,8 @@ class Stay:
         self._run, self._plan, self._me = run, plan, me
         self._signals = Signals()
         self._child: Optional[subprocess.Popen[bytes]] = None
+        self._is_guest = not me.session
+        self._manager_beat = 0.0
         self._knows_session = False
         self._next_beat = 0.0
         self._begun = time.monotonic()
@@ -110,17 +117,34 @@ class Stay:
 
     def _heed_orders(self) -> None:
         orders = read_orders(self._run.morph)
+        if self._is_guest and orders is not None:
+            self._visit(orders)
         is_ours = orders is not None and orders.session == self._me.session
         self._knows_session = self._knows_session or is_ours
         waited = time.monotonic() - self._begun
-        if not self._knows_session and waited > self._plan.timing.join_s:
+        if (self._is_guest or not self._knows_session) and waited > self._plan.timing.join_s:
             self._leave(f"no word from the manager for {waited:.0f} s")
+            return
+        if self._is_guest and not is_ours:
             return
         task = follow(orders, self._me, knows_session=self._knows_session)
         if task.leave:
             self._leave(task.leave)
         elif task.attempt is not None and self._child is None:
             self._start(task)
+
+    def _visit(self, orders: Orders) -> None:
+        """As a guest: note that the manager lives, and go over to its session without ranks."""
+        if orders.beat != self._manager_beat:
+            self._manager_beat, self._begun = orders.beat, time.monotonic()
+        if not is_for_guest(orders, self._me):
+            return
+        if self._child is not None:
+            self._end_ranks()
+            return
+        self._knows_session = True
+        key = uuid.uuid4().hex
+        self._change(session=orders.session, key=key, attempt=-1, state=IDLE, code=0)
 
     def _start(self, task: Task) -> None:
         assert task.attempt is not None
@@ -153,7 +177,10 @@ class Stay:
         if self._leaving:
             return
         self._leaving = reason
-        if self._child is not None:
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        if self._child is not None and self._kill_at == float("inf"):
             self._child.send_signal(signal.SIGTERM)
             timing = self._plan.timing
             self._kill_at = time.monotonic() + timing.grace_s + timing.lost_s

@@ -118,6 +118,8 @@ class MorphPlan:
     """Whether the job comes back when it is preempted, out of time or short of nodes."""
     save_s: float
     """What ranks get to save in when they are called to."""
+    joined: int = 0
+    """How many nodes at the end of `groups` were asked for later (records/joins.py)."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ def parse_plan(value: dict[str, Any]) -> Plan:
     return Plan(
         **{
             **rest,
-            "groups": tuple(_parse_group(group) for group in rest["groups"]),
+            "groups": tuple(parse_group(group) for group in rest["groups"]),
             "command": tuple(rest["command"]),
             "containers": tuple(_parse_container(item) for item in rest["containers"]),
             "remedies": tuple((pattern, remedy) for pattern, remedy in rest["remedies"]),
@@ -262,7 +264,7 @@ def parse_plan(value: dict[str, Any]) -> Plan:
     )
 
 
-def _parse_group(value: dict[str, Any]) -> GroupPlan:
+def parse_group(value: dict[str, Any]) -> GroupPlan:
     devices = value["devices"]
     return GroupPlan(**{**value, "devices": None if devices is None else tuple(devices)})
 
