@@ -346,6 +346,9 @@ class Morph:
     """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`)."""
     max_nodes: int | None = None
     """Never use more; in this version a run uses at most those that it asks for."""
+    warm: bool = True
+    """While ranks train, keep a second set of them on each node, idle, with torch imported, so that
+    a morph is short; costs their memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

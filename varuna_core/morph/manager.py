@@ -96,12 +96,12 @@ class Manager:
             may_requeue=limits.requeue,
         )
         self._signals = Signals()
-        self._ears = Ears(timing.lost_s, beat_s(plan))
+        self._ears = Ears(timing.lost_s, beat_s(plan), poll_s(plan))
         self._saved = -1
         self._look_at = 0.0
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
-        self._cost = Cost(run)
+        self._cost = Cost(run, self._ears)
         self._state = self._open()
 
     def run(self) -> int:
@@ -115,7 +115,8 @@ class Manager:
             for said in self._listen():
                 self._tell(said)
             self._tell(Tick())
-            self._cost.note_start(self._state)
+            if self._cost.look(self._state):
+                self._write_orders()
             if self._state.phase != ENDED:
                 self._signals.wait(poll_s(self._plan))
         self._see_home()
@@ -235,6 +236,8 @@ class Manager:
                 nodes=state.members if runs else (),
                 fenced=state.fenced,
                 end=state.phase == ENDED,
+                ending=state.phase == STOPPING,
+                trained=runs and self._cost.trained == state.attempt,
             ),
         )
 

@@ -51,6 +51,10 @@ class Orders:
     """Who takes part: the first has node index 0 in the attempt's plan, and so on."""
     fenced: Tuple[str, ...]
     end: bool
+    ending: bool = False
+    """Whether the attempt is being stopped: nodes then give a sign of life at each look."""
+    trained: bool = False
+    """Whether the attempt has done a step: from then on nodes prepare for the next one."""
 
 
 class Task(NamedTuple):
@@ -75,7 +79,7 @@ def get_seat(node: str) -> int:
 
 
 def write_presence(folder: MorphFolder, value: Presence) -> None:
-    write_json(folder.node(value.seat), asdict(value))
+    write_json(folder.node(value.seat), asdict(value), lasts=False)
 
 
 def read_presences(folder: MorphFolder, session: str) -> Dict[int, Presence]:

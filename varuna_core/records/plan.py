@@ -117,6 +117,8 @@ class MorphPlan:
     """Whether the job comes back when it is preempted, out of time or short of nodes."""
     save_s: float
     """What ranks get to save in when they are called to."""
+    warm: bool = False
+    """Whether ranks of the next attempt wait on each node while this one trains."""
 
 
 @dataclass(frozen=True)
