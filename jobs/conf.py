@@ -350,6 +350,9 @@ class Morph:
     job of one group may also start with as few, where its queue has no more."""
     max_nodes: int | None = None
     """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
+    warm: bool = True
+    """While ranks train, keep a second set of them on each node, idle, with torch imported, so that
+    a morph is short; costs their memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

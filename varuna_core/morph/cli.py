@@ -14,6 +14,7 @@ from typing import Iterator
 from varuna_core.agent.errors import WRONG_INPUT, Refusal
 from varuna_core.agent.host import group_of, open_run
 from varuna_core.morph.manager import Manager, parse_state
+from varuna_core.morph.standby import stand_by
 from varuna_core.morph.stay import stay
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import PRIVATE_FILE, read_json, write_json
@@ -85,6 +86,16 @@ def build_parser() -> argparse.ArgumentParser:
     add.set_defaults(run_command=_run_answer)
     add = commands.add_parser("others", parents=[shared, job], help="the run's other jobs")
     add.set_defaults(run_command=_run_others)
+    add = commands.add_parser(
+        "standby",
+        parents=[shared],
+        help="wait to be the next attempt's agent; `stay` starts it",
+        description="Start ranks that wait like those of this node and attempt, until standard "
+        "input says which attempt to run, or ends.",
+    )
+    add.add_argument("--attempt", required=True, type=int, metavar="N")
+    add.add_argument("--node", required=True, type=int, metavar="INDEX", help="in that attempt")
+    add.set_defaults(run_command=_run_standby)
     add = commands.add_parser("leave", parents=[shared], help="send nodes home")
     who = add.add_mutually_exclusive_group(required=True)
     who.add_argument("--node", type=int, metavar="INDEX")
@@ -104,6 +115,10 @@ def _load(path: Path) -> tuple[RunFolder, Plan]:
 def _run_stay(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
     return stay(run, widen(plan, read_joins(run.morph)), args.session, args.node)
+
+
+def _run_standby(args: argparse.Namespace) -> int:
+    return stand_by(open_run(args.run), args.attempt, args.node)
 
 
 def _run_manage(args: argparse.Namespace) -> int:

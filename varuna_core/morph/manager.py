@@ -101,12 +101,12 @@ class Manager:
             may_requeue=limits.requeue,
         )
         self._signals = Signals()
-        self._ears = Ears(timing.lost_s, beat_s(plan))
+        self._ears = Ears(timing.lost_s, beat_s(plan), poll_s(plan))
         self._saved = -1
         self._look_at = 0.0
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
-        self._cost = Cost(run)
+        self._cost = Cost(run, self._ears)
         self._next_beat = 0.0
         self._widen()
         self._state = self._open()
@@ -122,8 +122,7 @@ class Manager:
             for said in self._listen():
                 self._tell(said)
             self._tell(Tick())
-            self._cost.note_start(self._state)
-            if time.monotonic() >= self._next_beat:
+            if self._cost.look(self._state) or time.monotonic() >= self._next_beat:
                 self._write_orders()
             if self._state.phase != ENDED:
                 self._signals.wait(poll_s(self._plan))
@@ -255,6 +254,8 @@ class Manager:
                 end=state.phase == ENDED,
                 back=state.requeue,
                 beat=round(time.time(), 3),
+                ending=state.phase == STOPPING,
+                trained=runs and self._cost.trained == state.attempt,
             ),
         )
 

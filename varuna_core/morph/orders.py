@@ -57,6 +57,10 @@ class Orders:
     """At the end: whether the run comes back in another session."""
     beat: float = 0.0
     """Another number each time: as long as it changes the manager lives."""
+    ending: bool = False
+    """Whether the attempt is being stopped: nodes then give a sign of life at each look."""
+    trained: bool = False
+    """Whether the attempt has done a step: from then on nodes prepare for the next one."""
 
 
 class Task(NamedTuple):
@@ -81,7 +85,7 @@ def get_seat(node: str) -> int:
 
 
 def write_presence(folder: MorphFolder, value: Presence) -> None:
-    write_json(folder.node(value.seat), asdict(value))
+    write_json(folder.node(value.seat), asdict(value), lasts=False)
 
 
 def read_presences(folder: MorphFolder, session: str) -> Dict[int, Presence]:

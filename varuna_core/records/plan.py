@@ -120,6 +120,8 @@ class MorphPlan:
     """What ranks get to save in when they are called to."""
     joined: int = 0
     """How many nodes at the end of `groups` were asked for later (records/joins.py)."""
+    warm: bool = False
+    """Whether ranks of the next attempt wait on each node while this one trains."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Ear:
 
     def __init__(self, state: State) -> None:
         self.state, self.now = state, 0.0
-        self.ears = Ears(lost_s=90, beat_s=1)
+        self.ears = Ears(lost_s=90, beat_s=1, poll_s=0.25)
         self.sight = Sight({2: ME}, None, {}, (), -1)
 
     def listen(self, seconds: float = 0.5, *, beats: bool = True, **changes: object) -> list[Input]:
