@@ -83,7 +83,10 @@ class State:
     why: str = ""
     """Why the attempt ends, as far as somebody told."""
     saved: int = -1
-    """Iteration of the newest complete checkpoint."""
+    """Iteration of the furthest complete checkpoint that was ever seen: what a new one is held to,
+    so that a run whose newest ones are damaged again and again makes no progress."""
+    whole: int = -1
+    """That of the newest one that is there."""
     base: int = -1
     """That when the attempt started."""
     fruitless: int = 0
@@ -111,7 +114,7 @@ def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attemp
 
     That it came to no verdict (its first node was lost) is an attempt like others: it counts.
     """
-    fruitless = 0
+    fruitless, whole = 0, saved
     if earlier is not None:
         fruitless = earlier.fruitless
         if earlier.phase in (*ATTEMPTING, JUDGING):
@@ -123,6 +126,7 @@ def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attemp
         attempt=attempt,
         earlier=attempt,
         saved=saved,
+        whole=whole,
         base=saved,
         fruitless=fruitless,
         gather_until=now + rules.gather_s,
@@ -183,7 +187,7 @@ def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
             return _end(state, state.code or STOPPED, said.reason, rules)
         return _stop(state, said.reason, now, rules)
     if isinstance(said, Saved):
-        return replace(state, saved=max(state.saved, said.iteration)), []
+        return replace(state, saved=max(state.saved, said.iteration), whole=said.iteration), []
     if isinstance(said, Judged) and state.phase == JUDGING:
         return _conclude(state, said, now, rules)
     return state, []  # a tick, or the echo of an attempt that is over
@@ -232,7 +236,7 @@ def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_
     if not is_late:
         return state, []
     what = f"{len(free)} nodes are here, and no plan for at least {rules.min_nodes} fits them"
-    safe = f"; the checkpoint of iteration {state.saved} is safe" if state.saved >= 0 else ""
+    safe = f"; the checkpoint of iteration {state.whole} is safe" if state.whole >= 0 else ""
     last = f"; before that: {state.why}" if state.why else ""
     state = replace(state, after=_weightier(state.after, REQUEUE))
     return _retreat(state, state.code or NODE_LOST, f"{what}{safe}{last}", rules)

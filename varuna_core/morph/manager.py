@@ -52,7 +52,7 @@ from varuna_core.morph.words import (
     StopRanks,
     Tick,
 )
-from varuna_core.records.checkpoints import list_complete
+from varuna_core.records.checkpoints import find_fit
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NODE_LOST, Outcome, read_outcome, write_outcome
 from varuna_core.records.files import list_names, read_json, write_json
@@ -182,8 +182,8 @@ class Manager:
         )
 
     def _find_saved(self) -> int:
-        complete = list_complete(self._run.path / str(self._training.checkpoint_folder))
-        return complete[-1].iteration if complete else -1
+        found = find_fit(self._run.path / str(self._training.checkpoint_folder))
+        return -1 if found is None else found.iteration
 
     # The machine.
 

@@ -80,7 +80,7 @@ class CalledToEnd:
 
 @dataclass(frozen=True)
 class Saved:
-    """The newest complete checkpoint, as far as anybody looked."""
+    """The newest complete checkpoint whose files are there, as far as anybody looked."""
 
     iteration: int
 

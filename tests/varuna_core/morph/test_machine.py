@@ -175,3 +175,30 @@ def test_a_state_of_another_version_is_not_taken() -> None:
     assert parse_state(value) == State()
     assert parse_state({**value, "colour": "red"}) is None
     assert parse_state(None) is None
+
+
+def test_a_checkpoint_that_turns_out_damaged_is_no_progress_and_not_called_safe() -> None:
+    story = Story(replace(RULES, may_requeue=False))
+    story.start()
+    story.tell(Saved(20), RankFailed("one"))
+    story.end_ranks()
+    story.tell(Judged(FAILED, 1, "one"))
+    assert (story.state.attempt, story.state.fruitless) == (1, 0)
+    for number in (1, 2):  # it begins at 10, comes to 20, and that is damaged again
+        story.tell(Saved(10), Saved(20), RankFailed("again"))
+        story.end_ranks()
+        story.tell(Judged(FAILED, 1, "again"))
+        assert story.state.fruitless == number
+    story.tell(Saved(10), *(Lost(node, "gone") for node in story.state.nodes))
+    assert story.tell(Judged(FAILED, 113, "gone")) == [
+        End(113, "no new checkpoint in 3 attempts; the last one: gone", False)
+    ]
+
+
+def test_what_is_safe_is_what_is_whole() -> None:
+    story = Story(replace(RULES, may_requeue=False))
+    story.start()
+    story.tell(Saved(20), Saved(10), *(Lost(node, "gone") for node in NODES))
+    story.tell(Judged(FAILED, 113, "gone"))
+    (end,) = story.wait(RULES.wait_s)
+    assert isinstance(end, End) and "the checkpoint of iteration 10 is safe" in end.reason
