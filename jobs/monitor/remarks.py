@@ -161,6 +161,10 @@ def split_jobs(snapshot: Snapshot) -> Iterator[str]:
         yield f"jobs of the run that are over: {said}"
 
 
+def nodes_left_out(snapshot: Snapshot) -> Iterator[str]:
+    yield from snapshot.left_out
+
+
 def damaged_checkpoints(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.damaged:
         last = snapshot.damaged[-1]
@@ -182,6 +186,7 @@ REMARKS: tuple[Remark, ...] = (
     memory_full,
     disks_full,
     damaged_checkpoints,
+    nodes_left_out,
     clocks,
     warnings,
     preflight,

@@ -117,6 +117,7 @@ class RunReader:
             went_at=shown.went_at,
             earlier=self._read_earlier(attempts[:-1]),
             morph=self._read_morph(record, shown),
+            left_out=self._read_left_out(),
             world=plan.world if plan else None,
             num_nodes=plan.num_nodes if plan else None,
             nodes=shown.nodes,
@@ -197,6 +198,13 @@ class RunReader:
         if value.get("phase") == "running" and (shown.stop is not None or has_failed):
             return f"{len(members)} nodes to those that are left"
         return ""
+
+    def _read_left_out(self) -> tuple[str, ...]:
+        if self._plan is None or not self._plan.morph:
+            return ()
+        value = read_json(self.run.morph.manager)
+        said = value.get("left_out") if isinstance(value, dict) else None
+        return tuple(str(text) for text in said) if isinstance(said, list) else ()
 
     def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
         """Nodes that should beat and do not: the scheduler may know why."""

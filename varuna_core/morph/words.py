@@ -92,6 +92,8 @@ class Judged:
     outcome: str
     code: int
     reason: str
+    culprit: str = ""
+    """The node on which it failed, where that is one of them."""
 
 
 @dataclass(frozen=True)

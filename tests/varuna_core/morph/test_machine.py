@@ -202,3 +202,38 @@ def test_what_is_safe_is_what_is_whole() -> None:
     story.tell(Judged(FAILED, 113, "gone"))
     (end,) = story.wait(RULES.wait_s)
     assert isinstance(end, End) and "the checkpoint of iteration 10 is safe" in end.reason
+
+
+def fail_on(story: Story, node: str, *said: Input) -> list[Action]:
+    story.tell(*said, RankFailed(f"a rank on {node}"))
+    story.end_ranks()
+    return story.tell(Judged(FAILED, 1, f"a rank on {node}", node))
+
+
+def test_a_node_that_fails_twice_without_a_new_checkpoint_is_left_out() -> None:
+    story = Story()
+    story.start()
+    assert fail_on(story, "1/b") == [Start(1, NODES)]
+    actions = fail_on(story, "1/b")
+    assert actions[0] == Fence("1/b")
+    assert actions[1] == Start(2, ("0/a", "2/c"))
+    (text,) = story.state.left_out
+    assert text.startswith("node 1 is left out") and "a rank on 1/b" in text
+
+
+def test_who_fails_between_checkpoints_or_in_turn_stays() -> None:
+    story = Story()
+    story.start()
+    fail_on(story, "1/b")
+    fail_on(story, "2/c")  # another one
+    assert fail_on(story, "2/c", Saved(10)) == [Start(3, NODES)]  # progress between
+    assert fail_on(story, "2/c") == [Start(4, NODES)]
+    assert story.state.left_out == ()
+
+
+def test_nobody_is_left_out_where_the_rest_is_too_few() -> None:
+    story = Story(replace(RULES, min_nodes=4))
+    story.start()
+    fail_on(story, "1/b")
+    assert fail_on(story, "1/b") == [Start(2, NODES)]
+    assert story.state.left_out == ()
