@@ -144,8 +144,8 @@ def fill(stage: Stage, folder: Path, fault: Fault, pause: Pause) -> str:
     if not folder.is_mount():
         return f"{NOBODY}: {folder} is no disk of its own"
     with stage.full(folder):
-        pause(fault.lasts_s)
-    return f"filled the disk of {folder.name} for {fault.lasts_s} s"
+        pause(2 * fault.lasts_s)  # until somebody has to write
+    return f"filled the disk of {folder.name} for {2 * fault.lasts_s} s"
 
 
 def warn(stage: Stage, fault: Fault, pause: Pause) -> str:
