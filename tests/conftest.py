@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers ignore it, and so would every process that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-WHOLE_MACHINE = ("tests/cluster", "tests/containers")
+WHOLE_MACHINE = ("tests/chaos", "tests/cluster", "tests/containers")
 """These share the lab, its network and the containers' store."""
 
 

@@ -18,9 +18,10 @@ from uuid import uuid4
 
 from torch import Tensor
 
+from varuna_core.checkpoint.aside import Choice
 from varuna_core.checkpoint.document import READABLE
 from varuna_core.checkpoint.entries import Entry, RankPart, deal
-from varuna_core.checkpoint.errors import CheckpointError
+from varuna_core.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from varuna_core.checkpoint.manifest import TrainingState
 from varuna_core.checkpoint.random_state import put_random_state, take_random_state
 from varuna_core.checkpoint.reader import CheckpointReader
@@ -215,21 +216,29 @@ class Saving:
     def load(
         self, store: Path, iteration: int | None, check_complete: bool
     ) -> tuple[int, Progress]:
-        """The number of the checkpoint that rank 0 finds, and how far it was."""
+        """The number of the checkpoint that rank 0 finds, and how far it was.
+
+        Where none is named and the newest turns out to be damaged, whichever rank finds that, all
+        take the one before it.
+        """
+        choice = Choice(store, iteration, check_complete)
 
         def choose() -> str:
-            with CheckpointReader.open(store, iteration, check_complete) as reader:
-                name = reader.folder.name
+            name = choice.take().name
             with contextlib.suppress(OSError):  # a store that is only read
                 (store / LEFT).unlink(missing_ok=True)
             return name
 
-        folder = store / self.words.tell(choose)
-        found: list[Any] = []
-        self.words.judge(lambda: found.extend(self._load_part(folder)))
-        number, line, progress = found
-        self._line = line
-        return number, progress
+        while True:
+            folder = store / self.words.tell(choose)
+            found: list[Any] = []
+            try:
+                self.words.judge(lambda: found.extend(self._load_part(folder)))  # noqa: B023
+            except DamagedCheckpoint as error:
+                choice.refuse(folder, error)
+                continue
+            number, self._line, progress = found
+            return number, progress
 
     def _load_part(self, folder: Path) -> tuple[int, str, Progress]:
         self.close()  # those that follow go on in the line of what is loaded

@@ -161,6 +161,21 @@ def split_jobs(snapshot: Snapshot) -> Iterator[str]:
         yield f"jobs of the run that are over: {said}"
 
 
+def nodes_left_out(snapshot: Snapshot) -> Iterator[str]:
+    yield from snapshot.left_out
+
+
+def damaged_checkpoints(snapshot: Snapshot) -> Iterator[str]:
+    if snapshot.damaged:
+        last = snapshot.damaged[-1]
+        more = len(snapshot.damaged) - 1
+        yield (
+            f"the checkpoint of step {last.iteration} is damaged and set aside ({last.reason})"
+            + (f", and {more} more" if more else "")
+            + f": {last.path}"
+        )
+
+
 REMARKS: tuple[Remark, ...] = (
     scheduler_silent,
     errors_that_passed,
@@ -170,6 +185,8 @@ REMARKS: tuple[Remark, ...] = (
     gpu_troubles,
     memory_full,
     disks_full,
+    damaged_checkpoints,
+    nodes_left_out,
     clocks,
     warnings,
     preflight,

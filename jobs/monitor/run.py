@@ -20,7 +20,7 @@ from jobs.monitor.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
 from jobs.pending import explain_reason
 from jobs.runs import RunView
 from varuna_core.records import record as records
-from varuna_core.records.checkpoints import Newest, find_newest
+from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan, read_plan
@@ -44,6 +44,7 @@ class Store:
 
     disks: tuple[Disk, ...] = ()
     newest: Newest | None = None
+    damaged: tuple[Damaged, ...] = ()
 
 
 class RunReader:
@@ -116,6 +117,7 @@ class RunReader:
             went_at=shown.went_at,
             earlier=self._read_earlier(attempts[:-1]),
             morph=self._read_morph(record, shown),
+            left_out=self._read_left_out(),
             world=plan.world if plan else None,
             num_nodes=plan.num_nodes if plan else None,
             nodes=shown.nodes,
@@ -129,6 +131,7 @@ class RunReader:
             errors=shown.errors + merge_errors(self._scripts.values(), {}),
             checkpoint_step=store.newest.step if store.newest else None,
             checkpoint_at=store.newest.written if store.newest else None,
+            damaged=store.damaged,
             disks=store.disks,
             clock_skew_s=self._skew.worth_saying,
             stop=shown.stop,
@@ -173,11 +176,12 @@ class RunReader:
             return
         self._store_at = now
         folders = {"logs": self.run.path}
-        newest = None
+        newest, damaged = None, []
         if self._asked.checkpoints is not None:
             folders["checkpoints"] = self._asked.checkpoints
             newest = find_newest(self._asked.checkpoints)
-        self._store = Store(look_at_disks(folders), newest)
+            damaged = list_damaged(self._asked.checkpoints)
+        self._store = Store(look_at_disks(folders), newest, tuple(damaged))
 
     def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
         """Between two attempts of a run that goes on with other nodes."""
@@ -194,6 +198,13 @@ class RunReader:
         if value.get("phase") == "running" and (shown.stop is not None or has_failed):
             return f"{len(members)} nodes to those that are left"
         return ""
+
+    def _read_left_out(self) -> tuple[str, ...]:
+        if self._plan is None or not self._plan.morph:
+            return ()
+        value = read_json(self.run.morph.manager)
+        said = value.get("left_out") if isinstance(value, dict) else None
+        return tuple(str(text) for text in said) if isinstance(said, list) else ()
 
     def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
         """Nodes that should beat and do not: the scheduler may know why."""

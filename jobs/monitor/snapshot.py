@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from varuna_core.records.checkpoints import Damaged
 from varuna_core.records.exits import Outcome, RankExit
 
 FORMAT = 2
@@ -253,6 +254,8 @@ class Snapshot:
     earlier: tuple[Attempt, ...] = ()
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
+    left_out: tuple[str, ...] = ()
+    """Why a run that may morph goes on without nodes that were there, a sentence each."""
     world: int | None = None
     num_nodes: int | None = None
     """Nodes that the plan has; fewer in `nodes` means that some have left nothing yet."""
@@ -271,6 +274,8 @@ class Snapshot:
     """Lines of a known kind, the likely first in time first; the same of many ranks once."""
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
+    damaged: tuple[Damaged, ...] = ()
+    """Checkpoints that could not be loaded, and were set aside."""
     disks: tuple[Disk, ...] = ()
     clock_skew_s: float | None = None
     """The file server's clock minus the one of this machine, where it is worth a word."""

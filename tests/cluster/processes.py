@@ -42,7 +42,7 @@ class ProcessId:
     """Field 22 of /proc/PID/stat: clock ticks from boot to the start of the process."""
 
 
-def _read_stat(pid: int) -> tuple[ProcessId, int] | None:
+def read_stat(pid: int) -> tuple[ProcessId, int] | None:
     """A living process and its parent's pid; None when there is none (a zombie is none)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -53,7 +53,7 @@ def _read_stat(pid: int) -> tuple[ProcessId, int] | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    stat = _read_stat(process.pid)
+    stat = read_stat(process.pid)
     return stat is not None and stat[0] == process
 
 
@@ -82,7 +82,7 @@ def end(process: ProcessId, *, patience_s: float = 0.0) -> None:
 
 def _read_parents() -> dict[ProcessId, int]:
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return dict(stat for pid in pids if (stat := _read_stat(pid)))
+    return dict(stat for pid in pids if (stat := read_stat(pid)))
 
 
 def find_descendants(roots: set[ProcessId]) -> set[ProcessId]:

@@ -190,11 +190,13 @@ def fail_to_load(case: Case, folder: Path) -> dict[str, str]:
     varuna = open_varuna(case, seed=0)
     named = dict(varuna.named_parameters())
     varuna.set_optimizer(precision_rank.build_optimizer("groups", named))
-    for store in sorted((folder / "bad").iterdir()):
+    bad = sorted((folder / "bad").iterdir())
+    asked = {f"{store.name} by name": (store, SAVED * 10) for store in bad}
+    for name, words in {**asked, **{store.name: (store,) for store in bad}}.items():
         try:
-            varuna.load_checkpoint(store)
+            said[name] = f"loaded {varuna.load_checkpoint(*words)}"
         except CheckpointError as error:
-            said[store.name] = f"{type(error).__name__}: {error}"
+            said[name] = f"{type(error).__name__}: {error}"
     assert varuna.load_checkpoint(folder / "stores" / case.store) == SAVED * 10
     varuna.close()
     return said

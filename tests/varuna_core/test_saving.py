@@ -25,6 +25,7 @@ from varuna_core import Varuna
 from varuna_core.checkpoint.exchange import export_checkpoint
 from varuna_core.checkpoint.store import list_complete
 from varuna_core.checkpoint.verify import find_damage
+from varuna_core.records.checkpoints import list_damaged
 
 pytestmark = pytest.mark.slow
 
@@ -196,14 +197,39 @@ def test_the_scale_of_fp16_had_changed_before_it_was_saved(folder: Path) -> None
 
 def test_what_cannot_be_loaded_is_the_same_error_on_every_rank(folder: Path) -> None:
     first, second = read(folder, "bad", "2x1")
-    assert first == second and len(first) == 5
-    assert "rank 1 (stages 1 and 3, replica 0): " in first["changed"]
-    assert "was changed: the checksum of" in first["changed"]
-    assert first["changed"].count("; load iteration 20 instead") == 1
-    assert first["cut"].startswith("DamagedCheckpoint: ") and "was written with" in first["cut"]
-    assert "is missing" in first["missing"] and "segment-" in first["missing"]
+    assert first == second and len(first) == 10
+    assert "rank 1 (stages 1 and 3, replica 0): " in first["changed by name"]
+    assert "was changed: the checksum of" in first["changed by name"]
+    assert first["changed by name"].count("; load iteration 20 instead") == 1
+    assert first["cut by name"].startswith("DamagedCheckpoint: ")
+    assert "was written with" in first["cut by name"]
+    assert "is missing" in first["missing by name"] and "segment-" in first["missing by name"]
     assert first["empty"].startswith("NoCheckpoint: ")
-    assert "CheckpointError: " in first["other"]
+    assert "CheckpointError: " in first["other"] and "Damaged" not in first["other"]
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_loaded(
+    folder: Path,
+) -> None:
+    """Rank 1 alone reads what was changed; every attempt found it again, and the run ended."""
+    first, second = read(folder, "bad", "2x1")
+    # What lies there as 20 is a copy, and says so itself.
+    assert first["changed"] == second["changed"] == f"loaded {SAVED * 10}"
+    store = folder / "bad" / "changed"
+    (aside,) = list_damaged(store)
+    assert aside.iteration == SAVED * 10 and "was changed: the checksum of" in aside.reason
+    assert "rank 1 " in aside.reason
+    assert list(find_damage(Path(aside.path))) and len(list(Path(aside.path).glob("segment*"))) > 1
+    assert [found.iteration for found in list_complete(store)] == [20]
+
+
+def test_where_none_is_whole_a_training_does_not_begin_anew(folder: Path) -> None:
+    first, second = read(folder, "bad", "2x1")
+    for name in ("cut", "missing"):
+        assert first[name] == second[name]
+        assert first[name].startswith("DamagedCheckpoint: ")
+        assert "holds no checkpoint that is whole: 1 damaged" in first[name]
+        assert len(list_damaged(folder / "bad" / name)) == 1
 
 
 def test_a_model_starts_from_an_exported_file(folder: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class Owner:
             if name.startswith(f".{self.path.name}.") and now - _last_change(path) > IDLE_S:
                 path.unlink(missing_ok=True)  # of a claim that was cut off
             match = NAME.fullmatch(name)
-            if not match or not match[2]:
+            if not match or match[3] not in ("partial", "removed"):
                 continue
             if match[3] == "removed":
                 shutil.rmtree(path, ignore_errors=True)

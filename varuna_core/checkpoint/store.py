@@ -5,6 +5,7 @@
       varuna_ckpt_100/                         complete
       varuna_ckpt_200.<job>.<n>.partial/       being written, or left by a job that died
       varuna_ckpt_50.<job>.<n>.removed/        about to go
+      varuna_ckpt_150.<job>.<n>.damaged/       could not be loaded, and was set aside (aside.py)
 
 A checkpoint is complete once it has a manifest; the rename to its short name only makes it easy to
 find. Ranks do not talk: each lands its marker, and whoever then sees all markers writes the
@@ -66,7 +67,10 @@ def _describe_rest(store: Path, names: list[str]) -> str:
     for name in sorted(names):
         if any(inside.startswith("opt-") for inside in list_names(store / name)):
             return f"; {name} holds pickles of the Varuna of old, which are not read"
-    return f"; incomplete: {', '.join(sorted(names))}" if names else ""
+    aside = sorted(name for name in names if name.endswith(".damaged"))
+    rest = sorted(set(names) - set(aside))
+    text = f"; incomplete: {', '.join(rest)}" if rest else ""
+    return text + (f"; set aside as damaged: {', '.join(aside)}" if aside else "")
 
 
 def find_good(store: Path, but_not: Path | None = None) -> Complete | None:

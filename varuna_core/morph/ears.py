@@ -52,7 +52,7 @@ class Ears:
     def listen(self, state: State, sight: Sight, now: float) -> List[Input]:
         """Inputs in the order in which they are to count."""
         self._forgive(now)
-        said: List[Input] = [Saved(sight.saved)] if sight.saved > state.saved else []
+        said: List[Input] = [Saved(sight.saved)] if sight.saved != state.whole else []
         present = {item.name: item for item in sight.presences.values()}
         # Those that left no trace any more were there when an earlier manager looked.
         for name in state.nodes:

@@ -88,11 +88,18 @@ class State:
     why: str = ""
     """Why the attempt ends, as far as somebody told."""
     saved: int = -1
-    """Iteration of the newest complete checkpoint."""
+    """Iteration of the furthest complete checkpoint that was ever seen: what a new one is held to,
+    so that a run whose newest ones are damaged again and again makes no progress."""
+    whole: int = -1
+    """That of the newest one that is there."""
     base: int = -1
     """That when the attempt started."""
     fruitless: int = 0
     """Attempts in a row that left no new checkpoint."""
+    suspect: str = ""
+    """The node on which the last of them failed."""
+    left_out: Tuple[str, ...] = ()
+    """Why nodes that were well are out, a sentence each."""
     gather_until: float = 0.0
     deadline: Optional[float] = None
     """When the phase ends at the latest; none while ranks train."""
@@ -121,7 +128,7 @@ def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attemp
 
     That it came to no verdict (its first node was lost) is an attempt like others: it counts.
     """
-    fruitless = 0
+    fruitless, whole = 0, saved
     if earlier is not None:
         fruitless = earlier.fruitless
         if earlier.phase in (*ATTEMPTING, JUDGING):
@@ -133,6 +140,7 @@ def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attemp
         attempt=attempt,
         earlier=attempt,
         saved=saved,
+        whole=whole,
         base=saved,
         fruitless=fruitless,
         gather_until=now + rules.gather_s,
@@ -196,7 +204,7 @@ def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
             return _end(state, state.code or STOPPED, said.reason, rules)
         return _stop(state, said.reason, now, rules)
     if isinstance(said, Saved):
-        return replace(state, saved=max(state.saved, said.iteration)), []
+        return replace(state, saved=max(state.saved, said.iteration), whole=said.iteration), []
     if isinstance(said, Judged) and state.phase == JUDGING:
         return _conclude(state, said, now, rules)
     return state, []  # a tick, or the echo of an attempt that is over
@@ -249,7 +257,7 @@ def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_
     if not is_late:
         return state, []
     what = f"{len(free)} nodes are here, and no plan for at least {rules.min_nodes} fits them"
-    safe = f"; the checkpoint of iteration {state.saved} is safe" if state.saved >= 0 else ""
+    safe = f"; the checkpoint of iteration {state.whole} is safe" if state.whole >= 0 else ""
     last = f"; before that: {state.why}" if state.why else ""
     state = replace(state, after=_weightier(state.after, REQUEUE))
     return _retreat(state, state.code or NODE_LOST, f"{what}{safe}{last}", rules)
@@ -312,6 +320,7 @@ def _conclude(state: State, said: Judged, now: float, rules: Rules) -> Step:
         return _give_up(state, rules)
     if state.after == REQUEUE:
         return _end(state, said.code, said.reason, rules)
+    state = _leave_out(state, said, rules)
     actions: List[Action] = []
     for node in state.leaving:
         if node in state.nodes:
@@ -327,6 +336,21 @@ def _conclude(state: State, said: Judged, now: float, rules: Rules) -> Step:
         deadline=now + rules.wait_s,
     )
     return state, actions
+
+
+def _leave_out(state: State, said: Judged, rules: Rules) -> State:
+    """Two attempts in a row that failed on one node without a new checkpoint: the next one goes
+    without it, where the rest is enough."""
+    suspect = said.culprit if state.fruitless else ""
+    rest = [node for node in state.nodes if node not in (*state.leaving, suspect)]
+    if not suspect or suspect != state.suspect or len(rest) < rules.min_nodes:
+        return replace(state, suspect=suspect)
+    text = (
+        f"node {suspect.partition('/')[0]} is left out: its ranks failed in two attempts in a row, "
+        f"without a new checkpoint; the last time: {said.reason}"
+    )
+    leaving, left_out = (*state.leaving, suspect), (*state.left_out, text)
+    return replace(state, suspect="", leaving=leaving, left_out=left_out)
 
 
 def _retreat(state: State, code: int, reason: str, rules: Rules) -> Step:

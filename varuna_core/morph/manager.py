@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from varuna_core.agent.closing import Scene, judge
 from varuna_core.agent.signals import Signals
 from varuna_core.morph.attempt import make_attempt, pick_nodes
+from varuna_core.morph.blame import find_culprit
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.ears import Ears, Sight
 from varuna_core.morph.machine import (
@@ -52,9 +53,9 @@ from varuna_core.morph.words import (
     StopRanks,
     Tick,
 )
-from varuna_core.records.checkpoints import list_complete
+from varuna_core.records.checkpoints import find_fit
 from varuna_core.records.events import append_event
-from varuna_core.records.exits import NODE_LOST, Outcome, read_outcome, write_outcome
+from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome
 from varuna_core.records.files import list_names, read_json, write_json
 from varuna_core.records.joins import read_joins, widen
 from varuna_core.records.nodes import FAIL, read_reports
@@ -198,8 +199,8 @@ class Manager:
         )
 
     def _find_saved(self) -> int:
-        complete = list_complete(self._run.path / str(self._training.checkpoint_folder))
-        return complete[-1].iteration if complete else -1
+        found = find_fit(self._run.path / str(self._training.checkpoint_folder))
+        return -1 if found is None else found.iteration
 
     # The machine.
 
@@ -210,7 +211,14 @@ class Manager:
             self._cost.mark(before, state)
             self._state = state
             self._save(state)
+            self._tell_left_out(state.left_out[len(before.left_out) :])
         self._do(actions)
+
+    def _tell_left_out(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self._say(text)
+            with contextlib.suppress(OSError):
+                append_event(self._run.morph_events, "left-out", reason=text)
 
     def _choose(self, nodes: Sequence[str]) -> Tuple[str, ...]:
         return pick_nodes(self._plan, self._training, nodes)
@@ -271,7 +279,12 @@ class Manager:
         if outcome.code == 0:
             kind = DONE if self._saved >= self._training.steps else LEFT
         self._write_outcome(attempt, outcome)
-        return Judged(kind, outcome.code, outcome.reason)
+        return Judged(kind, outcome.code, outcome.reason, self._find_culprit(attempt, outcome))
+
+    def _find_culprit(self, attempt: AttemptFolder, outcome: Outcome) -> str:
+        plan, members = self._own_plan(attempt), self._state.members
+        index = find_culprit(plan, read_exits(attempt, plan.world), outcome.missing_ranks)
+        return members[index] if index is not None and index < len(members) else ""
 
     def _own_plan(self, attempt: AttemptFolder) -> Plan:
         return read_plan(attempt.plan) or self._plan

@@ -82,7 +82,7 @@ class CalledToEnd:
 
 @dataclass(frozen=True)
 class Saved:
-    """The newest complete checkpoint, as far as anybody looked."""
+    """The newest complete checkpoint whose files are there, as far as anybody looked."""
 
     iteration: int
 
@@ -94,6 +94,8 @@ class Judged:
     outcome: str
     code: int
     reason: str
+    culprit: str = ""
+    """The node on which it failed, where that is one of them."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from varuna_core.records.files import list_names
+from varuna_core.records.files import list_names, read_json
 
-NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed))?")
+NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed|damaged))?")
 MANIFEST = "manifest.json"
+DAMAGE = "damage.json"
+"""In a checkpoint that was set aside: why."""
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest")
 """What Megatron-LM and DeepSpeed write once a checkpoint is complete."""
 
@@ -42,9 +44,49 @@ def list_complete(store: Path) -> list[Complete]:
     # A short name sorts before a partial one of the same iteration, and wins.
     for name in sorted(list_names(store)):
         match = NAME.fullmatch(name)
-        if match and match[3] != "removed" and (store / name / MANIFEST).is_file():
+        if match and match[3] in (None, "partial") and (store / name / MANIFEST).is_file():
             found.setdefault(int(match[1]), store / name)
     return [Complete(iteration=i, path=found[i]) for i in sorted(found)]
+
+
+def find_fit(store: Path) -> Optional[Complete]:
+    """The newest complete one whose files have the sizes that its manifest names.
+
+    For whoever only watches: a load checks all that it reads.
+    """
+    return next((found for found in reversed(list_complete(store)) if _is_fit(found.path)), None)
+
+
+def _is_fit(folder: Path) -> bool:
+    manifest = read_json(folder / MANIFEST)
+    try:
+        files = manifest.get("content", {}).get("files", {})
+        sizes = {name: held["size"] for name, held in files.items()}
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (AttributeError, KeyError, TypeError, OSError):
+        return False
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A checkpoint that could not be loaded, and was set aside."""
+
+    iteration: int
+    path: str
+    reason: str
+
+
+def list_damaged(store: Path) -> list[Damaged]:
+    """Oldest iteration first."""
+    found = []
+    for name in sorted(list_names(store)):
+        match = NAME.fullmatch(name)
+        if match and match[3] == "damaged":
+            told = read_json(store / name / DAMAGE)
+            reason = told.get("reason") if isinstance(told, dict) else None
+            reason = str(reason or "nobody wrote why")
+            found.append(Damaged(int(match[1]), str(store / name), reason))
+    return sorted(found, key=lambda item: item.iteration)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tests.jobs.monitor.builders import (
     starting,
     with_points,
 )
+from varuna_core.records.checkpoints import Damaged
 
 
 def test_a_rank_that_failed_is_named_while_the_others_live() -> None:
@@ -117,6 +118,15 @@ def test_a_full_disk_fails_once_a_rank_says_so() -> None:
     assert any("0.0 GB" in remark for remark in verdict.remarks)
     line = make_line("OSError: [Errno 28] No space left on device", node="n001", rank=4)
     assert judge(healthy(disks=(disk,), errors=(line,))).rule == "disk full"
+
+
+def test_a_checkpoint_that_was_set_aside_is_told_of() -> None:
+    one = Damaged(200, "/ckpt/varuna_ckpt_200.a.1.damaged", "rank 1: segment-0003 is missing")
+    verdict = judge(healthy(damaged=(Damaged(100, "/ckpt/x", "cut"), one)))
+    assert verdict.health is Health.HEALTHY
+    (remark,) = verdict.remarks
+    assert "step 200 is damaged and set aside (rank 1: segment-0003 is missing), and 1" in remark
+    assert one.path in remark
 
 
 def test_no_process_on_any_gpu_long_after_the_start_fails() -> None:

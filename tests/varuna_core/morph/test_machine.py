@@ -206,3 +206,65 @@ def test_a_state_of_another_version_is_not_taken() -> None:
     assert parse_state(value) == State()
     assert parse_state({**value, "colour": "red"}) is None
     assert parse_state(None) is None
+
+
+def test_a_checkpoint_that_turns_out_damaged_is_no_progress_and_not_called_safe() -> None:
+    story = Story(replace(RULES, may_requeue=False))
+    story.start()
+    story.tell(Saved(20), RankFailed("one"))
+    story.end_ranks()
+    story.tell(Judged(FAILED, 1, "one"))
+    assert (story.state.attempt, story.state.fruitless) == (1, 0)
+    for number in (1, 2):  # it begins at 10, comes to 20, and that is damaged again
+        story.tell(Saved(10), Saved(20), RankFailed("again"))
+        story.end_ranks()
+        story.tell(Judged(FAILED, 1, "again"))
+        assert story.state.fruitless == number
+    story.tell(Saved(10), *(Lost(node, "gone") for node in story.state.nodes))
+    assert story.tell(Judged(FAILED, 113, "gone")) == [
+        End(113, "no new checkpoint in 3 attempts; the last one: gone", False)
+    ]
+
+
+def test_what_is_safe_is_what_is_whole() -> None:
+    story = Story(replace(RULES, may_requeue=False))
+    story.start()
+    story.tell(Saved(20), Saved(10), *(Lost(node, "gone") for node in NODES))
+    story.tell(Judged(FAILED, 113, "gone"))
+    (end,) = story.wait(RULES.wait_s)
+    assert isinstance(end, End) and "the checkpoint of iteration 10 is safe" in end.reason
+
+
+def fail_on(story: Story, node: str, *said: Input) -> list[Action]:
+    story.tell(*said, RankFailed(f"a rank on {node}"))
+    story.end_ranks()
+    return story.tell(Judged(FAILED, 1, f"a rank on {node}", node))
+
+
+def test_a_node_that_fails_twice_without_a_new_checkpoint_is_left_out() -> None:
+    story = Story()
+    story.start()
+    assert fail_on(story, "1/b") == [Start(1, NODES)]
+    actions = fail_on(story, "1/b")
+    assert actions[0] == Fence("1/b")
+    assert actions[1] == Start(2, ("0/a", "2/c"))
+    (text,) = story.state.left_out
+    assert text.startswith("node 1 is left out") and "a rank on 1/b" in text
+
+
+def test_who_fails_between_checkpoints_or_in_turn_stays() -> None:
+    story = Story()
+    story.start()
+    fail_on(story, "1/b")
+    fail_on(story, "2/c")  # another one
+    assert fail_on(story, "2/c", Saved(10)) == [Start(3, NODES)]  # progress between
+    assert fail_on(story, "2/c") == [Start(4, NODES)]
+    assert story.state.left_out == ()
+
+
+def test_nobody_is_left_out_where_the_rest_is_too_few() -> None:
+    story = Story(replace(RULES, min_nodes=4))
+    story.start()
+    fail_on(story, "1/b")
+    assert fail_on(story, "1/b") == [Start(2, NODES)]
+    assert story.state.left_out == ()

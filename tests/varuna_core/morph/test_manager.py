@@ -24,7 +24,7 @@ from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
 
 HANGS_AT_FIRST = '[ "$VJOB_ATTEMPT" = 0 ] && exec sleep 1000; '
-TRAINS = 'mkdir -p "$0/varuna_ckpt_6" && touch "$0/varuna_ckpt_6/manifest.json"'
+TRAINS = 'mkdir -p "$0/varuna_ckpt_6" && echo {} > "$0/varuna_ckpt_6/manifest.json"'
 
 
 class Elastic:

@@ -1,0 +1,86 @@
+"""`python -m tests.chaos --seed 7 --faults 5`: one schedule of faults, and what came of it.
+
+    --stage local     real processes on this machine; `lab` is the real Slurm of tests/cluster
+    --replay FILE     the faults of a report again; --without 2 4 leaves some out, to find the least
+    --report FILE     where the report goes; without it one is written where something is wrong
+
+Exit code 0: everything held. 1: something did not; the report and the run's folder are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.faults import draw
+from tests.chaos.play import play, read_faults
+from tests.chaos.stage import Stage
+
+PATIENCE_S = 150.0
+
+
+def main(words: list[str] | None = None) -> int:
+    options = build_parser().parse_args(words)
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-{options.seed}-", dir=options.folder))
+    stage = open_stage(options.stage, folder)
+    if options.replay:
+        faults = read_faults(options.replay)
+        faults = tuple(f for i, f in enumerate(faults) if i not in options.without)
+    else:
+        faults = draw(options.seed, options.faults, options.kinds or stage.kinds)
+    for number, fault in enumerate(faults):
+        print(f"{number}: {fault}", flush=True)
+    is_good = False
+    try:
+        stage.open()
+        report = play(stage, options.seed, faults, options.stage, options.patience)
+        is_good = not report.problems
+        path = options.report or (None if is_good else folder.with_suffix(".json"))
+        if path is not None:
+            report.write(path)
+            print(f"report: {path}")
+        for text in report.problems:
+            print(f"problem: {text}", file=sys.stderr)
+        print(
+            f"seed {options.seed} on {options.stage}: {report.verdict}, {report.seconds} s, "
+            f"{report.attempts} attempts, {len(report.morphs)} morphs, "
+            f"{len(report.problems)} problems"
+        )
+    finally:
+        stage.close(keep=not is_good)
+        if is_good:
+            shutil.rmtree(folder)
+    return 0 if is_good else 1
+
+
+def open_stage(name: str, folder: Path) -> Stage:
+    if name == "lab":
+        from tests.chaos.lab_stage import LabStage
+
+        return LabStage(folder)
+    return Stage(folder)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", type=int, default=5, metavar="COUNT")
+    parser.add_argument("--stage", choices=("local", "lab"), default="local")
+    parser.add_argument("--kinds", nargs="+", metavar="KIND", help="draw from these alone")
+    parser.add_argument("--replay", type=Path, metavar="FILE")
+    parser.add_argument("--without", type=int, nargs="+", default=[], metavar="NUMBER")
+    parser.add_argument("--report", type=Path, metavar="FILE")
+    parser.add_argument("--folder", type=Path, help="where the run's folder is made")
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, metavar="SECONDS")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

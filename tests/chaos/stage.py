@@ -1,0 +1,215 @@
+"""Where a run is disturbed: what is there to be hit, found in its run folder and in /proc.
+
+A stage starts no process of its own besides `vjob`; it signals only what belongs to its run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.chaos.faults import ANYWHERE
+from tests.cluster.processes import (
+    ProcessId,
+    find_descendants,
+    is_alive,
+    read_stat,
+    run,
+    send_signal,
+)
+from tests.command import Vjob
+from varuna_core.morph.orders import Presence, read_presences
+from varuna_core.records.files import read_json
+from varuna_core.records.runfolder import RunFolder
+
+CONF = """
+name: chaos
+program: pretrain_gpt
+model: {{layers: 4, hidden: 16, heads: 2, sequence: 8, vocab: 64, dropout: 0.0}}
+data: {{prefix: text, split: "8,2,0"}}
+train:
+  steps: {steps}
+  global_batch_size: 16
+  micro_batch_size: 1
+  optimizer: {{lr: 1.0e-2, weight_decay: 0.1}}
+  schedule: {{warmup_steps: 2, min_lr: 1.0e-3}}
+  log_every: 1
+  evaluate: {{every: 0}}
+  checkpoint: {{folder: ckpt, every: 10, keep: 3}}
+parallel: {{pipeline: 4}}
+cluster:
+  {cluster}
+  walltime_min: 20
+  grace_s: 5
+  join_s: 20
+  lost_s: 15
+  requeue: true
+morph: {{enabled: true, min_nodes: 2}}
+env: {{OMP_NUM_THREADS: "1"}}
+"""
+DISK_MB = 48
+DISKS = ("ckpt", "log")
+
+
+class Stage:
+    """One run on this machine, without Slurm."""
+
+    kinds: tuple[str, ...] = ANYWHERE
+    cluster = "scheduler: local\n  nodes: [{group: all, count: 4, ranks: 1}]"
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
+        self.folder, self.vjob = folder, Vjob(folder, env)
+        self.store = folder / "ckpt"
+        self._run: RunFolder | None = None
+        self._mounted: list[Path] = []
+
+    def open(self) -> None:
+        self.prepare()
+        self.mount()
+
+    def prepare(self) -> None:
+        """Folders and data."""
+        from tests.varuna_core.data.tokens import write_tokens
+
+        documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
+        write_tokens(self.folder / "text", documents)
+        for name in DISKS:
+            (self.folder / name).mkdir()
+
+    def mount(self) -> None:
+        """Disks of its own that can be filled; without root those faults hit nothing."""
+        if os.geteuid() == 0:
+            for name in DISKS:
+                path = self.folder / name
+                run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "vjob-chaos", str(path)])
+                self._mounted.append(path)
+
+    def close(self, *, keep: bool) -> None:
+        """With `keep` what lay on the disks is copied out of them."""
+        try:
+            self.end_run()
+        finally:
+            self.unmount(keep=keep)
+
+    def end_run(self) -> None:
+        if self._run is not None and read_json(self._run.record).get("state") != "ended":
+            self.vjob("cancel", str(self._run.path), "--now", code=None)
+
+    def unmount(self, *, keep: bool) -> None:
+        for path in self._mounted:
+            if keep:
+                run(["cp", "-a", f"{path}", f"{path}.kept"], check=False)
+            run(["umount", "--lazy", str(path)])
+            if keep:
+                path.rmdir()
+                os.rename(f"{path}.kept", path)
+        self._mounted.clear()
+
+    def submit(self, steps: int) -> RunFolder:
+        self._run = self.vjob.submit(CONF.format(steps=steps, cluster=self.cluster))
+        return self._run
+
+    @property
+    def run(self) -> RunFolder:
+        assert self._run is not None
+        return self._run
+
+    # What is there.
+
+    def read_state(self) -> dict[str, object]:
+        value = read_json(self.run.morph.manager)
+        return value if isinstance(value, dict) else {}
+
+    def list_nodes(self) -> list[Presence]:
+        """Nodes of the session that live, by seat."""
+        session = str(self.read_state().get("session"))
+        found = read_presences(self.run.morph, session)
+        return [found[seat] for seat in sorted(found) if read_stat(found[seat].pid) is not None]
+
+    def find_family(self, node: Presence) -> set[ProcessId]:
+        """The process that stays on the node, and all below it."""
+        stat = read_stat(node.pid)
+        return set() if stat is None else find_descendants({stat[0]})
+
+    def find_agent(self, node: Presence) -> ProcessId | None:
+        """That of the attempt."""
+        stats = [read_stat(process.pid) for process in self.find_family(node)]
+        return next((stat[0] for stat in stats if stat and stat[1] == node.pid), None)
+
+    def find_ranks(self, node: Presence) -> list[ProcessId]:
+        agent = self.find_agent(node)
+        stats = [read_stat(process.pid) for process in self.find_family(node)]
+        below = [stat[0] for stat in stats if stat and agent and stat[1] == agent.pid]
+        return sorted((p for p in below if b"\0RANK=" in _read(p, "environ")), key=lambda p: p.pid)
+
+    def find_managers(self) -> list[ProcessId]:
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and (stat := read_stat(int(name))) is not None:
+                words = _read(stat[0], "cmdline").split(b"\0")
+                if b"manage" in words and bytes(self.run.path) in words:
+                    found.append(stat[0])
+        return found
+
+    def list_left(self) -> list[str]:
+        """Processes of the run that are there after its end."""
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid():
+                stat = read_stat(int(name))
+                line = b"" if stat is None else _read(stat[0], "cmdline")
+                if bytes(self.run.path) in line and b"--seed" not in line:
+                    found.append(line.replace(b"\0", b" ").decode(errors="replace"))
+        return found
+
+    # What a scheduler would do.
+
+    def warn(self) -> None:
+        """The time limit or a preemption is near."""
+        os.kill(read_json(self.run.path / "local.json")["pid"], signal.SIGUSR1)
+
+    def ask_to_leave(self, seat: int) -> None:
+        words = ["morph", "leave", "--run", str(self.run.path), "--node", str(seat)]
+        run(["python3", str(self.run.agent), *words])
+
+    @contextlib.contextmanager
+    def full(self, folder: Path) -> Iterator[None]:
+        """The disk of this folder has no room for a byte."""
+        filler = folder / ".filler"
+        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as handle:
+            size = 1 << 16
+            while size:
+                try:
+                    handle.write(bytes(size))
+                except OSError:
+                    size //= 2
+        try:
+            yield
+        finally:
+            filler.unlink(missing_ok=True)
+
+
+def _read(process: ProcessId, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{process.pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def signal_all(family: set[ProcessId], number: signal.Signals) -> None:
+    for process in family:
+        send_signal(process, number)
+
+
+def slow_down(process: ProcessId, seconds: float) -> None:
+    """It gets a fifth of its time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and is_alive(process):
+        send_signal(process, signal.SIGSTOP)
+        time.sleep(0.2)
+        send_signal(process, signal.SIGCONT)
+        time.sleep(0.05)

@@ -1,0 +1,41 @@
+"""`python -m tests.chaos.summary REPORT... > benchmarks/results/chaos.md`: reports as a table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def render_summary(reports: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "# Chaos: what was done to runs, and what came of it",
+        "",
+        "Each row is made by `python -m tests.chaos --stage STAGE --seed SEED --faults COUNT",
+        "--report FILE`, the table by `python -m tests.chaos.summary FILE...`. Four ranks on two",
+        "CPUs that others used too: the seconds are no measure of a morph.",
+        "A run is well if it ended as COMPLETED with every step's loss as undisturbed (2e-5), no",
+        "complete checkpoint was lost, no two managers were seen, and nothing ran on.",
+        "",
+        "| stage | seed | faults, in order | attempts | morphs | seconds | ended | problems |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in sorted(reports, key=lambda one: (one["stage"], one["seed"])):
+        kinds = ", ".join(fault["kind"] for fault in one["faults"])
+        wrong = "; ".join(one["problems"]) or "none"
+        lines.append(
+            f"| {one['stage']} | {one['seed']} | {kinds} | {one['attempts']} | "
+            f"{len(one['morphs'])} | {one['seconds']:.0f} | {one['verdict']} | {wrong} |"
+        )
+    count = Counter(fault["kind"] for one in reports for fault in one["faults"])
+    faults = ", ".join(f"{kind} {number}" for kind, number in sorted(count.items()))
+    well = sum(not one["problems"] for one in reports)
+    lines += ["", f"{well} of {len(reports)} runs were well. Faults: {faults}.", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(render_summary([json.loads(Path(name).read_text()) for name in sys.argv[1:]]), end="")
