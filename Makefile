@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo test check packages docs clean
+.PHONY: demo test newest check packages docs pictures site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -12,11 +12,15 @@ $(VENV)/.installed: setup.cfg constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,train,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,train,report]'
 	touch $@
 
 $(VENV)/.installed-train: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,report]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
 # A tiny GPT from raw text on this machine: prepared, trained by four ranks, stopped at step 40,
@@ -42,8 +46,21 @@ packages:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi
 
+# Three processes on two cores: one of them waits for the lab most of the time.
 test: packages $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -n 2 --durations 15
+	$(BIN)/python -m pytest -n 3 --durations 15
+
+# The newest that the ranges of setup.cfg allow, beside the pinned: a venv of its own without
+# constraints, made anew each time, and the tests that are quick. NEWEST_TESTS=tests/jobs narrows it.
+NEWEST := .venv-newest
+NEWEST_EXTRAS ?= dev,docs,train,report
+NEWEST_TESTS ?= tests/test_architecture.py tests/test_docs.py tests/test_docs_site.py \
+  tests/test_packaging.py tests/jobs tests/reports tests/containers tests/varuna_core
+newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(NEWEST_EXTRAS)]'
+	$(NEWEST)/bin/python -m pip freeze --exclude-editable
+	$(NEWEST)/bin/python -m pytest -m 'not slow and not slurm and not browser' $(NEWEST_TESTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -57,5 +74,13 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m jobs init > docs/conf.part
 	mv docs/conf.part tests/jobs/golden/init.yaml
 
+# docs/pictures/schedules: drawn from the lists of actions that the engine runs.
+pictures: $(VENV)/.installed
+	PYTHONPATH=. $(BIN)/python docs/make/schedules.py docs/pictures/schedules
+
+# The documentation as a site that needs no network: site/index.html. A warning is an error.
+site: $(VENV)/.installed-docs docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(NEWEST) build dist site *.egg-info

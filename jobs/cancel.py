@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from jobs.errors import InputError, VjobError
 from jobs.executor import choose_executor
+from jobs.joined import cancel_joined
 from jobs.runs import RunView, view_run
 from jobs.slurm import OVER, JobState
 from varuna_core.records import record as records
@@ -58,6 +59,7 @@ def _tell_how_it_left(view: RunView) -> str:
 
 def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]:
     """Every job of the run, the last one first: the others wait for the start of the first."""
+    cancel_joined(view)
     problems = []
     for job in reversed(view.record.jobs):
         try:

@@ -19,6 +19,7 @@ from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
 from jobs.export import export
+from jobs.membership_commands import grow, shrink
 from jobs.monitor.commands import status
 from jobs.monitor.stacks_command import stacks
 from jobs.monitor.watch_command import watch
@@ -141,7 +142,12 @@ cli.add_command(status)
 @click.option("--all", "-a", "show_all", is_flag=True, help="All known runs, not the last 20.")
 @json_option
 def list_(show_all: bool, as_json: bool) -> None:
-    """List your runs, the newest last."""
+    """List your runs, the newest last.
+
+    \b
+    vjob list
+    vjob list --all --json | jq -r '.[].run'
+    """
     from jobs import listing
 
     rows = listing.list_runs(limit=None if show_all else 20)
@@ -161,7 +167,13 @@ def list_(show_all: bool, as_json: bool) -> None:
     help="How long the ranks may take to checkpoint and leave.",
 )
 def cancel(job: str, now: bool, wait_s: int) -> None:
-    """Cancel JOB, asking it to checkpoint first (SIGUSR1) where it says that it can."""
+    """Cancel JOB, asking it to checkpoint first (SIGUSR1) where it says that it can.
+
+    \b
+    vjob cancel last
+    vjob cancel 4711 --wait 300      a large checkpoint on a slow file system
+    vjob cancel gpt2-xl --now
+    """
     from jobs.cancel import cancel_run
     from jobs.runs import find_run
 
@@ -218,6 +230,8 @@ def logs(
     reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)
 
 
+cli.add_command(grow)
+cli.add_command(shrink)
 cli.add_command(stacks)
 cli.add_command(watch)
 cli.add_command(plan)
@@ -261,7 +275,12 @@ cli.add_command(export)
 @cli.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Look at this machine and its Slurm, and say what to mend before the first job."""
+    """Look at this machine and its Slurm, and say what to mend before the first job.
+
+    \b
+    vjob doctor                      where you submit
+    srun -N2 vjob doctor             on two nodes, where the containers are
+    """
     from jobs import doctor as doctors
 
     findings = doctors.examine()
@@ -279,6 +298,7 @@ def completion(shell: str) -> None:
 
     \b
     eval "$(vjob completion bash)"        # or put that line in ~/.bashrc
+    vjob completion fish > ~/.config/fish/completions/vjob.fish
     """
     from click.shell_completion import get_completion_class
 

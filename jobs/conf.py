@@ -201,12 +201,15 @@ class Parallel:
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"
-    """Layers per stage, `0-11-8-8-8-8-5-0`; auto: by the model's profile if `vjob profile` left one
-    next to the conf, else balanced at the start by counted work."""
+    """Layers per stage, `0-11-8-8-8-8-5-0`; auto: by `profile` if `vjob profile` left one,
+    else balanced at the start by counted work."""
     schedule: Literal["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv", "auto"] = (
         "auto"
     )
     """Order of forwards and backwards in a step; a script does not see it."""
+    profile: str | None = None
+    """File that `vjob profile` writes and planning reads; default: profiles/<model>.profile.json
+    next to the conf; a script does not see it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,14 +341,18 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Morph:
-    """Whether a built-in program may change its number of nodes; one group of nodes."""
+    """Whether a built-in program may change its number of nodes."""
 
     enabled: bool = False
     """Go on without a lost node, from the newest checkpoint."""
     min_nodes: int | None = None
-    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`)."""
+    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`). A
+    job of one group may also start with as few, where its queue has no more."""
     max_nodes: int | None = None
-    """Never use more; in this version a run uses at most those that it asks for."""
+    """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
+    warm: bool = True
+    """While ranks train, keep a second set of them on each node, idle, with torch imported, so that
+    a morph is short; costs their memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

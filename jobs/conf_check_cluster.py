@@ -131,7 +131,8 @@ def check_cluster(conf: JobConf) -> Iterator[Finding]:
     if cluster.hetero != "auto" and len(cluster.nodes) == 1:
         message = "is for several groups in cluster.nodes, and there is one; leave it at auto"
         yield "cluster.hetero", cluster.hetero, message
-    if cluster.requeue and cluster.hetero == "split" and len(cluster.nodes) > 1:
+    is_split = cluster.hetero == "split" and len(cluster.nodes) > 1
+    if cluster.requeue and is_split and not conf.morph.enabled:
         message = (
             "cannot be with cluster.hetero: split, whose jobs would be requeued one by one; use "
             "hetero: hetjob, or requeue: false"

@@ -38,7 +38,5 @@ def _check_morph(conf: JobConf) -> Iterator[Finding]:
         yield key, True, f"is in this version of vjob for {' and '.join(BUILT_IN)} alone"
     elif conf.train.checkpoint.folder is None:
         yield key, True, "needs train.checkpoint.folder: a run that loses a node goes on from there"
-    if len(conf.cluster.nodes) > 1:
-        yield key, True, "is in this version of vjob for one group in cluster.nodes alone"
     if conf.container.runtime == "pyxis":
         yield key, True, "is not in this version of vjob with pyxis, which srun starts only once"

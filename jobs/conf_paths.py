@@ -84,6 +84,7 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
         train=replace(
             conf.train, checkpoint=replace(checkpoint, folder=resolve(checkpoint.folder))
         ),
+        parallel=replace(conf.parallel, profile=resolve(conf.parallel.profile)),
         container=replace(
             container, image=image, mounts=tuple(map(resolve_mount, container.mounts))
         ),

@@ -21,7 +21,9 @@ from types import FrameType
 
 from jobs import process
 from jobs.local_executor import state_file
+from jobs.local_step import OFFSET
 from varuna_core.records.files import write_atomic, write_json
+from varuna_core.records.joins import read_joins, widen
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
@@ -141,6 +143,7 @@ class Supervisor:
         if len(names) > 1:
             env["SLURM_HET_SIZE"] = str(len(names))
             for number, nodes in enumerate(names):
+                env[f"{OFFSET}{number}"] = str(groups[number].first_node)
                 env[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] = ",".join(nodes)
         return env
 
@@ -198,6 +201,8 @@ def main(argv: list[str]) -> int:
         print(f"vjob: {run.plan} cannot be read", file=sys.stderr)
         return 1
     group = argv[2] if len(argv) > 2 and argv[2] else None
+    if group is not None:  # perhaps one that joins
+        plan = widen(plan, read_joins(run.morph))
     try:
         return Supervisor(run, argv[1], group, plan).main()
     finally:

@@ -27,6 +27,9 @@ class Component:
     """One part of a step."""
 
     nodes: int
+    het_group: str | None
+    env: tuple[str, ...]
+    """`NAME=value` of --export."""
     command: tuple[str, ...]
 
 
@@ -40,8 +43,7 @@ class Step:
 
 
 IGNORED = (
-    "export", "input", "unbuffered", "cpu-bind", "ntasks-per-node", "cpus-per-task", "het-group",
-    "no-kill",
+    "input", "unbuffered", "cpu-bind", "ntasks-per-node", "cpus-per-task", "no-kill",
 )  # fmt: skip
 
 
@@ -50,19 +52,24 @@ def parse_srun(argv: Sequence[str]) -> Step:
     components = []
     kill, wait_s = False, 0.0
     for part in _split(argv):
-        nodes = 1
+        nodes, het_group = 1, None
+        env: tuple[str, ...] = ()
         rest = list(part)
         while rest and rest[0].startswith("--"):
             name, _, value = rest.pop(0)[2:].partition("=")
             if name == "nodes":
                 nodes = int(value)
+            elif name == "het-group":
+                het_group = value
+            elif name == "export":
+                env = tuple(word for word in value.split(",") if "=" in word)
             elif name == "kill-on-bad-exit":
                 kill = value != "0"
             elif name == "wait":
                 wait_s = float(value)
             elif name not in IGNORED:
                 raise SystemExit(f"srun (local stand-in): --{name} is not known here")
-        components.append(Component(nodes=nodes, command=tuple(rest)))
+        components.append(Component(nodes=nodes, het_group=het_group, env=env, command=tuple(rest)))
     return Step(components=tuple(components), kill_on_bad_exit=kill, wait_s=wait_s)
 
 
@@ -74,6 +81,10 @@ def _split(argv: Sequence[str]) -> list[list[str]]:
         else:
             parts[-1].append(word)
     return parts
+
+
+OFFSET = "VJOB_LOCAL_FIRST_NODE_HET_GROUP_"
+"""Where the nodes of each part of a het job begin."""
 
 
 class Tasks:
@@ -88,11 +99,14 @@ class Tasks:
 
     def start(self) -> None:
         first = int(os.environ.get("VJOB_LOCAL_FIRST_NODE", "0"))
+        if len(self.step.components) == 1:  # of a het job, perhaps a later part of it alone
+            first += int(os.environ.get(f"{OFFSET}{self.step.components[0].het_group}", "0"))
         index = 0
         for component in self.step.components:
             for _ in range(component.nodes):
                 env = {
                     **os.environ,
+                    **dict(word.split("=", 1) for word in component.env),
                     "SLURM_NODEID": str(index),
                     "SLURM_PROCID": str(index),
                     "SLURM_LOCALID": "0",

@@ -118,6 +118,7 @@ def build_morphing(conf: JobConf) -> MorphPlan:
         max_nodes=conf.morph.max_nodes or nodes,
         requeue=conf.cluster.requeue,
         save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
+        warm=conf.morph.warm,
     )
 
 

@@ -13,9 +13,6 @@ from jobs.arguments import json_option
 from jobs.conf import JobConf
 from jobs.errors import InputError
 
-PROFILE_FOLDER = "profiles"
-"""Next to the conf."""
-
 
 def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
     """`1,2,4`, each 1 or more."""
@@ -41,7 +38,7 @@ def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Where the profile goes; default: profiles/<model>.profile.json next to CONF.",
+    help="Where the profile goes; default: parallel.profile of CONF.",
 )
 @click.option(
     "--sizes",
@@ -113,17 +110,15 @@ def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
     """Absolute; refused where the ranks would not see it, or cannot profile at all."""
     from jobs.conf_reader import BUILT_IN
     from jobs.plan import parse_mount
-    from jobs.training import name_model
-    from varuna_core.records.training import name_profile_file
+    from jobs.planning.conf_file import name_profile
 
     if conf.program.kind not in BUILT_IN:
         raise InputError(
             f"vjob profile measures {' and '.join(BUILT_IN)}; a script of your own measures its "
             "model with varuna_core.Profiler and is submitted like any other (docs/profiling.md)"
         )
-    assert conf.model is not None, "check_program refuses a conf without it"
-    name = name_profile_file(name_model(conf.model))
-    target = base / PROFILE_FOLDER / name if output is None else Path.cwd() / output
+    target = name_profile(conf, base) if output is None else Path.cwd() / output
+    assert target is not None, "check_program refuses a conf without model"
     container = conf.container
     if container.image is not None and container.runtime != "none":
         seen = [Path(parse_mount(mount).target) for mount in container.mounts]

@@ -14,6 +14,7 @@ from pathlib import Path
 from jobs import index
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
+from jobs.joined import cancel_joined, list_joined
 from jobs.pending import explain_launch
 from jobs.slurm import OVER, JobInfo, JobState
 from jobs.verdict import explain_end, judge_run
@@ -22,6 +23,7 @@ from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import Outcome, read_outcome
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import start_time
+from varuna_core.records.plan import read_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 
@@ -50,6 +52,8 @@ class RunView:
     record: RunRecord
     infos: tuple[JobInfo, ...]
     """One a component; empty where the scheduler has forgotten."""
+    joined: tuple[JobInfo, ...] = ()
+    """Of jobs that brought more nodes to it (jobs/joined.py)."""
     problem: str = ""
     """Why the scheduler did not answer."""
 
@@ -130,9 +134,12 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
         if record is not None:
             known.append((run, bring_up_to_date(run, record)))
     asked: dict[str, list[str]] = {}
-    for _, record in known:
+    joined: dict[str, list[str]] = {}
+    for run, record in known:
         if record.state == records.SUBMITTED:
-            asked.setdefault(record.scheduler, []).extend(job.id for job in record.jobs)
+            joined[str(run.path)] = list(list_joined(run))
+            ids = [*(job.id for job in record.jobs), *joined[str(run.path)]]
+            asked.setdefault(record.scheduler, []).extend(ids)
     found: dict[str, dict[str, list[JobInfo]]] = {}
     problems: dict[str, str] = {}
     for name, jobs in asked.items():
@@ -145,12 +152,19 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
     views = []
     for run, record in known:
         infos: list[JobInfo] = []
+        more: list[JobInfo] = []
         looked = found.get(record.scheduler)
         if record.state == records.SUBMITTED and looked is not None:
             infos = [info for job in record.jobs for info in looked[job.id]]
+            more = [info for job in joined[str(run.path)] for info in looked[job]]
             record = settle(run, record, infos)
         problem = problems.get(record.scheduler, "") if record.state == records.SUBMITTED else ""
-        views.append(RunView(run=run, record=record, infos=tuple(infos), problem=problem))
+        view = RunView(
+            run=run, record=record, infos=tuple(infos), joined=tuple(more), problem=problem
+        )
+        if more and record.state == records.ENDED:
+            cancel_joined(view)
+        views.append(view)
     return views
 
 
@@ -233,6 +247,9 @@ def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRe
     if not known.issuperset(job.id for job in record.jobs):
         return _settle_forgotten(run, record)
     outcome = judge_run(run, infos)
+    plan = read_plan(run.plan)
+    if plan is not None and plan.morph:  # the others are nodes that it may lose
+        infos = infos[:1]
     worst = next((i for i in infos if i.state is not JobState.COMPLETED), infos[0])
     fallback = explain_launch(worst) or worst.reason or f"the scheduler says {worst.word}"
     return _end(run, record, worst.state.value, fallback, outcome)

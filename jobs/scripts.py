@@ -57,6 +57,10 @@ LEAVE_S = 30
 """Beyond the grace of ranks, for the nodes of a run that may morph to go home when it has ended."""
 
 
+GIVEN = Raw('"$SLURM_JOB_NUM_NODES"')
+"""The nodes of a job that asked for no certain number."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
     """The rendered scripts of a run, by file name."""
@@ -77,12 +81,20 @@ def render_scripts(conf: JobConf, plan: Plan, run: RunFolder) -> Scripts:
     )
 
 
-def render_batch(conf: JobConf, plan: Plan, run: RunFolder, only: str | None = None) -> str:
-    """The batch script; for a split run that of the group `only`."""
+def render_batch(
+    conf: JobConf, plan: Plan, run: RunFolder, only: str | None = None, like: str | None = None
+) -> str:
+    """The batch script; for a split run that of the group `only`.
+
+    The group of a job that joins is in no conf: it has the sbatch options of the one that it is
+    `like`.
+    """
     groups = [group for group in plan.groups if only in (None, group.name)]
     confs = {group.group: group for group in conf.cluster.nodes}
+    fewest = find_fewest(conf, plan)
     components = [
-        build_component_options(group, confs[group.name], conf.cluster) for group in groups
+        build_component_options(group, confs[like or group.name], conf.cluster, fewest)
+        for group in groups
     ]
     shared = build_shared_options(conf, plan, run, only)
     inside = find_step_container(plan)
@@ -102,8 +114,13 @@ def render_batch(conf: JobConf, plan: Plan, run: RunFolder, only: str | None = N
             inside=[] if inside is None else [_quote_whole(word) for word in inside.step],
             exports=[] if inside is None else build_exports(plan, inside),
             start=Raw(ENTER if inside else "bash"),
-            steps=[build_step_options(group, index, groups) for index, group in enumerate(groups)],
+            steps=[
+                build_step_options(group, index, groups, GIVEN if fewest else None)
+                for index, group in enumerate(groups)
+            ],
             morph=plan.morph,
+            guest=plan.morph and only not in (None, plan.groups[0].name),
+            given=GIVEN if fewest else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
             finish_s=conf.cluster.finish_s,
             node_script=str(run.node_script),
@@ -165,7 +182,20 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
     return [*_render_options(values), *_render_options(_pick(cluster.sbatch, per_component=False))]
 
 
-def build_component_options(group: GroupPlan, conf: NodeGroup, cluster: Cluster) -> list[str]:
+def find_fewest(conf: JobConf, plan: Plan) -> int | None:
+    """The fewest nodes that the job may start with; None where it must have all.
+
+    A range holds for the first start too, so it is asked for only where the conf names a minimum.
+    """
+    fewest = conf.morph.min_nodes
+    if not plan.morph or plan.layout != "single" or fewest is None:
+        return None
+    return fewest if fewest < plan.groups[0].count else None
+
+
+def build_component_options(
+    group: GroupPlan, conf: NodeGroup, cluster: Cluster, fewest: int | None = None
+) -> list[str]:
     """Options that each component of a het job has for itself."""
     memory = (
         None
@@ -179,7 +209,7 @@ def build_component_options(group: GroupPlan, conf: NodeGroup, cluster: Cluster)
         *_render_options(
             {
                 "partition": group.queue,
-                "nodes": group.count,
+                "nodes": group.count if fewest is None else f"{fewest}-{group.count}",
                 "ntasks-per-node": 1,
                 "cpus-per-task": group.cpus,
                 "gres": gpus,
@@ -195,13 +225,16 @@ def _pick(options: Mapping[str, Any], *, per_component: bool) -> dict[str, Any]:
     return {k: v for k, v in options.items() if (k in PER_COMPONENT) is per_component}
 
 
-def build_step_options(group: GroupPlan, index: int, groups: Sequence[GroupPlan]) -> dict[str, Any]:
+def build_step_options(
+    group: GroupPlan, index: int, groups: Sequence[GroupPlan], given: Raw | None = None
+) -> dict[str, Any]:
     """srun's options for one component of the step."""
     return {
         "het_group": index if len(groups) > 1 else None,
-        "nodes": group.count,
+        "nodes": group.count if given is None else given,
         "cpus": group.cpus,
         "name": Raw(group.name),
+        "export": _quote_whole(f"--export=ALL,VJOB_GROUP={group.name}"),
     }
 
 

@@ -104,6 +104,7 @@ def prepare(
         found=start.look_for(conf),
     )
     plan = replace(build_plan(conf, here), planned=chosen.why, prediction=chosen.prediction)
+    plan = replace(plan, layouts=None if chosen.layouts is None else dict(chosen.layouts))
     plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
     text = conf_path.read_text(encoding="utf-8")
     scripts = render_scripts(conf, plan, run)

@@ -27,10 +27,16 @@ WHOLE_MACHINE = ("tests/chaos", "tests/cluster", "tests/containers")
 """These share the lab, its network and the containers' store."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first: the rest fills the processes that are done before others."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda i: (not i.nodeid.startswith(WHOLE_MACHINE), i.path not in slow))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """For two processes that share the tests (`pytest -n 2`): a file stays whole, and what needs
-    the whole machine runs in one of them."""
+    """For processes that share the tests (`pytest -n 3`): a file stays whole, and what needs the
+    whole machine runs in one of them."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -38,4 +44,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             return "machine" if file.startswith(WHOLE_MACHINE) else file
 
+    config.option.loadscopereorder = False  # in the order above, not by the number of tests
     return Scheduling(config, log)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from jobs.cli import cli
 from jobs.conf_check import check_conf
 from jobs.conf_read import parse_conf_lines
+from tests.documents import (
+    PAGES,
+    ROOT,
+    anchors,
+    blocks,
+    commands,
+    find_lies,
+    links,
+    parse_command,
+    read_prose,
+)
 from varuna_core.records.runfolder import RunFolder
-
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-
-
-def blocks(language: str) -> list[tuple[str, str]]:
-    pattern = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
-    return [(page.name, text) for page in PAGES for text in pattern.findall(page.read_text())]
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
@@ -35,25 +43,68 @@ def test_confs_in_the_documents_have_no_problems(page: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in links(page):
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
 
 
 def test_commands_in_the_documents_exist() -> None:
+    for page, text in blocks("sh"):
+        for words in commands(text):
+            try:
+                parse_command(words)
+            except click.UsageError as error:
+                pytest.fail(f"{page}: vjob {' '.join(words)}: {error.message}")
     text = "\n".join(block for _, block in blocks("sh"))
-    for name in set(re.findall(r"^vjob (\w+)", text, re.MULTILINE)):
-        assert name in cli.commands, name
     makefile = (ROOT / "Makefile").read_text()
-    for name in set(re.findall(r"^make (\w+)", text, re.MULTILINE)):
+    for name in set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)):
         assert f"\n{name}:" in makefile, name
 
 
-@pytest.mark.parametrize("command", ["", *cli.commands])
-def test_help_teaches(command: str) -> None:
-    done = CliRunner().invoke(cli, [command, "--help"] if command else ["--help"])
-    assert done.exit_code == 0 and len(done.output.splitlines()) > 5
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_sentences_exist(page: Path) -> None:
+    """What a page lists as not yet there may not be."""
+    prose = re.sub(r"\n## Not yet\n.*?(?=\n## |\Z)", "", read_prose(page), flags=re.DOTALL)
+    assert find_lies(prose) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "text"), [pair for language in ("python", "json") for pair in blocks(language)]
+)
+def test_code_in_the_documents_is_code(page: str, text: str) -> None:
+    """What it imports of ours is there; whole programs are run by the tests of what they show."""
+    if text.lstrip().startswith("{"):
+        assert json.loads(text)
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("varuna_core"):
+            module = importlib.import_module(node.module or "")
+            assert all(hasattr(module, alias.name) for alias in node.names), page
+
+
+def list_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from list_commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", [*list_commands(cli)], ids=lambda path: " ".join(path) or "vjob")
+def test_help_teaches_by_an_example_that_parses(path: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, [*path, "--help"])
+    assert done.exit_code == 0
+    text = re.sub(r"\\\n", " ", done.output)
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line.startswith(("vjob ", "srun "))]
+    examples = [words for line in lines for words in commands(re.sub("  +.*", "", line))]
+    for words in examples:
+        parse_command(words)
+    assert any(tuple(words[: len(path)]) == path for words in examples), "no example of its own"
 
 
 def test_completion_in_bash_completes_commands_and_jobs(tmp_path: Path) -> None:

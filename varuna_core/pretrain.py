@@ -2,7 +2,8 @@
 
 `vjob submit` makes the file of a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
 the ranks; under torchrun, or alone, it runs as well. With `--profile FILE`, as `vjob profile` says
-it, the rank measures what the model costs and does not train.
+it, the rank measures what the model costs and does not train. With `--standby` it imports, waits,
+and trains what its standard input says (varuna_core/agent/waiting.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = _parse(words)
     except SystemExit as end:  # argparse has said why
         return int(end.code or 0)
+    if wanted.standby:
+        from varuna_core.standby import wait_for_task
+
+        told = wait_for_task()
+        return 0 if told is None else main(told)
     if wanted.profile is not None:
         # torch 2.13 warns of memory from before each look at it.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -64,6 +70,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m varuna_core.pretrain")
     parser.add_argument("training", type=Path, metavar="training.json")
+    parser.add_argument("--standby", action="store_true", help="wait for standard input first")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="measure, do not train")
     parser.add_argument("--sizes", type=read_numbers, metavar="1,2,..", help="micro-batches")
     parser.add_argument("--tensor", type=read_numbers, metavar="1,2,..", help="tensor degrees")

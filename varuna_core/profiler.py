@@ -149,12 +149,12 @@ class Profiler:
         error: Exception | None = None
         kept = None
         try:
-            split = self._split(sizes[0])
+            split, empty = self._split(sizes[0])
             model = self._describe(split)
             if self.crew.rank == 0:
                 kept = read_kept(target)
                 if kept is not None:
-                    kept[0].check_is_of(model, self._list_software())
+                    kept.check_is_of(model, self._list_software())
         except Exception as caught:
             error = caught
         self.crew.agree(error)
@@ -165,6 +165,7 @@ class Profiler:
         for degree in self.degrees:
             measuring = Measuring(
                 split,
+                empty,
                 self.crew,
                 degree,
                 classes=classes,
@@ -203,8 +204,9 @@ class Profiler:
         )
         return moved
 
-    def _split(self, size: int) -> Split:
-        """A stage for each segment; how many there are only a dry run tells."""
+    def _split(self, size: int) -> tuple[Split, Split | None]:
+        """A stage for each segment, how many there are only a dry run tells; and one with a stage
+        that holds none."""
         inputs = self._make_inputs(size)
         types = self.precision.choose_types(self.model)
         more: dict[str, Any] = {
@@ -214,7 +216,10 @@ class Profiler:
             "from_cache": True,
         }
         count = len(split_model(self.model, inputs, 1, **more).record.costs)
-        return split_model(self.model, inputs, count, [1] * count, **more)
+        each = split_model(self.model, inputs, count, [1] * count, **more)
+        if count == 1:
+            return each, None
+        return each, split_model(self.model, inputs, 3, [1, 0, count - 1], **more)
 
     def _describe(self, split: Split) -> Model:
         """As far as it is known before anything is measured."""
@@ -242,7 +247,7 @@ class Profiler:
         for kind in self.crew.kinds:
             own = [one for one in found if one.kind == kind]
             cells = {
-                (size, one.tensor): build_cell(figures)
+                (size, one.tensor): build_cell(figures, one.empty.get(size))
                 for one in own
                 for size, figures in one.cells.items()
             }

@@ -1,20 +1,19 @@
 """The profile's file: the planner's format, and beside it what it does not need to plan.
 
 "details" says of each kind of GPU and tensor degree which segments are equal and which of them were
-measured at each size, the joined backward's times, and where memory ran out.
+measured at each size, and where memory ran out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.profile import FIGURES, Cell, Profile
-from varuna_core.planner.profile_file import read_profile, render_profile
+from varuna_core.planner.profile import FIGURES, TIMES, Cell, Profile
+from varuna_core.planner.profile_file import read_profile, write_profile
 from varuna_core.profiler_bench import Figures
 from varuna_core.records.files import write_atomic
 
@@ -30,53 +29,43 @@ class Detail:
     medians of these."""
     measured: dict[str, list[int]]
     """By micro-batch size."""
-    backward_s: dict[str, list[float]]
-    """By micro-batch size: both gradients in one action, a figure a segment."""
     largest_micro_batch: int
     """The last that was measured."""
     stopped: str = ""
     """Why no larger one was: where memory ran out; empty if all that was asked for was measured."""
 
 
-def build_cell(figures: Sequence[Figures]) -> Cell:
+def build_cell(figures: Sequence[Figures], empty: Figures | None) -> Cell:
+    """Of each segment alone, without what it shares with an empty stage; None: nothing is known."""
+
+    def find_action(name: str) -> float:
+        # No more than the least figure: the rest is what the two measurements differ by.
+        least = min(getattr(one, name) for one in figures)
+        return 0.0 if empty is None else min(least, getattr(empty, name))
+
+    actions = {name: find_action(name) for name in TIMES}
     columns: dict[str, Any] = {
-        name: tuple(float(getattr(one, name)) for one in figures) for name in FIGURES
+        name: tuple(float(getattr(one, name)) - actions.get(name, 0.0) for one in figures)
+        for name in FIGURES
     }
-    return Cell(**columns)
+    return Cell(**columns, action_s=tuple(actions.values()))
 
 
-def read_kept(path: Path) -> tuple[Profile, list[dict[str, Any]]] | None:
-    """A profile that is there already, and its details; None if there is none."""
-    if not path.exists():
-        return None
-    profile = read_profile(path)
-    details = json.loads(path.read_text(encoding="utf-8")).get("details", [])
-    if not isinstance(details, list):
-        raise PlanningError(f"profile {path}: details is no list")
-    return profile, details
+def read_kept(path: Path) -> Profile | None:
+    """A profile that is there already; None if there is none."""
+    return read_profile(path) if path.exists() else None
 
 
 def extend_file(
-    path: Path, kept: tuple[Profile, list[dict[str, Any]]] | None, new: Profile,
-    details: Sequence[Detail],
-) -> Profile:  # fmt: skip
+    path: Path, kept: Profile | None, new: Profile, details: Sequence[Detail]
+) -> Profile:
     """Write what was there and what is new, where both have a figure the new one."""
-    profile, before = (new, []) if kept is None else (kept[0].extend(new), kept[1])
-    told = {(one["gpu"], one["tensor"]): one for one in before}
-    for detail in details:
-        fresh = json.loads(json.dumps(asdict(detail)))
-        old = told.get((detail.gpu, detail.tensor))
-        if old is not None:
-            for key in ("measured", "backward_s"):
-                fresh[key] = old[key] | fresh[key]
-            if old["largest_micro_batch"] > detail.largest_micro_batch:
-                for key in ("largest_micro_batch", "stopped"):
-                    fresh[key] = old[key]
-            fresh["stopped"] = fresh["stopped"] or old["stopped"]
-        told[detail.gpu, detail.tensor] = fresh
-    fields = json.loads(render_profile(profile)) | {"details": [told[key] for key in sorted(told)]}
+    told = tuple(json.loads(json.dumps(asdict(detail))) for detail in details)
+    profile = replace(new, details=told)
+    if kept is not None:
+        profile = kept.extend(profile)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(fields, indent=1) + "\n")
+    write_profile(path, profile)
     return profile
 
 
@@ -89,7 +78,7 @@ def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
     rows = [["GPU", "tensor", "micro-batch", "forward", "backward", "largest segment", "optimizer"]]
     for kind, gpu in sorted(profile.gpus.items()):
         for (size, tensor), cell in sorted(gpu.cells.items(), key=lambda item: item[0][::-1]):
-            backward = sum(cell.input_grad_s) + sum(cell.weight_grad_s)
+            backward = sum(cell.backward_s)
             largest = max(g + w for g, w in zip(cell.graph_bytes, cell.work_bytes, strict=True))
             rows.append(
                 [

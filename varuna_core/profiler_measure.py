@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from varuna_core.sharding import Sharding
 
 T = TypeVar("T")
+EMPTY = 1
+"""A stage of nothing, between the first segment and the others."""
+NOTHING = -1
+"""In place of its segment."""
 HANG_S = 300.0
 """Ranks that share layers wait so long for one another."""
 MakeInputs = Callable[[int], Mapping[str, Any]]
@@ -46,6 +50,8 @@ class Measured:
     optimizer_s: list[float]
     cells: dict[int, list[Figures]] = field(default_factory=dict)
     """By micro-batch size."""
+    empty: dict[int, Figures] = field(default_factory=dict)
+    """The same of a stage that holds nothing: what an action costs by itself."""
     stopped: str = ""
 
     def describe(
@@ -56,7 +62,6 @@ class Measured:
             tensor=self.tensor,
             equals=[list(held) for held in classes],
             measured={str(size): list(samples) for size in self.cells},
-            backward_s={str(n): [f.backward_s for f in cell] for n, cell in self.cells.items()},
             largest_micro_batch=max(self.cells, default=0),
             stopped=self.stopped,
         )
@@ -68,6 +73,7 @@ class Measuring:
     def __init__(
         self,
         split: Split,
+        empty: Split | None,
         crew: Crew,
         tensor: int,
         *,
@@ -79,7 +85,9 @@ class Measuring:
         prepare: Callable[[nn.Module], None],
         say: Callable[[str], None],
     ) -> None:
-        self.split, self.crew, self.tensor = split, crew, tensor
+        """`split` has a stage for each segment; in `empty` stage EMPTY holds none, None where the
+        model has one segment alone."""
+        self.split, self.empty, self.crew, self.tensor = split, empty, crew, tensor
         self.classes, self.samples, self.tensor_plan = classes, samples, tensor_plan
         self.loss_scale, self.seed, self.say = loss_scale, seed, say
         self.prepare = prepare
@@ -93,6 +101,7 @@ class Measuring:
 
         self.sharding: Sharding | None = None
         self.benches: dict[int, Bench] = {}
+        """By segment."""
 
     def run(
         self,
@@ -150,10 +159,19 @@ class Measuring:
                 self.prepare(bench.stage.module)
                 optimizers[segment] = bench.measure_optimizer(build)
                 free_memory(self.crew.device)
+            if self.own and self.empty is not None:
+                self.benches[NOTHING] = Bench(
+                    self.empty,
+                    EMPTY,
+                    Crossings(self.empty),
+                    loss_scale=self.loss_scale,
+                    seed=self.seed,
+                    sharding=None,
+                )
         except Exception as caught:
             error = caught
         self.crew.agree(error)
-        counts = {segment: bench.num_parameters for segment, bench in self.benches.items()}
+        counts = {segment: self.benches[segment].num_parameters for segment in optimizers}
         told = self.crew.gather((counts, optimizers))
         return {
             kind: Measured(
@@ -208,6 +226,8 @@ class Measuring:
                     self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
                     continue
                 joined = _merge([told[rank][0] for rank in ranks], join_figures)
+                if NOTHING in joined:
+                    one.empty[size] = joined[NOTHING]
                 one.cells[size] = self._fill(joined, lambda many: join_figures(many, median))
                 self.say(f"{kind}, tensor {self.tensor}, micro-batch {size}: measured")
                 if any(told[rank][3] for rank in ranks):

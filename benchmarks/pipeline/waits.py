@@ -30,6 +30,8 @@ class Jitter:
     def __init__(self) -> None:
         self.share = 0.0
         """Waits lie within so much of their length, either way."""
+        self.factor = 1.0
+        """Of this process's waits: another kind of node."""
         self._calls: dict[tuple[int, str], int] = {}
 
     def begin_step(self) -> None:
@@ -39,7 +41,7 @@ class Jitter:
         if self.share:
             call = self._calls[stage, kind] = self._calls.get((stage, kind), 0) + 1
             seconds *= 1 + self.share * random.Random(f"{stage} {kind} {call}").uniform(-1, 1)
-        time.sleep(seconds)
+        time.sleep(seconds * self.factor)
 
 
 jitter = Jitter()

@@ -76,8 +76,8 @@ QUOTES = (
     _known(
         "fallout",
         "another rank's error",
-        r"^(\w+\.)*(RankFailed|ChannelClosed)\b|: stopping the attempt: |^attempt \d+: code \d+: "
-        r"|^group \S+ of attempt \d+: code ",
+        r"^(\w+\.)*(RankFailed|ChannelClosed)\b|: stopping the attempt: "
+        r"|^(group \S+ of )?attempt \d+: code [1-9]",
         "another rank failed first: the line quotes its error",
     ),
 )

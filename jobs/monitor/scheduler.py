@@ -90,6 +90,7 @@ class SchedulerDesk:
         return Scheduler(
             name=self._name,
             jobs=tuple(map(_make_row, good.infos)) if good else (),
+            joined=tuple(map(_make_row, good.joined)) if good else (),
             age_s=round(max(0.0, self._now() - self._answered), 1) if is_old else 0.0,
             problem=self._problem,
             lost_nodes=dict(self._lost),

@@ -41,6 +41,8 @@ class Scheduler:
     name: str
     """slurm or local; empty for a bare folder of logs."""
     jobs: tuple[JobRow, ...] = ()
+    joined: tuple[JobRow, ...] = ()
+    """Jobs that brought more nodes to the run: how they fare is not how it does."""
     age_s: float = 0.0
     """Since it last answered; more than 0 where `jobs` is the last good answer."""
     problem: str = ""

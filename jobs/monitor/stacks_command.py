@@ -31,6 +31,10 @@ def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> No
 
     In a hang, most ranks wait for the same; the few that are elsewhere are the ones to look at.
     py-spy looks at every rank for a moment; the job goes on. Exits 1 where no rank could be seen.
+
+    \b
+    vjob stacks last
+    vjob stacks 4711 --full --native      all threads, and what runs below Python
     """
     from jobs.monitor.stacks import render_stacks
     from jobs.monitor.stacks_collect import collect_stacks

@@ -86,6 +86,7 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         age = f"; what follows is {tell_time(scheduler.age_s)} old" if scheduler.jobs else ""
         lines.append(f"  no answer: {_one_line(scheduler.problem)}{age}")
     lines += [f"  job {_render_job(job)}" for job in scheduler.jobs]
+    lines += [f"  joined by job {_render_job(job)}" for job in scheduler.joined]
     if snapshot.morph:
         lines.append(f"  morphing: {snapshot.morph}")
     for name, why in scheduler.lost_nodes.items():

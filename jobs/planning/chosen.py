@@ -26,6 +26,8 @@ class Chosen:
     """As reports/prediction.py reads it."""
     why: str
     """Where it is from, in a sentence."""
+    layouts: Mapping[str, tuple[int, int, str]] | None = None
+    """For other nodes than all, of a run that may morph: records/plan.py."""
     is_last: bool = False
     """It counts over what a person sets besides."""
 

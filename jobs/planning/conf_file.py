@@ -10,10 +10,12 @@ from jobs.conf_bounds import check_numbers
 from jobs.conf_check import check_program, locate
 from jobs.conf_check_cluster import check_groups
 from jobs.conf_read import parse_conf_lines, read_text, sort_problems
-from jobs.errors import ConfError
-from jobs.profile_command import PROFILE_FOLDER
+from jobs.errors import ConfError, InputError
 from jobs.training import name_model
 from varuna_core.records.training import name_profile_file
+
+PROFILE_FOLDER = "profiles"
+"""Next to the conf."""
 
 
 def read_open_conf(path: Path, overrides: Sequence[str]) -> tuple[JobConf, dict[str, str]]:
@@ -27,8 +29,21 @@ def read_open_conf(path: Path, overrides: Sequence[str]) -> tuple[JobConf, dict[
 
 
 def find_profile(conf: JobConf, base: Path) -> Path | None:
-    """Where `vjob profile` puts it; None if there is none."""
+    """None if there is none; InputError where the conf names one that is not there."""
+    path = name_profile(conf, base)
+    if path is None or path.exists():
+        return path
+    if conf.parallel.profile is not None:
+        raise InputError(
+            f"parallel.profile {path} is not there: `vjob profile` writes it, or leave the key out"
+        )
+    return None
+
+
+def name_profile(conf: JobConf, base: Path) -> Path | None:
+    """Where `vjob profile` puts it; None where nothing says."""
+    if conf.parallel.profile is not None:
+        return Path(conf.parallel.profile)
     if conf.model is None:
         return None
-    path = base / PROFILE_FOLDER / name_profile_file(name_model(conf.model))
-    return path if path.exists() else None
+    return base / PROFILE_FOLDER / name_profile_file(name_model(conf.model))

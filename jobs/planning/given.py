@@ -1,51 +1,152 @@
-"""The best cuts of a layout that the conf gives: its shape and its order of nodes stay."""
+"""The best cuts of a layout that the conf gives, and the best layouts of fewer or more nodes.
+
+A run that may morph goes on with the nodes that are left, or that were added. Whoever decides then
+has no numpy and no time, so what is best for each number of nodes is found at submit, and travels
+in plan.json (records/plan.py, MorphPlan.layouts; varuna_core/morph/layout.py reads it).
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from jobs.conf import JobConf, settled
+from jobs.plan import build_groups
 from jobs.planning.question import Question
 from varuna_core.planner.chain import Chain
-from varuna_core.planner.cluster import Order, place
+from varuna_core.planner.cluster import NodeKind, place_in_turn
 from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.partition import find_partition
+from varuna_core.planner.partition import CLOSE, find_partition
 from varuna_core.planner.plan import Plan, build_plan
 from varuna_core.planner.roles import find_work
 from varuna_core.planner.search import Candidate
-from varuna_core.planner.space import list_options
-from varuna_core.planner.tables import Tables
-from varuna_core.planner.used_nodes import list_used_nodes
+from varuna_core.planner.space import Option, list_options
+from varuna_core.planner.tables import Shape, Tables
+from varuna_core.records.plan import name_nodes
 
 LIMIT_S = 10.0
+MOST_LAYOUTS = 256
+"""Numbers of nodes that are planned for: plan.json is read by every node."""
+MOST_NODES = 2_000
+"""Of branch and bound, for one layout of many."""
 
 
-def plan_given(question: Question, conf: JobConf) -> Plan | None:
-    """None if ranks lie otherwise than the planner lays them; PlanningError if nothing fits."""
-    profile, training, cluster = question.profile, question.training, question.cluster
+def plan_given(question: Question, conf: JobConf) -> Plan:
+    """PlanningError if nothing fits."""
+    cluster, wishes = question.cluster, question.wishes
     stages = settled(conf.parallel.pipeline)
-    order: Order = tuple((kind, kind.gpus) for kind in cluster.kinds for _ in range(kind.count))
-    tables = Tables(profile, training)
+    nodes = [kind for kind in cluster.kinds for _ in range(kind.count)]
+    world = sum(kind.gpus for kind in nodes)
+    asked = conf.parallel.data
+    share = stages * conf.parallel.tensor
+    replicas = max(1, world // share) if asked == "auto" else asked
+    training = question.training
+    if conf.morph.enabled:  # micro-batches are dealt out whole: the fullest replica's count
+        training = replace(training, batch=replicas * _count_of_fullest(question, conf, replicas))
+    tables = Tables(question.profile, training)
     best: Candidate | None = None
-    world = sum(kind.gpus for kind, _ in order)
     until = time.monotonic() + LIMIT_S
-    shares = stages * conf.parallel.tensor
-    wishes = question.wishes
-    for option in list_options(profile, training, cluster, wishes):
-        shape = option.shape
-        if shape.replicas * shares != world:
-            continue
-        placed = place(order, stages, shape.tensor, shape.replicas)
-        if placed is None:
-            return None
-        if sum(node.ranks for node in list_used_nodes(placed, shape.tensor)) != world:
-            return None
-        work = find_work(option.schedule, stages, option.num_microbatches, option.recompute)
-        chain = Chain(tables, shape, placed, work, wishes.least)
-        incumbent = float("inf") if best is None else best.step_s
-        found = find_partition(chain, incumbent=incumbent, deadline=until)
-        if found is not None and found.step_s < incumbent:
-            best = Candidate(option=option, placed=placed, bounds=found.bounds, step_s=found.step_s)
+    for option in list_options(question.profile, training, cluster, wishes):
+        if option.shape.replicas == replicas:
+            found = _find_cuts(tables, nodes, stages, option, best, wishes.least, until)
+            best = found or best
     if best is None:
         raise PlanningError("no cut of this layout fits in memory; `vjob plan` says what would")
     return build_plan(tables, cluster, best, wishes.least)
+
+
+def _find_cuts(
+    tables: Tables,
+    nodes: Sequence[NodeKind],
+    stages: int,
+    option: Option,
+    best: Candidate | None,
+    least: int,
+    until: float,
+    max_nodes: int = 100_000,
+) -> Candidate | None:
+    """None if none fits, or is better than `best`."""
+    shape = option.shape
+    placed = place_in_turn(nodes, stages, shape.tensor, shape.replicas)
+    work = find_work(option.schedule, stages, option.num_microbatches, option.recompute)
+    chain = Chain(tables, shape, placed, work, least)
+    incumbent = float("inf") if best is None else best.step_s
+    found = find_partition(chain, incumbent=incumbent, max_nodes=max_nodes, deadline=until)
+    if found is None or not found.step_s < incumbent * (1 - CLOSE):
+        return None
+    return Candidate(option=option, placed=placed, bounds=found.bounds, step_s=found.step_s)
+
+
+def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
+    """Samples of the replica that has the most."""
+    size = settled(conf.train.micro_batch_size)
+    return -(-question.training.batch // (size * replicas)) * size
+
+
+def plan_others(
+    question: Question, conf: JobConf, option: Option
+) -> Mapping[str, tuple[int, int, str]]:
+    """Pipeline, data and partition for other nodes than all that are asked for, by their name.
+
+    All else is as `option` has it. Nearest numbers of nodes first; what time does not suffice for
+    is not there.
+    """
+    tables = Tables(question.profile, question.training)
+    until = time.monotonic() + LIMIT_S
+    found: dict[str, tuple[int, int, str]] = {}
+    for counts in itertools.islice(_list_counts(conf), MOST_LAYOUTS):
+        if time.monotonic() > until:
+            break
+        chosen = [(i, n) for i, n in enumerate(counts) if n]
+        nodes = [question.cluster.kinds[i] for i, n in chosen for _ in range(n)]
+        best = _find_layout(tables, nodes, option, conf, question.wishes.least, until)
+        if best is not None:
+            cuts = itertools.pairwise(best.bounds)
+            partition = "-".join(str(e - a) for a, e in cuts)
+            groups = build_groups(conf.cluster.nodes)
+            name = name_nodes([groups[i] for i, n in chosen for _ in range(n)])
+            found[name] = len(best.placed.sites), best.option.shape.replicas, partition
+    return found
+
+
+def _list_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
+    """Of each group's nodes that may be there, the nearest to all first; one group may grow."""
+    groups, morph = conf.cluster.nodes, conf.morph
+    asked = sum(group.count for group in groups)
+    most = [group.count for group in groups]
+    if len(groups) == 1:
+        most[0] = max(most[0], morph.max_nodes or 0)
+    counts = itertools.product(*(range(n + 1) for n in most))
+    few, many = morph.min_nodes or 1, morph.max_nodes or asked
+    wanted = [n for n in counts if few <= sum(n) <= many and sum(n) != asked]
+    yield from sorted(wanted, key=lambda n: abs(sum(n) - asked))
+
+
+def _find_layout(
+    tables: Tables,
+    nodes: Sequence[NodeKind],
+    option: Option,
+    conf: JobConf,
+    least: int,
+    until: float,
+) -> Candidate | None:
+    """The best depth, replicas and cuts; each micro-batch whole, a layer or more for each stage."""
+    tensor, size = option.shape.tensor, option.shape.micro_batch
+    shares = sum(node.gpus // tensor for node in nodes)
+    micro_batches = -(-tables.training.batch // size)
+    deepest = min(shares, tables.size - 2)
+    best: Candidate | None = None
+    for stages in range(1, deepest + 1):
+        for replicas in range(min(shares // stages, micro_batches), 0, -1):
+            if time.monotonic() > until:
+                return None
+            shape = Shape(
+                tensor=tensor, replicas=replicas, micro_batch=size, zero=option.shape.zero
+            )
+            count = -(-micro_batches // replicas)
+            changed = replace(option, shape=shape, num_microbatches=count)
+            found = _find_cuts(tables, nodes, stages, changed, best, least, until, MOST_NODES)
+            best = found or best
+    return best

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from jobs.conf_read import parse_conf
 from jobs.errors import InputError
+from jobs.planning.conf_file import PROFILE_FOLDER, find_profile
 from jobs.planning.question import CPU, count_segments, estimate, match_kind
-from jobs.profile_command import PROFILE_FOLDER
 from jobs.report import check_libraries
 from jobs.runs import find_run
 from varuna_core.planner.links import Where
@@ -78,14 +78,14 @@ def _read_run(run: RunFolder) -> tuple[Training, Plan, Path]:
 def _find_profile(
     run: RunFolder, training: Training, plan: Plan, base: Path, given: Path | None
 ) -> Profile:
-    """The one given, that next to the conf, else an estimate."""
-    own = base / PROFILE_FOLDER / name_profile_file(training.model)
+    """The one given, that of the conf, else an estimate."""
+    conf = parse_conf(run.resolved.read_text(encoding="utf-8"), str(run.resolved), base)
+    file = given or find_profile(conf, base)
     shapes = name_shapes(training)
-    if given is not None or own.exists():
-        profile = read_profile(given or own)
+    if file is not None:
+        profile = read_profile(file)
         profile.check_is_of(replace(profile.model, digest=shapes), {})
         return profile
-    conf = parse_conf(run.resolved.read_text(encoding="utf-8"), str(run.resolved), base)
     profile, _ = estimate(conf, None)
     return replace(profile, model=replace(profile.model, digest=shapes))
 

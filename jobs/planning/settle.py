@@ -1,7 +1,8 @@
 """`auto` at submit: what the planner chooses for a conf before it runs, or why it chooses nothing.
 
     pipeline or micro_batch_size auto   a whole search over the conf's nodes: it may leave some
-    partition auto, a profile is there  cuts (schedule, recompute where auto) of the conf's layout
+    partition auto, a profile is there  cuts (schedule, recompute where auto) of the conf's layout,
+                                        and with morph the best layouts of other nodes than all
     else                                nothing: the runtime balances stages by counted work
 
 Cheap where nothing is to be planned: numpy is not loaded.
@@ -12,11 +13,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jobs.conf import JobConf, is_open
 from jobs.conf_reader import BUILT_IN
 from jobs.errors import InputError, VjobError
 from jobs.planning.chosen import Chosen
+
+if TYPE_CHECKING:
+    from varuna_core.planner.plan import Plan
+    from varuna_core.planner.profile import Profile
 
 log = logging.getLogger(__name__)
 
@@ -128,23 +134,30 @@ def _search(path: Path, conf: JobConf) -> Chosen:
         proof = f"gap {100 * searched.gap:.1f} %" if searched.gap else "proved fastest of its space"
         return Chosen(
             settings=build_settings(conf, plan),
-            prediction=plan.build_prediction(),
+            prediction=_predict(conf, plan, question.profile),
             why=f"planned at submit by {question.basis}; {proof}",
         )
+
+
+def _predict(conf: JobConf, plan: Plan, profile: Profile) -> dict[str, Any]:
+    """With the kind of GPU it is of, where the conf names none and a node may have another."""
+    prediction = plan.build_prediction()
+    if any(group.num_gpus and group.gpu_type is None for group in conf.cluster.nodes):
+        (prediction["gpu"],) = profile.gpus
+    return prediction
 
 
 def _cut(conf: JobConf, file: Path) -> Chosen:
     from jobs.planning.ask import Asked, ask_about, explain_errors
 
     with explain_errors():
-        from jobs.planning.given import plan_given
+        from jobs.planning.given import plan_given, plan_others
 
         question = ask_about(conf, KEYS, file.parent, Asked(prices={}, profile=file))
         plan = plan_given(question, conf)
-    if plan is None:
-        why = f"{BY_RUNTIME}: replicas of one stage do not fill whole nodes in turn"
-        return Chosen(settings={}, prediction=None, why=why)
-    option = plan.candidate.option
+        option = plan.candidate.option
+        may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
+        layouts = plan_others(question, conf, option) if may_change else None
     settings = {
         "parallel.partition": plan.partition,
         "parallel.schedule": option.schedule,
@@ -152,6 +165,7 @@ def _cut(conf: JobConf, file: Path) -> Chosen:
     }
     return Chosen(
         settings=settings,
-        prediction=plan.build_prediction(),
+        prediction=_predict(conf, plan, question.profile),
         why=f"stages cut at submit by {question.basis}",
+        layouts=layouts,
     )

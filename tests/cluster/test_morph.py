@@ -1,9 +1,11 @@
-"""On the real Slurm of the lab: a node without power, and the training goes on without it."""
+"""On the real Slurm of the lab: nodes go and come, and the training goes on."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.command import Vjob, read_out, wait_for
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -43,28 +46,76 @@ env: {OMP_NUM_THREADS: "1"}
 """
 
 
-def test_a_node_without_power_is_left_behind(clean_lab: Lab, tmp_path: Path) -> None:
+@pytest.fixture
+def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
     pytest.importorskip("torch", reason="torch is not installed")
     from tests.varuna_core.data.tokens import write_tokens
-    from tests.varuna_core.programs.plain import train_plainly
 
     documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
     write_tokens(tmp_path / "text", documents)
-    vjob = Vjob(tmp_path, clean_lab.env)
+    return Vjob(tmp_path, clean_lab.env)
+
+
+def list_morphs(run: RunFolder) -> list[dict[str, Any]]:
+    return [event for event in read_events(run) if event["kind"] == "morph"]
+
+
+def read_losses(run: RunFolder) -> dict[int, float]:
+    found = {}
+    for attempt in run.attempts():
+        text = read_out(run, attempt.number)
+        for step, loss in re.findall(r" iteration +(\d+)/.*? lm loss: (\S+)", text):
+            found[int(step)] = float(loss)
+    return found
+
+
+def test_a_node_without_power_is_left_behind(clean_lab: Lab, vjob: Vjob, tmp_path: Path) -> None:
+    from tests.varuna_core.programs.plain import train_plainly
+
     run = vjob.submit(CONF)
     wait_for(lambda: list_complete(tmp_path / "ckpt"), 120, lambda: vjob.explain(run))
     victim = read_json(run.morph.node(3))["host"]
     clean_lab.crash_node(victim)
     record = vjob.wait_over(run, 240)
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
-    (morph,) = [event for event in read_events(run) if event["kind"] == "morph"]
+    (morph,) = list_morphs(run)
     assert (morph["from"], morph["to"], morph["nodes"]) == ("4 x 1", "3 x 1", [0, 1, 2])
     assert victim in morph["reason"]
-    found = {}
-    for attempt in (0, 1):
-        for step, loss in re.findall(
-            r" iteration +(\d+)/.*? lm loss: (\S+)", read_out(run, attempt)
-        ):
-            found[int(step)] = float(loss)
     losses, _ = train_plainly(read_training(run.training))
+    assert read_losses(run) == pytest.approx(losses, rel=2e-5)
+
+
+def test_a_job_of_another_queue_joins_and_is_cancelled(clean_lab: Lab, vjob: Vjob) -> None:
+    from tests.varuna_core.programs.plain import train_plainly
+
+    text = CONF.replace("steps: 150", "steps: 20000").replace("pipeline: 4", "pipeline: 1")
+    text = text.replace("count: 4, queue: gpu2", "count: 1, queue: gpu1")
+    run = vjob.submit(text.replace("min_nodes: 2", "min_nodes: 1, max_nodes: 2"))
+    wait_for(lambda: list_complete(vjob.folder / "ckpt"), 120, lambda: vjob.explain(run))
+    words = ("grow", run.name, "--count", "1", "--queue", "gpu2", "--json")
+    job = json.loads(vjob(*words).stdout)["job"]
+    wait_for(lambda: len(list_morphs(run)) == 1, 120, lambda: vjob.explain(run))
+    assert f"joined by job {job}  RUNNING" in vjob("status", run.name, "--once", code=None).stdout
+    clean_lab.run(["scancel", job])
+    wait_for(lambda: len(list_morphs(run)) == 2, 120, lambda: vjob.explain(run))
+    more = list_morphs(run)[1]["iteration"] + 10
+    wait_for(lambda: list_complete(vjob.folder / "ckpt")[-1].iteration >= more, 120)
+    assert "checkpointed and left" in vjob("cancel", run.name).stdout
+    assert vjob.wait_over(run, 60)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert [morph["to"] for morph in list_morphs(run)] == ["1 x 2", "1 x 1"]
+    found = read_losses(run)
+    losses, _ = train_plainly(read_training(run.training), last=max(found))
     assert found == pytest.approx(losses, rel=2e-5)
+
+
+def test_a_het_job_goes_on_without_its_second_component(clean_lab: Lab, vjob: Vjob) -> None:
+    text = CONF.replace("pipeline: 4", "pipeline: 3").replace("min_nodes: 2", "min_nodes: 1")
+    groups = "{group: one, queue: gpu1, ranks: 1}, {group: two, count: 2, queue: gpu2, ranks: 1}"
+    run = vjob.submit(text.replace("{group: all, count: 4, queue: gpu2, ranks: 1}", groups))
+    wait_for(lambda: list_complete(vjob.folder / "ckpt"), 120, lambda: vjob.explain(run))
+    leader = json.loads(run.record.read_text())["jobs"][0]["id"]
+    clean_lab.run(["scancel", f"{leader}+1"])
+    record = vjob.wait_over(run, 240)
+    assert record["verdict"] == "COMPLETED", vjob.explain(run)
+    assert [(morph["from"], morph["to"]) for morph in list_morphs(run)] == [("3 x 1", "1 x 1")]
+    assert sorted(read_losses(run)) == list(range(1, 151))

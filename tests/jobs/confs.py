@@ -62,6 +62,14 @@ morph: {enabled: true, min_nodes: 2}
 setup: [module load cuda]
 """
 
+TWO_QUEUES = """[
+    {group: master, count: 1, queue: gpu1, gpus: "a100:4"},
+    {group: slave, count: 3, queue: gpu2, gpus: "a10:4", cpus: 14},
+  ]
+"""
+MORPH_HETJOB = MORPH.replace('[{group: all, count: 4, queue: gpu1, gpus: "a100:4"}]\n', TWO_QUEUES)
+MORPH_SPLIT = MORPH_HETJOB.replace("  walltime", "  hetero: split\n  walltime")
+
 IN_PYXIS = """
 container:
   runtime: pyxis

@@ -123,7 +123,7 @@ def test_a_run_that_may_morph_may_leave_ranks_over() -> None:
     ]
 
 
-def test_a_run_that_may_morph_needs_checkpoints_and_one_kind_of_node() -> None:
+def test_a_run_that_may_morph_needs_checkpoints_and_may_have_several_kinds_of_node() -> None:
     head = "name: run\nprogram: pretrain_gpt\nmodel: gpt2-small\ndata: {synthetic: true}\n"
     on = "morph: {enabled: true}\n"
     (problem,) = find_problems(on, head=head)
@@ -131,8 +131,9 @@ def test_a_run_that_may_morph_needs_checkpoints_and_one_kind_of_node() -> None:
     saves = head + "train: {checkpoint: {folder: ckpt}}\n"
     assert find_problems(on, head=saves) == []
     groups = "cluster: {nodes: [{group: a}, {group: b}]}\n"
-    (problem,) = find_problems(groups + on, head=saves)
-    assert "for one group in cluster.nodes alone" in problem
+    assert find_problems(groups + on, head=saves) == []
+    split = "cluster: {hetero: split, requeue: true, nodes: [{group: a}, {group: b}]}\n"
+    assert find_problems(split + on, head=saves) == []
 
 
 def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:

@@ -52,7 +52,7 @@ def plan(conf: Path, *args: str, code: int = 0) -> str:
 
 
 def run(conf: Path, *args: str) -> Result:
-    return CliRunner().invoke(cli, ["plan", str(conf), "--limit", "5", *args])
+    return CliRunner().invoke(cli, ["plan", str(conf), "--limit", "60", *args])
 
 
 def read(conf: Path, *args: str) -> dict[str, Any]:

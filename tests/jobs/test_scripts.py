@@ -13,7 +13,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.scripts import render_batch, render_node, render_scripts
-from tests.jobs.confs import HETJOB, IN_PYXIS, MORPH, SINGLE, SPLIT, make_conf, make_plan
+from tests.jobs.confs import (
+    HETJOB,
+    IN_PYXIS,
+    MORPH,
+    MORPH_HETJOB,
+    MORPH_SPLIT,
+    SINGLE,
+    SPLIT,
+    make_conf,
+    make_plan,
+)
 from varuna_core.records.runfolder import RunFolder
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -23,6 +33,8 @@ LAYOUTS = {
     "hetjob": HETJOB,
     "split": SPLIT,
     "morph": MORPH,
+    "morph-hetjob": MORPH_HETJOB,
+    "morph-split": MORPH_SPLIT,
     "pyxis": SINGLE + IN_PYXIS,
     "pyxis-hetjob": HETJOB + IN_PYXIS,
 }

@@ -12,6 +12,7 @@ from jobs.conf_read import read_conf
 from jobs.errors import ConfError, InputError
 from jobs.planning.chosen import Chosen
 from jobs.planning.settle import choose, settle
+from jobs.profile_command import choose_output
 from jobs.submit import prepare, write_run_folder
 from reports.prediction import read_prediction
 from tests.jobs.test_plan_command import CONF, NAME, put_profile
@@ -110,12 +111,26 @@ def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> Non
     assert why in chosen.why
 
 
-def test_ranks_that_lie_otherwise_are_left_to_the_runtime(conf: Path) -> None:
-    """Three replicas straddle nodes of four."""
+def test_replicas_may_straddle_nodes(conf: Path) -> None:
+    """Three of a stage on nodes of four."""
     put_profile(conf.parent)
     nodes = 'cluster.nodes=[{group: a, count: 3, gpus: "a10:4"}]'
     chosen = settle(conf, [*GIVEN, nodes, "train.global_batch_size=12"])
-    assert not chosen.settings and "replicas" in chosen.why
+    assert chosen.prediction is not None and len(chosen.prediction["stage_s"]) == 4
+
+
+def test_a_conf_names_its_profile(conf: Path) -> None:
+    """Relative to the conf's folder; `vjob profile` writes there."""
+    elsewhere = conf.parent / "figures" / "of mine.json"
+    elsewhere.parent.mkdir()
+    named = [*GIVEN, "parallel.profile=figures/of mine.json"]
+    with pytest.raises(InputError, match=r"of mine.json is not there: `vjob profile` writes it"):
+        settle(conf, named)
+    put_profile(conf.parent).rename(elsewhere)
+    assert "no profile" in settle(conf, GIVEN).why
+    assert f"cut at submit by profile {elsewhere}" in settle(conf, named).why
+    read = read_conf(conf, named, environ={})
+    assert choose_output(read, conf.parent, None) == elsewhere
 
 
 def test_a_stale_profile_is_not_used_and_said_so(

@@ -157,9 +157,10 @@ def train(case: Case, folder: Path, rank: int) -> dict[str, Any]:
         optimizer.step()
         varuna.zero_grad()
     varuna.eval()
-    size = case.batches[0]
-    held = range(min(varuna.samples.start, size), min(varuna.samples.stop, size))
-    result["evaluated"] = varuna.evaluate(cut_batch(make_batch(case, 0), size, held))
+    if not case.store:
+        size = case.batches[0]
+        held = range(min(varuna.samples.start, size), min(varuna.samples.stop, size))
+        result["evaluated"] = varuna.evaluate(cut_batch(make_batch(case, 0), size, held))
     if case.model in ("Apart", "Words"):
         result["logits"] = varuna.evaluate({"ids": make_batch(case, 0)["ids"]}, outputs=True)
     result["state"] = take(varuna, varuna.state_dict())

@@ -98,6 +98,38 @@ def test_gpus_are_counted_against_the_plan(
     assert found.status == status and words in found.text
 
 
+@pytest.mark.parametrize(
+    ("planned", "model", "same"),
+    [
+        ("A10", "NVIDIA A10", True),
+        ("A10", "NVIDIA A100-SXM4-40GB", False),
+        ("A100-40", "NVIDIA A100-SXM4-40GB", True),
+        ("A100-40", "NVIDIA A100 80GB PCIe", False),
+        ("V100-32", "Tesla V100-DGXS", True),
+        ("RTX3090", "NVIDIA GeForce RTX 3090", True),
+        ("NVIDIA Odd 7", "NVIDIA Odd 7", True),
+        ("NVIDIA Odd 7", "NVIDIA Odd 8", True),
+    ],
+)
+def test_a_planned_kind_is_found_in_the_drivers_name(planned: str, model: str, same: bool) -> None:
+    assert gpus.is_called(planned, model) == same
+
+
+def test_another_gpu_than_was_planned_for_is_told(tmp_path: Path) -> None:
+    for number, model in enumerate(("NVIDIA A10", "NVIDIA A100-PCIE-40GB")):
+        folder = tmp_path / "driver" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   7\n")
+    models = gpus.read_models(tmp_path / "driver")
+    assert models == ["NVIDIA A10", "NVIDIA A100-PCIE-40GB"]
+    assert gpus.read_models(tmp_path / "none") == []
+    plan = make_plan(prediction={"step_s": 1.0, "gpu": "A10"})
+    (found,) = gpus.check_kind(plan, models)
+    assert found.status == "warn" and found.text.startswith("NVIDIA A100-PCIE-40GB, but the layout")
+    assert not gpus.check_kind(plan, models[:1])
+    assert not gpus.check_kind(make_plan(prediction=None), models)
+
+
 def test_a_driver_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Result(9, "", "NVIDIA-SMI has failed because it could not communicate\n")
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")

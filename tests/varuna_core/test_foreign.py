@@ -14,7 +14,10 @@ from varuna_core.cut import LeakError
 from varuna_core.split import split_model
 from varuna_core.split_weights import parameters_on_meta
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers itself warns of
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # what transformers itself warns of
+]
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.varuna_core.ranks import collect, start_ranks
+from tests.varuna_core.ranks import Rank, collect, start_ranks
 from tests.varuna_core.signal_rank import EVERY, train
 from varuna_core.agreement import DIGIT, decode, encode
 from varuna_core.checkpoint.store import list_complete
@@ -24,11 +23,10 @@ from varuna_core.preemption import CALLS, SignalCalls
 PROGRAM, STEPS = "tests.varuna_core.signal_rank", 40
 
 
-def read_until(rank: subprocess.Popen[str], step: int) -> str:
+def read_until(rank: Rank, step: int) -> str:
     """What it says, to the line of this step."""
-    assert rank.stdout
     said = ""
-    for line in rank.stdout:
+    while line := rank.read_line():
         said += line
         if line.startswith(f"step {step} "):
             return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from tests.varuna_core.profiled_models import (
 )
 from varuna_core import Profiler
 from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.profile import FIGURES, Profile
+from varuna_core.planner.profile import TIMES, Profile
 from varuna_core.planner.profile_file import read_profile
 from varuna_core.profiler import remake_optimizer
+from varuna_core.profiler_bench import Figures
+from varuna_core.profiler_file import build_cell
 from varuna_core.profiler_measure import Measuring
 from varuna_core.profiler_memory import is_out_of_memory, measure_peak
 from varuna_core.profiler_segments import choose_samples, find_classes
@@ -67,11 +69,41 @@ def test_every_time_is_there(tmp_path: Path) -> None:
     profile = run_profile(Ladder(), tmp_path, [1, 2])
     assert profile.model.num_segments == 3
     for cell in profile.gpus["cpu"].cells.values():
-        for name in FIGURES[:4]:
-            assert len(getattr(cell, name)) == 3 and min(getattr(cell, name)) > 0
+        for name, action_s in zip(TIMES, cell.action_s, strict=True):
+            figures = getattr(cell, name)
+            # Of layers so small an action's own cost is all, and the least of them has no other.
+            assert len(figures) == 3 and min(figures) >= 0 and action_s + max(figures) > 0
+        assert min(cell.action_s[:2]) > 0
     assert min(profile.gpus["cpu"].optimizer_s[1]) > 0
-    (detail,) = read_details(tmp_path, "Ladder")
-    assert set(detail["backward_s"]) == {"1", "2"} and min(detail["backward_s"]["2"]) > 0
+
+
+def make_figures(seconds: float) -> Figures:
+    times = {f.name: seconds if f.name.endswith("_s") else 1.0 for f in fields(Figures)}
+    return Figures(**times)
+
+
+def test_what_an_action_costs_by_itself_is_in_no_segment() -> None:
+    cell = build_cell([make_figures(5.0), make_figures(3.0)], make_figures(1.0))
+    assert cell.forward_s == cell.backward_s == (4.0, 2.0)
+    assert cell.action_s == (1.0,) * len(TIMES) and cell.output_bytes == (1.0, 1.0)
+    noisy = build_cell([make_figures(5.0), make_figures(3.0)], make_figures(4.0))
+    assert noisy.forward_s == (2.0, 0.0) and noisy.action_s[0] == 3.0, "all of each segment is kept"
+    alone = build_cell([make_figures(5.0)], None)
+    assert alone.forward_s == (5.0,) and not any(alone.action_s)
+
+
+def test_a_model_of_one_segment_has_no_stage_without_any(tmp_path: Path) -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = self.layer(x).mean()
+            return loss
+
+    cell = run_profile(Loss(), tmp_path).gpus["cpu"].cells[2, 1]
+    assert not any(cell.action_s) and cell.forward_s[0] > 0
 
 
 def test_the_graphs_of_segments_add_up_to_that_of_a_stage(tmp_path: Path) -> None:
@@ -189,7 +221,6 @@ def test_a_profile_is_extended(tmp_path: Path) -> None:
     assert read_profile(tmp_path / "Stack.profile.json") == profile
     run_profile(Stack(), tmp_path, [1], samples=1)
     (detail,) = read_details(tmp_path, "Stack")
-    assert set(detail["backward_s"]) == {"1", "2"}
     assert detail["measured"] == {"1": [0, 1, 4], "2": [0, 1, 2, 3, 4]}
     assert detail["largest_micro_batch"] == 2 and "at micro-batch 4" in detail["stopped"]
 
@@ -215,7 +246,7 @@ def test_the_digest_is_of_shapes_and_precision(tmp_path: Path) -> None:
     def take(model: nn.Module, **options: Any) -> str:
         profiler = Profiler(model, "cpu", **options)
         profiler.initialize(make_batch)
-        return profiler._describe(profiler._split(1)).digest
+        return profiler._describe(profiler._split(1)[0]).digest
 
     wider = Ladder()
     wider.third = nn.Linear(MIDDLE, 2)

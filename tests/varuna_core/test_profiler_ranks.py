@@ -18,6 +18,8 @@ from varuna_core.profiler_links import SIZES as MESSAGES
 from varuna_core.profiler_links import choose_groups, choose_pairs, make_link
 from varuna_core.profiler_ranks import Place, deal
 
+pytestmark = pytest.mark.slow
+
 LARGEST = MESSAGES[-1]
 
 

@@ -27,6 +27,8 @@ from varuna_core.checkpoint.store import list_complete
 from varuna_core.checkpoint.verify import find_damage
 from varuna_core.records.checkpoints import list_damaged
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "2x1": (2, {"stage_map": "0;1;", "schedule": "interleaved", "stages_per_rank": 2}),
     "1x2": (2, {"stage_map": "0,1;"}),

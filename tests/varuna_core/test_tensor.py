@@ -24,6 +24,8 @@ from tests.varuna_core.train_rank import SEED, cut_batch
 from varuna_core.cut import announce_segments
 from varuna_core.random_streams import build_seeder
 
+pytestmark = pytest.mark.slow
+
 ALONE: list[Case] = [
     Case(name="gpt", stage_map="0;", batches=UNEVEN, clip=0.3),
     Case(name="sequence", stage_map="0;", sequence_parallel=True, batches=UNEVEN, clip=0.3),

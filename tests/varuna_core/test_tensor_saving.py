@@ -15,6 +15,8 @@ from varuna_core.checkpoint.reader import CheckpointReader
 from varuna_core.checkpoint.store import list_complete
 from varuna_core.checkpoint.verify import find_damage
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "2x1": (2, {"stage_map": "0;1;", "tensor": 1}),
     "1x2": (2, {"stage_map": "0,1;", "tensor": 1, "shard": True}),
@@ -25,7 +27,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "1x2x2": (4, {"stage_map": "0,1;", "shard": True}),
     "1x2x2 zero": (4, {"stage_map": "0,1;", "zero": 1}),
 }
-STEPS = 5
+STEPS, BATCH = 5, 4
+"""A batch is one micro-batch for each of two replicas: what a step does is tested elsewhere."""
 
 
 def is_shared(name: str) -> bool:
@@ -39,7 +42,7 @@ PAIRS += [(a, b) for a in ("1x2", "4x1") for b in SHARED]
 
 def build_case(name: str, store: str, layout: str, load: bool) -> Case:
     return Case(
-        name=name, store=store, load=load, optimizer="adamw", batches=[8] * STEPS, clip=0.5,
+        name=name, store=store, load=load, optimizer="adamw", batches=[BATCH] * STEPS, clip=0.5,
         **LAYOUTS[layout][1],
     )  # fmt: skip
 
@@ -76,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_goes_on_as_the_uninterrupted_run(folder: Path, source: str, target: str) -> None:
     saved = read(folder, source, LAYOUTS[source][0])
     loaded = read(folder, f"{source} in {target}", LAYOUTS[target][0])
-    close = {"rtol": 0.0, "atol": 0.0} if source == target else {"rtol": 2e-5, "atol": 5e-6}
+    close = {"rtol": 0.0, "atol": 0.0} if source == target else {"rtol": 2e-5, "atol": 2e-5}
     shapes = build_model(build_case("", "", "2x1", False)).state_dict()
     expected = join(saved, "state", shapes)
     for rank in loaded:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.varuna_core.ranks import DEADLINE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,8 +48,8 @@ def run(script: Path, world_size: int) -> set[str]:
                 rank.communicate()
 
 
-def read_programs() -> list[str]:
-    page = (ROOT / "docs/training.md").read_text()
+def read_programs(name: str = "training.md") -> list[str]:
+    page = (ROOT / "docs" / name).read_text()
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
@@ -80,3 +82,12 @@ def test_the_program_with_checkpoints_goes_on_in_another_layout(tmp_path: Path) 
     run(tmp_path / "parts" / "train.py", 2)
     (tmp_path / "parts" / "train.py").write_text(text)
     assert run(tmp_path / "parts" / "train.py", 1) == {alone.partition("\n")[2]}
+
+
+def test_the_walk_through_the_port_runs_in_any_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(read_programs("porting.md")[0])
+    alone = run(tmp_path / "train.py", 1)
+    monkeypatch.setenv("VJOB_STAGE_MAP", "0;1;")
+    assert run(tmp_path / "train.py", 2) == alone

@@ -27,6 +27,8 @@ from varuna_core.split import split_model
 from varuna_core.zero import deal_owners, pack
 from varuna_core.zero_weights import find_units, refuse_optimizer, refuse_uneven
 
+pytestmark = pytest.mark.slow
+
 TEN = [8, 7, 8, 8, 5, 8, 8, 8, 6, 8]
 LAYOUTS = {"1x2": (2, "0,1;"), "2x2": (4, "0,2;1,3;"), "1x3": (3, "0,1,2;")}
 PLACES = {"stages_per_rank": 2}

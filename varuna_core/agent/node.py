@@ -35,6 +35,7 @@ from varuna_core.agent.signals import Signals
 from varuna_core.agent.site import Site
 from varuna_core.agent.supervise import Supervisor
 from varuna_core.agent.table import render_table
+from varuna_core.agent.waiting import Waiting
 from varuna_core.agent.watch import write_beat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
@@ -46,7 +47,12 @@ from varuna_core.records.stop import write_stop
 
 
 def run_node(
-    run: RunFolder, plan: Plan, number: int, given_index: int | None, tether: int | None = None
+    run: RunFolder,
+    plan: Plan,
+    number: int,
+    given_index: int | None,
+    tether: int | None = None,
+    waiting: Waiting | None = None,
 ) -> int:
     """The exit code of this node's share of the attempt."""
     signals = Signals()
@@ -76,7 +82,7 @@ def run_node(
             report = make_ready(site, signals, problems, leases)
             port = meet(site, signals, report)
             site = replace(site, master=replace(master, port=port))
-            return Supervisor(site, signals, meeting_of(site)).run()
+            return Supervisor(site, signals, meeting_of(site), waiting).run()
     except Refusal as refusal:
         if refusal.code == NOT_READY and attempt.path.is_dir():
             with contextlib.suppress(OSError):

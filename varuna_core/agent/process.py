@@ -103,6 +103,24 @@ class RankProcess:
         code = self._child.wait()
         return code if self._inside is None else _as_of_rank(code)
 
+    def tell(self, text: str) -> bool:
+        """Give it this line, and the end of its input; whether it was there to hear it."""
+        if self.poll() is not None or self._child.stdin is None:
+            return False
+        with contextlib.suppress(OSError), self._child.stdin as pipe:
+            view = memoryview(_encode(text + "\n"))
+            while view:
+                view = view[pipe.write(view) :]
+            return True
+        return False
+
+    def close(self) -> None:
+        """Of one that was killed and of whom nobody wants to know more."""
+        for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._child.wait()
+
     def find_main(self) -> int | None:
         """The rank's own process. No client is asked instead: each has a handler for everything."""
         return self.pid if self._inside is None else self._inside.find_main()
@@ -152,11 +170,16 @@ def set_process_option(option: int, value: int) -> None:
 
 
 def start_rank(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, inside: Insiders | None = None
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    inside: Insiders | None = None,
+    *,
+    waits: bool = False,
 ) -> RankProcess:
     """Start a rank; call it from the main thread, as the rank dies with the thread that did.
 
-    OSError tells why it could not start.
+    One that `waits` reads from us what it is to do. OSError tells why it could not start.
     """
     agent = os.getpid()
 
@@ -172,7 +195,7 @@ def start_rank(
     return RankProcess(
         subprocess.Popen(
             [_encode(word) for word in argv],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
@@ -185,8 +208,11 @@ def start_rank(
     )
 
 
-def start_agent(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Another command of the agent's own program, with our output; it dies with us."""
+def start_agent(words: Sequence[str], *, waits: bool = False) -> subprocess.Popen[bytes]:
+    """Another command of the agent's own program, with our output; it dies with us.
+
+    One that `waits` reads from us what it is to do.
+    """
     parent = os.getpid()
 
     def die_with_parent() -> None:
@@ -196,7 +222,8 @@ def start_agent(words: Sequence[str]) -> subprocess.Popen[bytes]:
                 os._exit(128 + signal.SIGKILL)
 
     argv = [sys.executable, *words]
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+    stdin = subprocess.PIPE if waits else subprocess.DEVNULL
+    return subprocess.Popen(argv, stdin=stdin, preexec_fn=die_with_parent)
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from varuna_core.agent.container import fill_in
@@ -31,6 +32,7 @@ from varuna_core.agent.ranks import Meeting, build_rank
 from varuna_core.agent.sampler import Sampler
 from varuna_core.agent.signals import ENDING, Signals
 from varuna_core.agent.site import Site
+from varuna_core.agent.waiting import Waiting
 from varuna_core.agent.watch import Watch
 from varuna_core.records.exits import RankExit, rank_exit, reserve_exit, write_exit
 from varuna_core.records.stop import write_stop
@@ -51,8 +53,11 @@ START_FAILED = {FileNotFoundError: 127, PermissionError: 126}
 class Supervisor:
     """The ranks of one node."""
 
-    def __init__(self, site: Site, signals: Signals, meeting: Meeting) -> None:
+    def __init__(
+        self, site: Site, signals: Signals, meeting: Meeting, waiting: Waiting | None = None
+    ) -> None:
         self._site, self._signals, self._meeting = site, signals, meeting
+        self._waiting = waiting or Waiting()
         self._attempt, self._grace_s = site.attempt, site.plan.timing.grace_s
         self._alive: dict[int, RankProcess] = {}
         self._started: dict[int, float] = {}
@@ -115,12 +120,14 @@ class Supervisor:
             try:
                 reserve_exit(self._attempt, rank)
                 inside = Insiders(start.marks) if start.marks else None
-                process = start_rank(argv, start.env, start.cwd, inside)
+                process = self._waiting.take(local_rank, replace(start, argv=argv))
+                process = process or start_rank(argv, start.env, start.cwd, inside)
             except OSError as error:
                 self._refuse_rank(rank, error)
                 return
             self._alive[rank] = process
             self._pump.add(rank, process.stdout, process.stderr)
+        self._waiting.end()
 
     def _refuse_rank(self, rank: int, error: OSError) -> None:
         """A rank that could not even start fails like one that did; the rest do not start."""

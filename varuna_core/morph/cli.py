@@ -12,22 +12,28 @@ from pathlib import Path
 from typing import Iterator
 
 from varuna_core.agent.errors import WRONG_INPUT, Refusal
-from varuna_core.agent.host import open_run
+from varuna_core.agent.host import group_of, open_run
 from varuna_core.morph.manager import Manager, parse_state
+from varuna_core.morph.standby import stand_by
 from varuna_core.morph.stay import stay
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import PRIVATE_FILE, read_json, write_json
+from varuna_core.records.joins import read_join_job, read_joins, widen
 from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 
 _DESCRIPTION = """\
 A run whose nodes may come and go: one manager, beside the batch script, and one `stay` a node.
 
-  agent.pyz morph stay   --run DIR --session S    on every node, under srun
+  agent.pyz morph stay   --run DIR --session S    on every node, under srun; S is empty in a job
+                                                  that has no manager: it follows the one there is
   agent.pyz morph manage --run DIR --session S    once, on the first node; killed, it is run again
   agent.pyz morph answer --run DIR --session S    prints `requeue` or the exit code
   agent.pyz morph leave  --run DIR --node INDEX   asks a node to leave at the next checkpoint
+  agent.pyz morph leave  --run DIR --group NAME   all of a group
+  agent.pyz morph others --run DIR --session S    prints the ids of the run's other jobs
 """
 
 LOCK_S = 5.0
@@ -69,11 +75,31 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--heard", default="", metavar="NAMES", help="signals that came before, such as `TERM USR1`"
     )
+    add.add_argument(
+        "--expected",
+        type=int,
+        metavar="N",
+        help="nodes that the job was given; default: the plan's",
+    )
     add.set_defaults(run_command=_run_manage)
     add = commands.add_parser("answer", parents=[shared, job], help="what the batch script does")
     add.set_defaults(run_command=_run_answer)
-    add = commands.add_parser("leave", parents=[shared], help="send a node home")
-    add.add_argument("--node", required=True, type=int, metavar="INDEX")
+    add = commands.add_parser("others", parents=[shared, job], help="the run's other jobs")
+    add.set_defaults(run_command=_run_others)
+    add = commands.add_parser(
+        "standby",
+        parents=[shared],
+        help="wait to be the next attempt's agent; `stay` starts it",
+        description="Start ranks that wait like those of this node and attempt, until standard "
+        "input says which attempt to run, or ends.",
+    )
+    add.add_argument("--attempt", required=True, type=int, metavar="N")
+    add.add_argument("--node", required=True, type=int, metavar="INDEX", help="in that attempt")
+    add.set_defaults(run_command=_run_standby)
+    add = commands.add_parser("leave", parents=[shared], help="send nodes home")
+    who = add.add_mutually_exclusive_group(required=True)
+    who.add_argument("--node", type=int, metavar="INDEX")
+    who.add_argument("--group", metavar="NAME")
     add.set_defaults(run_command=_run_leave)
     return parser
 
@@ -88,7 +114,11 @@ def _load(path: Path) -> tuple[RunFolder, Plan]:
 
 def _run_stay(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
-    return stay(run, plan, args.session, args.node)
+    return stay(run, widen(plan, read_joins(run.morph)), args.session, args.node)
+
+
+def _run_standby(args: argparse.Namespace) -> int:
+    return stand_by(open_run(args.run), args.attempt, args.node)
 
 
 def _run_manage(args: argparse.Namespace) -> int:
@@ -99,7 +129,8 @@ def _run_manage(args: argparse.Namespace) -> int:
         raise Refusal(WRONG_INPUT, str(error)) from None
     run.morph.make()
     with hold_alone(run.morph.lock):
-        return Manager(run, plan, training, args.session, args.heard.split()).run()
+        words = args.heard.split()
+        return Manager(run, plan, training, args.session, words, args.expected).run()
 
 
 @contextlib.contextmanager
@@ -128,6 +159,10 @@ def _run_answer(args: argparse.Namespace) -> int:
     run, _ = _load(args.run)
     value = read_json(run.morph.manager)
     state = parse_state(value)
+    if not args.session:  # of a guest: it comes back with the run
+        comes_back = state is not None and state.phase == "ended" and state.requeue
+        print("requeue" if comes_back else 0, flush=True)
+        return 0
     if state is None or state.phase != "ended" or value["session"] != args.session:
         print(NOT_READY, flush=True)  # the manager gave up without a verdict
     else:
@@ -135,9 +170,28 @@ def _run_answer(args: argparse.Namespace) -> int:
     return 0
 
 
+def _run_others(args: argparse.Namespace) -> int:
+    run, _ = _load(args.run)
+    record = read_record(run)
+    ids = [job.id for job in record.jobs] if record is not None else []
+    jobs = [read_join_job(run.morph, join) for join in read_joins(run.morph)]
+    ids += [item.job for item in jobs if item is not None and item.job is not None]
+    own = args.session.rpartition(".")[0]
+    print("\n".join(job for job in ids if job != own), flush=True)
+    return 0
+
+
 def _run_leave(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
-    if not 0 <= args.node < plan.num_nodes:
+    plan = widen(plan, read_joins(run.morph))
+    if args.group is not None:
+        group_of(plan, args.group)
+        group = plan.group(args.group)
+        seats = range(group.first_node, group.first_node + group.count)
+    elif 0 <= args.node < plan.num_nodes:
+        seats = range(args.node, args.node + 1)
+    else:
         raise Refusal(WRONG_INPUT, f"node {args.node}: the run has 0 to {plan.num_nodes - 1}")
-    write_json(run.morph.leave(args.node), {"node": args.node})
+    for seat in seats:
+        write_json(run.morph.leave(seat), {"node": seat})
     return 0

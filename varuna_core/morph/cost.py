@@ -1,4 +1,8 @@
-"""The event of a morph: from what to what, and what it cost in parts."""
+"""The event of a morph: from what to what, and what it cost in parts.
+
+last sign of life ─ notice ─► it ends ─ stop ─► ended ─ plan ─► ordered
+─ start ─► ranks run ─ load ─► they have all ─ first step ─► a step more than before
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,28 @@ import contextlib
 import time
 from typing import Any, Dict, Optional
 
+from varuna_core.morph.ears import Ears
 from varuna_core.morph.machine import JUDGING, RUNNING, SAVING, STOPPING, State
 from varuna_core.morph.orders import get_seat
 from varuna_core.records.events import append_event
+from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training_marks import BEGIN, FIRST_STEP
+
+PARTS = (
+    ("notice_s", "sign", "ending"),
+    ("stop_s", "ending", "ended"),
+    ("plan_s", "ended", "ordered"),
+    ("start_s", "ordered", "running"),
+    ("load_s", "running", "loaded"),
+    ("first_step_s", "loaded", "stepped"),
+)
+"""Name of a part, and from which mark to which it is."""
+MOST_BYTES = 256 * 1024
+"""In so much of a rank's output its first step is found, or the morph counts as over with its
+ranks' start."""
 
 
 class Cost:
@@ -20,36 +40,84 @@ class Cost:
     A manager that is killed forgets it, and the event of that morph is not written.
     """
 
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
+    def __init__(self, run: RunFolder, ears: Ears) -> None:
+        self._run, self._ears = run, ears
         self._marks: Dict[str, float] = {}
         self._before: Optional[Dict[str, str]] = None
         """The attempt that the morph leads away from."""
+        self.trained = -1
+        """The last attempt that was seen to have done a step."""
 
     def mark(self, before: State, state: State) -> None:
         """After each step of the machine."""
         now = time.monotonic()
         if before.phase == state.phase:
             return
-        self.note_start(before)  # an attempt may be over before anybody looked at its start
+        self.look(before)  # an attempt may be over before anybody looked at its start
+        if before.phase == RUNNING:
+            self._write(before)  # it may never have come to a step
         if state.phase in (SAVING, STOPPING, JUDGING):
             self._marks.setdefault("ending", now)
         if state.phase == JUDGING:
             self._marks["ended"] = now
+            self._marks["sign"] = self._find_sign(state, self._marks["ending"])
             self._before = {"shape": self._describe(before.attempt), "reason": state.why}
         if state.phase == RUNNING:
-            self._marks["started"] = now
+            self._marks["ordered"] = now
 
-    def note_start(self, state: State) -> None:
-        """Write the event once the ranks of the new attempt have started."""
+    def look(self, state: State) -> bool:
+        """At what the ranks of the attempt have come to; whether they did their first step."""
+        if state.phase not in (RUNNING, SAVING) or self.trained == state.attempt:
+            return False
+        attempt, plan = self._run.attempt(state.attempt), None
+        if is_listed(attempt.go):
+            self._marks.setdefault("running", time.monotonic())
+            plan = read_attempt_plan(self._run, state.attempt)
+        if plan is None:
+            return False
+        if self._says(state, 0, BEGIN):
+            self._marks.setdefault("loaded", time.monotonic())
+        if not self._says(state, plan.world - 1, FIRST_STEP):
+            return False
+        self._marks.setdefault("loaded", time.monotonic())
+        self._marks["stepped"] = time.monotonic()
+        self.trained = state.attempt
+        self._write(state)
+        return True
+
+    def _says(self, state: State, rank: int, words: str) -> bool:
+        path = self._run.attempt(state.attempt).rank_log(rank, "out")
+        if not is_listed(path):
+            return False
+        try:
+            with open(path, "rb") as handle:
+                return words.encode() in handle.read(MOST_BYTES)
+        except OSError:
+            return False
+
+    def _find_sign(self, state: State, ending: float) -> float:
+        """When all was still well, for all that is known: before a lost node's last sign of life
+        or the end of the first rank that failed."""
+        attempt = self._run.attempt(state.attempt)
+        plan = read_attempt_plan(self._run, state.attempt)
+        exits = [] if plan is None else read_exits(attempt, plan.world).values()
+        failed = [item.ended for item in exits if item.code != 0 and not item.stopped]
+        ages = [time.time() - min(failed)] if failed else []
+        heard = [self._ears.when(node) for node in state.gone]
+        ages += [time.monotonic() - at for at in heard if at is not None]
+        return min(ending, time.monotonic() - max(ages, default=0.0))
+
+    def _write(self, state: State) -> None:
+        """The event, with the parts that there were."""
         marks, before = self._marks, self._before
-        if state.phase not in (RUNNING, SAVING) or "started" not in marks:
+        self._marks, self._before = {}, None
+        if before is None or "running" not in marks:  # the first attempt of this job, or none
             return
-        if not is_listed(self._run.attempt(state.attempt).go):
-            return
-        now, self._marks, self._before = time.monotonic(), {}, None
-        if before is None:  # the first attempt of this job
-            return
+        parts = {
+            name: round(marks[end] - marks[begin], 3)
+            for name, begin, end in PARTS
+            if begin in marks and end in marks
+        }
         facts: Dict[str, Any] = {
             "from": before["shape"],
             "to": self._describe(state.attempt),
@@ -57,10 +125,10 @@ class Cost:
             "nodes": [get_seat(node) for node in state.members],
             "iteration": state.base,
             "reason": before["reason"],
-            "stop_s": round(marks["ended"] - marks["ending"], 3),
-            "plan_s": round(marks["started"] - marks["ended"], 3),
-            "start_s": round(now - marks["started"], 3),
+            **parts,
         }
+        if "stepped" in marks:
+            facts["pause_s"] = round(marks["stepped"] - marks["sign"], 3)
         with contextlib.suppress(OSError):
             append_event(self._run.morph_events, "morph", **facts)
 

@@ -21,8 +21,9 @@ from varuna_core.morph.words import (
     Saved,
 )
 
-SUSPECT_BEATS = 4.0
-"""So many missing signs of life mean a loss where the attempt is ending anyway."""
+SUSPECT_BEATS = 8.0
+"""So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at
+each look then (`stay.py`)."""
 
 
 class Sight(NamedTuple):
@@ -40,8 +41,9 @@ class Sight(NamedTuple):
 class Ears:
     """Remembers when each node last changed its sign of life."""
 
-    def __init__(self, lost_s: float, beat_s: float) -> None:
-        self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * beat_s
+    def __init__(self, lost_s: float, beat_s: float, poll_s: float) -> None:
+        """`beat_s` between two signs of life, `poll_s` once an attempt is ending."""
+        self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * poll_s
         self._beat_s = beat_s
         self._heard: Dict[str, Tuple[int, float]] = {}
         """Of each node the last count, and when it was new."""
@@ -55,13 +57,19 @@ class Ears:
         # Those that left no trace any more were there when an earlier manager looked.
         for name in state.nodes:
             self._heard.setdefault(name, (-1, now))
+        hosts = {present[name].host for name in state.nodes if name in present}
         for name, item in present.items():
             count, since = self._heard.get(name, (-1, now))
             if count != item.count:
                 self._heard[name] = (item.count, now)
             elif self._is_silent(state, since, now):
                 continue  # left by an agent of this session that is gone
-            if name not in state.nodes and name not in state.fenced:
+            if name in state.nodes or name in state.fenced:
+                continue
+            if item.host in hosts:  # files have names of hosts: one of them would be lost
+                said.append(Lost(name, f"{item.host} takes part already, in another job"))
+            else:
+                hosts.add(item.host)
                 said.append(Joined(name))
         for name in state.nodes:
             said += self._ask_after(state, sight, name, present.get(name), now)
@@ -70,6 +78,10 @@ class Ears:
             is_asked = sight.stop.get("kind") == "cancel"
             said.append(CalledToEnd(reason) if is_asked else RankFailed(reason))
         return said
+
+    def when(self, node: str) -> Optional[float]:
+        """When this node last gave a sign of life, by our clock."""
+        return self._heard[node][1] if node in self._heard else None
 
     def _forgive(self, now: float) -> None:
         """While we ourselves stood still (a file server that hangs) nobody was silent."""

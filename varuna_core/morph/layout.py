@@ -1,8 +1,10 @@
 """The plan of an attempt: who runs what on the nodes that are there. Pure.
 
-    run's plan, model ─► Question ─► choose_layout ─► Layout ─► build_attempt ─► plan.json
+    run's plan, model ─┬ find_planned: what was planned at submit for these nodes ─┬► Layout
+                       └ Question ─► choose_layout: where nothing was ─────────────┘     │
+                                                          plan.json ◄─ build_attempt ◄───┘
 
-`choose_layout` is the place of the planner: anything that answers a Question with a Layout will do.
+The planner itself needs numpy, and time: what it says of other nodes than all is in the run's plan.
 """
 
 from __future__ import annotations
@@ -10,7 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from varuna_core.records.plan import GroupPlan, Plan, build_stages, encode_stage_map
+from varuna_core.records.plan import (
+    GroupPlan,
+    Plan,
+    build_stages,
+    encode_stage_map,
+    name_nodes,
+)
 from varuna_core.records.training import Training
 
 
@@ -36,6 +44,8 @@ class Layout:
 
     pipeline: int
     data: int
+    partition: Optional[str] = None
+    """Where it was planned with the layout; replicas of a stage then adjoin."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +85,16 @@ def choose_layout(question: Question) -> Optional[Layout]:
 def find_layout(
     plan: Plan, training: Training, seats: Sequence[int], choose: Chooser = choose_layout
 ) -> Optional[Layout]:
-    """The layout on these nodes of the run's plan; as asked where all of them are there."""
+    """The layout on these nodes of the run's plan; as asked where they have as much room."""
     asked = Layout(plan.pipeline, plan.data)
-    if len(seats) == plan.num_nodes and asked.pipeline * asked.data * plan.tensor <= plan.world:
+    everybody = range(count_asked(plan))
+    shares, room = count_shares(plan, seats), count_shares(plan, everybody)
+    is_room = shares == room and asked.pipeline * asked.data <= shares
+    if is_room and sorted(seats) == list(everybody):
         return asked
-    shares = sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
+    planned = find_planned(plan, seats)
+    if planned is not None or is_room:
+        return planned or asked
     chunks = 1
     if training.schedule in ("interleaved", "zbv"):
         parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
@@ -93,6 +108,23 @@ def find_layout(
             chunks=chunks,
         )
     )
+
+
+def find_planned(plan: Plan, seats: Sequence[int]) -> Optional[Layout]:
+    """What was planned at submit for such nodes."""
+    nodes = name_nodes([plan.node(seat).group for seat in sorted(seats)])
+    found = (plan.layouts or {}).get(nodes)
+    return None if found is None else Layout(*found)
+
+
+def count_asked(plan: Plan) -> int:
+    """Nodes that the conf asks for: those that joined stand behind them."""
+    return plan.num_nodes - (plan.morphing.joined if plan.morphing is not None else 0)
+
+
+def count_shares(plan: Plan, seats: Sequence[int]) -> int:
+    """Tensor groups, each within a node, that these nodes have room for."""
+    return sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
 
 
 def list_needed(plan: Plan, layout: Layout, seats: Sequence[int]) -> List[Tuple[int, int]]:
@@ -122,6 +154,13 @@ def build_attempt(
     is_as_asked = layout == Layout(plan.pipeline, plan.data)
     order = plan.order if is_as_asked or layout.data > 1 else "pipeline"
     partition = training.partition if layout.pipeline == plan.pipeline else None
+    shown = plan.partition if layout.pipeline == plan.pipeline else None
+    planned = "it fits the nodes that are there"
+    if layout.partition is not None:
+        order, partition, shown = "data", layout.partition, layout.partition
+        planned = "planned at submit for these nodes"
+    elif plan.layouts:
+        planned += "; for these nothing was planned at submit"
     stages = build_stages(layout.pipeline, layout.data, order)
     own = replace(
         plan,
@@ -129,9 +168,9 @@ def build_attempt(
         pipeline=layout.pipeline,
         data=layout.data,
         order=order,
-        partition=plan.partition if layout.pipeline == plan.pipeline else None,
+        partition=shown,
         stage_map=plan.stage_map if is_as_asked else encode_stage_map(stages),
-        planned=plan.planned if is_as_asked else "it fits the nodes that are there",
+        planned=plan.planned if is_as_asked else planned,
         prediction=plan.prediction if is_as_asked else None,
     )
     return AttemptPlan(

@@ -2,8 +2,8 @@
 
                     all are here, or a plan fits those that are after gather_s
       ┌► GATHERING ───────────────────────────────────────────────► RUNNING ─────────────┐
-      │      │ nothing fits for wait_s, called to end               │  │ a node is to     │
-      │      ▼                                                      │  │ leave, or all    │
+      │      │ nothing fits for wait_s, called to end               │  │ nodes joined, one│
+      │      ▼                                                      │  │ or all are to go │
       │    ENDED ◄── done, called to end or leave,                  │  ▼                  │
       │      ▲       3 attempts without a new checkpoint            │ SAVING ─────────────┤
       │      │                                     a node lost,     ▼  │ save_s is over    │
@@ -81,6 +81,10 @@ class State:
     leaving: Tuple[str, ...] = ()
     """Nodes that the next attempt is not to use."""
     after: str = MORPH
+    asked: bool = False
+    """Whether we asked the ranks to save and leave."""
+    grow_at: Optional[float] = None
+    """When the nodes that joined since the attempt started are counted."""
     why: str = ""
     """Why the attempt ends, as far as somebody told."""
     saved: int = -1
@@ -107,6 +111,11 @@ class State:
     def gone(self) -> Tuple[str, ...]:
         """Members that the attempt lost."""
         return tuple(node for node in self.members if node not in self.nodes)
+
+    @property
+    def free(self) -> Tuple[str, ...]:
+        """Nodes that the next attempt may use."""
+        return tuple(node for node in self.nodes if node not in self.leaving)
 
     @property
     def living(self) -> Tuple[str, ...]:
@@ -168,7 +177,10 @@ def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
     if isinstance(said, Joined):
         if said.node in state.nodes or said.node in state.fenced:
             return state, []
-        return replace(state, nodes=tuple(sorted((*state.nodes, said.node)))), []
+        state = replace(state, nodes=tuple(sorted((*state.nodes, said.node))))
+        if state.phase == RUNNING:
+            state = replace(state, grow_at=now + rules.settle_s)
+        return state, []
     if isinstance(said, Lost):
         return _lose(state, said, now, rules)
     if isinstance(said, AskedToLeave):
@@ -210,6 +222,8 @@ def _settle(state: State, now: float, rules: Rules, choose: Choose) -> Step:
             actions.append(Fence(node))
             state = _without(state, node)
             state = replace(state, why=f"{node} did not end its ranks in {rules.stop_s:g} s")
+    elif state.phase == RUNNING and state.grow_at is not None and now >= state.grow_at:
+        state, actions = _grow(state, now, rules, choose)
     if state.phase in ATTEMPTING and not state.living:
         state = replace(state, phase=JUDGING, deadline=None)
         return state, [*actions, Judge(state.attempt)]
@@ -221,7 +235,7 @@ def _settle(state: State, now: float, rules: Rules, choose: Choose) -> Step:
 def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_late: bool) -> Step:
     if state.fruitless >= rules.most_fruitless:
         return _give_up(state, rules)
-    free = tuple(node for node in state.nodes if node not in state.leaving)
+    free = state.free
     chosen: Tuple[str, ...] = ()
     if len(free) >= rules.min_nodes and (len(free) >= rules.expected or now >= state.gather_until):
         chosen = choose(free)
@@ -233,6 +247,8 @@ def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_
             members=chosen,
             ended=(),
             after=MORPH,
+            asked=False,
+            grow_at=None,
             why="",
             base=state.saved,
             deadline=None,
@@ -245,6 +261,15 @@ def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_
     last = f"; before that: {state.why}" if state.why else ""
     state = replace(state, after=_weightier(state.after, REQUEUE))
     return _retreat(state, state.code or NODE_LOST, f"{what}{safe}{last}", rules)
+
+
+def _grow(state: State, now: float, rules: Rules, choose: Choose) -> Step:
+    """Worth a morph if the next attempt would have more nodes; ranks that end are left alone."""
+    state = replace(state, grow_at=None)
+    gain = len(choose(state.free)) - len(state.members)
+    if gain <= 0 or state.deadline is not None:
+        return state, []
+    return _ask_to_save(state, f"{gain} more nodes are here", now, rules)
 
 
 def _lose(state: State, said: Lost, now: float, rules: Rules) -> Step:
@@ -266,13 +291,13 @@ def _let_go(state: State, node: str, now: float, rules: Rules) -> Step:
     if node not in state.living:
         return _without(state, node), [Fence(node)]
     state = replace(state, leaving=(*state.leaving, node))
-    return _ask_to_save(state, f"{node} is to leave", now, rules)
+    return _ask_to_save(state, f"node {node.partition('/')[0]} is to leave", now, rules)
 
 
 def _ask_to_save(state: State, reason: str, now: float, rules: Rules) -> Step:
     if state.phase != RUNNING:  # nobody runs, is asked already, or is ending
         return state, []
-    state = replace(state, phase=SAVING, why=reason, deadline=now + rules.save_s)
+    state = replace(state, phase=SAVING, asked=True, why=reason, deadline=now + rules.save_s)
     return state, [AskToSave(state.attempt)]
 
 
@@ -287,8 +312,8 @@ def _conclude(state: State, said: Judged, now: float, rules: Rules) -> Step:
     """The attempt is over: what now?"""
     state = replace(state, code=said.code, why=said.reason)
     state = replace(state, fruitless=0 if state.saved > state.base else state.fruitless + 1)
-    is_free = state.after == MORPH and not state.leaving
     # Who left without our asking was asked by the user.
+    is_free = state.after == MORPH and not (state.asked or state.leaving)
     if said.outcome == DONE or state.after == END or (said.outcome == LEFT and is_free):
         return _end(replace(state, after=END), said.code, said.reason, rules)
     if state.fruitless >= rules.most_fruitless:

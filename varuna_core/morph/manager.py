@@ -57,6 +57,7 @@ from varuna_core.records.checkpoints import find_fit
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome
 from varuna_core.records.files import list_names, read_json, write_json
+from varuna_core.records.joins import read_joins, widen
 from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -82,13 +83,17 @@ class Manager:
         training: Training,
         session: str,
         heard: Sequence[str] = (),
+        expected: Optional[int] = None,
     ) -> None:
+        """`expected`: nodes that this job was given, where they may be fewer than it asked for."""
         assert plan.morphing is not None and training.checkpoint_folder is not None
-        self._run, self._plan, self._training, self._session = run, plan, training, session
+        self._run, self._training, self._session = run, training, session
+        self._asked = self._plan = plan
+        self._num_joins = 0
         timing, limits = plan.timing, plan.morphing
         self._rules = Rules(
             min_nodes=limits.min_nodes,
-            expected=plan.num_nodes,
+            expected=min(expected or plan.num_nodes, plan.num_nodes),
             gather_s=timing.join_s,
             wait_s=timing.join_s,
             save_s=limits.save_s,
@@ -97,12 +102,14 @@ class Manager:
             may_requeue=limits.requeue,
         )
         self._signals = Signals()
-        self._ears = Ears(timing.lost_s, beat_s(plan))
+        self._ears = Ears(timing.lost_s, beat_s(plan), poll_s(plan))
         self._saved = -1
         self._look_at = 0.0
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
-        self._cost = Cost(run)
+        self._cost = Cost(run, self._ears)
+        self._next_beat = 0.0
+        self._widen()
         self._state = self._open()
 
     def run(self) -> int:
@@ -116,7 +123,8 @@ class Manager:
             for said in self._listen():
                 self._tell(said)
             self._tell(Tick())
-            self._cost.note_start(self._state)
+            if self._cost.look(self._state) or time.monotonic() >= self._next_beat:
+                self._write_orders()
             if self._state.phase != ENDED:
                 self._signals.wait(poll_s(self._plan))
         self._see_home()
@@ -159,7 +167,14 @@ class Manager:
         self._heard = []
         return said + self._ears.listen(self._state, self._look(), time.monotonic())
 
+    def _widen(self) -> None:
+        """Seats that were given out since the last look."""
+        joins = read_joins(self._run.morph)
+        if len(joins) != self._num_joins:
+            self._num_joins, self._plan = len(joins), widen(self._asked, joins)
+
     def _look(self) -> Sight:
+        self._widen()
         attempt = self._run.attempt(self._state.attempt)
         is_ours = self._state.phase in (RUNNING, SAVING)
         stop = read_stop(attempt) if is_ours else None
@@ -174,8 +189,9 @@ class Manager:
             self._look_at = time.monotonic() + SAVE_LOOK_S
             self._saved = self._find_saved()
         leave = [name[:-5] for name in list_names(self._run.morph.leave(0).parent)]
+        presences = read_presences(self._run.morph, self._session)
         return Sight(
-            presences=read_presences(self._run.morph, self._session),
+            presences={s: p for s, p in presences.items() if s < self._plan.num_nodes},
             stop=stop,
             refused=refused,
             leave=tuple(int(stem) for stem in leave if stem.isdigit()),
@@ -235,6 +251,7 @@ class Manager:
     def _write_orders(self) -> None:
         state = self._state
         runs = state.phase in (RUNNING, SAVING, STOPPING)
+        self._next_beat = time.monotonic() + beat_s(self._plan)
         write_orders(
             self._run.morph,
             Orders(
@@ -243,6 +260,10 @@ class Manager:
                 nodes=state.members if runs else (),
                 fenced=state.fenced,
                 end=state.phase == ENDED,
+                back=state.requeue,
+                beat=round(time.time(), 3),
+                ending=state.phase == STOPPING,
+                trained=runs and self._cost.trained == state.attempt,
             ),
         )
 

@@ -5,8 +5,10 @@
 
 A seat is a node's index in the run's plan. An agent makes itself a key when it starts, and seat and
 key name it: the agent that takes over a seat is another node, and one that was fenced stays so.
-The session is the one start of the batch script that an agent belongs to. No port is opened: who
-can write these files (0600, in a folder of 0700) is the run's own user.
+The session is the one start of the batch script that an agent belongs to. Agents of another job of
+the run (one that joined, the other groups of a split run) are guests: they have no session of their
+own, and take part in that of the orders, one after the other. No port is opened: who can write
+these files (0600, in a folder of 0700) is the run's own user.
 """
 
 from __future__ import annotations
@@ -51,6 +53,14 @@ class Orders:
     """Who takes part: the first has node index 0 in the attempt's plan, and so on."""
     fenced: Tuple[str, ...]
     end: bool
+    back: bool = False
+    """At the end: whether the run comes back in another session."""
+    beat: float = 0.0
+    """Another number each time: as long as it changes the manager lives."""
+    ending: bool = False
+    """Whether the attempt is being stopped: nodes then give a sign of life at each look."""
+    trained: bool = False
+    """Whether the attempt has done a step: from then on nodes prepare for the next one."""
 
 
 class Task(NamedTuple):
@@ -75,7 +85,7 @@ def get_seat(node: str) -> int:
 
 
 def write_presence(folder: MorphFolder, value: Presence) -> None:
-    write_json(folder.node(value.seat), asdict(value))
+    write_json(folder.node(value.seat), asdict(value), lasts=False)
 
 
 def read_presences(folder: MorphFolder, session: str) -> Dict[int, Presence]:
@@ -118,6 +128,14 @@ def follow(orders: Optional[Orders], me: Presence, *, knows_session: bool) -> Ta
     if orders.attempt > me.attempt and me.name in orders.nodes:
         return Task(orders.attempt, orders.nodes.index(me.name), "")
     return WAIT
+
+
+def is_for_guest(orders: Orders, me: Presence) -> bool:
+    """Whether a guest is to go over to the session of these orders, as another node.
+
+    One that came while the run was away waits for the session after it.
+    """
+    return orders.session != me.session and not (orders.end and orders.back)
 
 
 def _parse(kind: Any, value: Any) -> Any:

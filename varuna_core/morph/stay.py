@@ -10,6 +10,7 @@ So there is no thread here, and whoever kills this process has killed the node's
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -28,12 +29,15 @@ from varuna_core.morph.orders import (
     ENDED,
     IDLE,
     RUNNING,
+    Orders,
     Presence,
     Task,
     follow,
+    is_for_guest,
     read_orders,
     write_presence,
 )
+from varuna_core.morph.standby import can_wait
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
@@ -55,7 +59,10 @@ def beat_s(plan: Plan) -> float:
 
 
 def stay(run: RunFolder, plan: Plan, session: str, given_index: Optional[int]) -> int:
-    """The exit code of the node: 0 when the run ended, whatever its ranks came to."""
+    """The exit code of the node: 0 when the run ended, whatever its ranks came to.
+
+    Without a session of its own it is a guest (orders.py).
+    """
     seat = find_index(plan, given_index, os.environ)
     host = host_name(plan, seat, os.environ, os.uname().nodename)
     run.morph.make()
@@ -80,6 +87,12 @@ class Stay:
         self._run, self._plan, self._me = run, plan, me
         self._signals = Signals()
         self._child: Optional[subprocess.Popen[bytes]] = None
+        self._is_guest = not me.session
+        self._manager_beat = 0.0
+        self._next: Optional[subprocess.Popen[bytes]] = None
+        """The agent of the next attempt, whose ranks wait."""
+        self._next_since = -1
+        """The attempt during which one was started: at most one in each."""
         self._knows_session = False
         self._next_beat = 0.0
         self._begun = time.monotonic()
@@ -110,17 +123,51 @@ class Stay:
 
     def _heed_orders(self) -> None:
         orders = read_orders(self._run.morph)
+        if self._is_guest and orders is not None:
+            self._visit(orders)
         is_ours = orders is not None and orders.session == self._me.session
         self._knows_session = self._knows_session or is_ours
         waited = time.monotonic() - self._begun
-        if not self._knows_session and waited > self._plan.timing.join_s:
+        if (self._is_guest or not self._knows_session) and waited > self._plan.timing.join_s:
             self._leave(f"no word from the manager for {waited:.0f} s")
             return
+        if self._is_guest and not is_ours:
+            return
+        if orders is not None and orders.ending and is_ours:
+            self._next_beat = 0.0
         task = follow(orders, self._me, knows_session=self._knows_session)
         if task.leave:
             self._leave(task.leave)
         elif task.attempt is not None and self._child is None:
             self._start(task)
+        elif orders is not None and orders.trained and self._child is not None:
+            self._prepare_next(orders)
+
+    def _prepare_next(self, orders: Orders) -> None:
+        """Once the ranks train: before that they need the node for themselves."""
+        me = self._me
+        is_member = orders.attempt == me.attempt and me.name in orders.nodes
+        if not is_member or self._next_since == me.attempt or not can_wait(self._plan):
+            return
+        self._next_since = me.attempt
+        node = str(orders.nodes.index(me.name))
+        options = ["--run", str(self._run.path), "--attempt", str(me.attempt), "--node", node]
+        with contextlib.suppress(OSError):  # the next attempt starts without
+            words = [str(self._run.agent), "morph", "standby", *options]
+            self._next = start_agent(words, waits=True)
+
+    def _visit(self, orders: Orders) -> None:
+        """As a guest: note that the manager lives, and go over to its session without ranks."""
+        if orders.beat != self._manager_beat:
+            self._manager_beat, self._begun = orders.beat, time.monotonic()
+        if not is_for_guest(orders, self._me):
+            return
+        if self._child is not None:
+            self._end_ranks()
+            return
+        self._knows_session = True
+        key = uuid.uuid4().hex
+        self._change(session=orders.session, key=key, attempt=-1, state=IDLE, code=0)
 
     def _start(self, task: Task) -> None:
         assert task.attempt is not None
@@ -134,12 +181,27 @@ class Stay:
             self._say(refusal.reason)
             self._change(state=ENDED, code=refusal.code)
             return
+        self._child, self._next = self._call_next(task), None
+        if self._child is not None:
+            return
         options = ["--run", str(self._run.path), "--attempt", number, "--node", str(task.node)]
         try:
             self._child = start_agent([str(self._run.agent), "node", *options])
         except OSError as error:
             self._say(f"the agent does not start: {error}")
             self._change(state=ENDED, code=NOT_READY)
+
+    def _call_next(self, task: Task) -> Optional[subprocess.Popen[bytes]]:
+        """The agent that waits, told what to do; None where there is none."""
+        agent = self._next
+        if agent is None or agent.stdin is None or agent.poll() is not None:
+            return None
+        words = {"attempt": task.attempt, "node": task.node}
+        with contextlib.suppress(OSError), agent.stdin as pipe:
+            pipe.write(json.dumps(words).encode() + b"\n")
+            pipe.flush()
+            return agent
+        return None
 
     def _reap(self) -> None:
         if self._child is None:
@@ -153,7 +215,13 @@ class Stay:
         if self._leaving:
             return
         self._leaving = reason
-        if self._child is not None:
+        if self._next is not None:
+            self._next.kill()  # and so its ranks
+            self._next.wait()
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        if self._child is not None and self._kill_at == float("inf"):
             self._child.send_signal(signal.SIGTERM)
             timing = self._plan.timing
             self._kill_at = time.monotonic() + timing.grace_s + timing.lost_s

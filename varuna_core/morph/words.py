@@ -27,6 +27,8 @@ class Rules:
     finish_s: float
     """For the other nodes once the ranks of one have ended by themselves."""
     may_requeue: bool
+    settle_s: float = 3.0
+    """For more nodes after one that joined while ranks train: a morph for all of them."""
     most_fruitless: int = 3
     """Attempts in a row without a new checkpoint."""
 

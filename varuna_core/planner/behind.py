@@ -106,7 +106,8 @@ def _find_unhidden(tables: Tables, shape: Shape, stage: StageTable, sums: Sums) 
     key = id(stage), id(sums)
     if key not in tables.behind:
         buckets = tables.find_buckets(shape)
-        hidden = stage.kinds[3] * (1 - 1 / buckets)
+        last = np.maximum(stage.kinds[3], stage.kinds[5]) if stage.puts_off else stage.kinds[3]
+        hidden = last * (1 - 1 / buckets)
         # With the stage, so that nothing else gets its id as long as the key is there.
         tables.behind[key] = np.maximum(took / buckets, took - hidden), stage
     return tables.behind[key][0]

@@ -110,6 +110,9 @@ class Chain:
         sites = [self.placed.sites[s] for s in stages]
         sharing = max(max(n for _, n in site.group) for site in sites) * self.shape.tensor
         nodes = [(site.kinds[0], 1) for site in sites]
+        between = self.placed.boundaries[min(stages) : max(stages)]
+        if all(route.where == "intra" for one in between for route in one.routes):
+            nodes, sharing = [(sites[0].kinds[0], len(sites))], 1  # all on one node
         return float(self.tables.profile.network.find_all_reduce(nodes, num_bytes, sharing)[0])
 
     # Memory.
@@ -121,7 +124,7 @@ class Chain:
             found.append(
                 StageMemory(
                     fixed=float(fixed[pair]),
-                    graph=float(self.stages[s].times.graph_bytes[pair]),
+                    graph=float(self.stages[s].graph[pair]),
                     inputs=float(self.stages[s].inputs[pair[0]]),
                     work=float(self.stages[s].times.work_bytes[pair]),
                 )

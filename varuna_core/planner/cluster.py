@@ -88,18 +88,56 @@ def place(nodes: Order, stages: int, tensor: int, replicas: int) -> Placed | Non
                 slots.append(((number, node.gpu, replicas),))
     if filling or len(slots) < stages:
         return None
-    sites = tuple(_make_site(tuple(one[1:] for one in slot), tensor) for slot in slots)
+    return _join(slots, tensor, tuple(node.name for node, _ in nodes))
+
+
+def place_in_turn(nodes: Sequence[NodeKind], stages: int, tensor: int, replicas: int) -> Placed:
+    """Tensor groups one after another, no GPU left out: a stage may begin where another ends.
+
+    That is how ranks of a run lie (parallel.order data); PlanningError if the nodes do not suffice.
+    """
+    rooms = [[number, node.gpus // tensor] for number, node in enumerate(nodes)]
+    rooms.reverse()
+    slots: list[_Slot] = []
+    for _ in range(stages):
+        missing, slot = replicas, []
+        while missing:
+            if not rooms:
+                raise PlanningError(f"{stages} x {replicas} x {tensor} ranks on fewer GPUs")
+            number, room = rooms[-1]
+            some = min(room, missing)
+            if some:
+                slot.append((number, nodes[number].gpu, some))
+            missing -= some
+            rooms[-1][1] -= some
+            if not rooms[-1][1]:
+                rooms.pop()
+        slots.append(tuple(slot))
+    used = slots[-1][-1][0] + 1
+    return _join(slots, tensor, tuple(node.name for node in nodes[:used]))
+
+
+def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> Placed:
+    """Stages whose replicas lie on several nodes share the links of those that they have both."""
+    spread = Counter(one[0] for slot in slots if len(slot) > 1 for one in slot)
+    sites = tuple(
+        _make_site(
+            tuple(one[1:] for one in slot),
+            tensor * (max(spread[one[0]] for one in slot) if len(slot) > 1 else 1),
+        )
+        for slot in slots
+    )
     boundaries = []
     for before, after in itertools.pairwise(slots):
         first = before[0][0]
         pair = [tuple((one[0] - first, *one[1:]) for one in slot) for slot in (before, after)]
         boundaries.append(_make_boundary(pair[0], pair[1], tensor))
-    return Placed(sites, tuple(boundaries), tuple(node.name for node, _ in nodes))
+    return Placed(sites, tuple(boundaries), names)
 
 
 @lru_cache(maxsize=4096)
-def _make_site(group: tuple[tuple[str, int], ...], tensor: int) -> Site:
-    return Site(tuple(sorted({gpu for gpu, _ in group})), group, tensor)
+def _make_site(group: tuple[tuple[str, int], ...], sharing: int) -> Site:
+    return Site(tuple(sorted({gpu for gpu, _ in group})), group, sharing)
 
 
 @lru_cache(maxsize=16384)

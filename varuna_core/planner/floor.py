@@ -12,7 +12,7 @@ The first and the last segment, which are unlike the others, come free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -159,11 +159,11 @@ class Floors:
         if key not in self._ends:
             times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
             ending = times.optimizer / (shape.replicas if shape.zero else 1)
-            both = times.input_grad + times.weight_grad
+            both = times.backward
             summed = option.num_microbatches * (times.forward + both)
             nodes = [kind for kind in self.cluster.kinds if (kind.gpu,) == kinds]
-            if len(nodes) == 1:
-                groups = nodes[0].gpus // shape.tensor
+            groups = nodes[0].gpus // shape.tensor if len(nodes) == 1 else 0
+            if groups:  # nodes with fewer GPUs than tensor ranks hold no stage
                 full, rest = divmod(shape.replicas, groups)
                 group = ((nodes[0].gpu, groups),) * full
                 group += ((nodes[0].gpu, rest),) if rest else ()
@@ -204,17 +204,17 @@ class Floors:
         windows, spared, ratios, once = [], [], [0.0], []
         for kinds in columns:
             times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
-            both = times.forward + times.input_grad + times.weight_grad
+            both = _add_up(times.by_name)
             work = both + times.recompute if option.recompute == "full" else both
             # gpipe holds the graphs of all micro-batches; others of one at least.
             holds = fixed + most * times.graph_bytes + times.work_bytes
             fits = holds <= times.memory_bytes
             windows.append(_find_least(np.where(fits, work, np.inf)[inner, inner]))
             spared.append(_find_least(np.where(fits, both, np.inf)[inner, inner]))
-            single = both.diagonal(1)
-            once.append(single)
-            forward = times.forward.diagonal(1)
-            ratios.append(float((forward[single > 0] / single[single > 0]).max(initial=0.0)))
+            # Segments of one stage have in common what an action costs by itself.
+            own = {n: m.diagonal(1) - times.action[n] for n, m in times.by_name.items()}
+            once.append(_add_up(own))
+            ratios += [_find_share(own), _find_share(times.action)]
         every = np.unique(np.concatenate(windows + spared))
         limits = every[np.isfinite(every)]
         held, more = _count_held(windows, limits), _count_held(spared, limits)
@@ -232,6 +232,8 @@ class Floors:
         """The most stages a node holds, and the least that crossing to another costs: of a
         micro-batch there and back, and of the tied weights of the first and the last stage."""
         key = shape.tensor, shape.replicas, shape.micro_batch
+        if self.cluster.num_nodes == 1:  # whose profile need know of no other
+            return self.cluster.num_gpus, 0.0, 0.0
         if key not in self._tails:
             profile, training = self.tables.profile, self.tables.training
             kinds = self.cluster.kinds
@@ -256,6 +258,19 @@ class Floors:
                     tie = min(tie, total)
             self._tails[key] = each, hop, tie
         return self._tails[key]
+
+
+def _add_up(figures: Mapping[str, Array]) -> Array:
+    """Forward and gradients: zero_bubble makes them one after the other, the others at once."""
+    apart = figures["input_grad_s"] + figures["weight_grad_s"]
+    return np.maximum(0.0, figures["forward_s"] + np.minimum(figures["backward_s"], apart))
+
+
+def _find_share(figures: Mapping[str, Array]) -> float:
+    """The most that is forward of them."""
+    both = np.atleast_1d(_add_up(figures))
+    forward = np.minimum(np.atleast_1d(figures["forward_s"]), both)
+    return float((forward[both > 0] / both[both > 0]).max(initial=0.0))
 
 
 def _group(values: Array, cells: int) -> list[tuple[float, float]]:

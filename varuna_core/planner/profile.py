@@ -7,14 +7,16 @@ micro-batch sizes times are interpolated and say so; what cannot be had is an er
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from varuna_core.planner.errors import MissingData, PlanningError
 from varuna_core.planner.links import Network, Source
 
 FIGURES = (
     "forward_s",
+    "backward_s",
     "input_grad_s",
     "weight_grad_s",
     "recompute_s",
@@ -24,11 +26,17 @@ FIGURES = (
 )
 
 
+TIMES = FIGURES[:5]
+"""Those of actions, in seconds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """For one micro-batch size and tensor degree; each tuple has one figure a segment."""
 
     forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...] = ()
+    """Both gradients in one go, which is less than one after the other; their sum if not given."""
     input_grad_s: tuple[float, ...]
     weight_grad_s: tuple[float, ...]
     recompute_s: tuple[float, ...]
@@ -38,10 +46,19 @@ class Cell:
     """What autograd keeps of one micro-batch until its backward."""
     work_bytes: tuple[float, ...]
     """The most that is held beyond that while the segment runs."""
+    action_s: tuple[float, ...] = (0.0,) * len(TIMES)
+    """Of each of TIMES: what the runtime adds to an action, however many segments it runs."""
     source: Source = "measured"
 
     def __post_init__(self) -> None:
         size = len(self.forward_s)
+        if not self.backward_s and len(self.input_grad_s) == len(self.weight_grad_s):
+            both = tuple(map(sum, zip(self.input_grad_s, self.weight_grad_s, strict=True)))
+            object.__setattr__(self, "backward_s", both)
+        if len(self.action_s) != len(TIMES) or not all(
+            0 <= s < float("inf") for s in self.action_s
+        ):
+            raise PlanningError(f"action_s: {self.action_s}, expected {len(TIMES)} of 0 or more")
         for name in FIGURES:
             values = getattr(self, name)
             if len(values) != size or not all(0 <= value < float("inf") for value in values):
@@ -92,6 +109,9 @@ class Profile:
     """Versions that times depend on, such as torch's."""
     gpus: Mapping[str, GpuProfile]
     network: Network
+    details: tuple[Mapping[str, Any], ...] = ()
+    """How it was measured, one for each kind of GPU and tensor degree ("gpu", "tensor"): for
+    people, and for the profiler that goes on with it."""
 
     def find_gpu(self, kind: str) -> GpuProfile:
         gpu = self.gpus.get(kind)
@@ -185,7 +205,27 @@ class Profile:
                 links={**self.network.links, **other.network.links},
                 all_reduces={**self.network.all_reduces, **other.network.all_reduces},
             ),
+            details=_join_details(self.details, other.details),
         )
+
+
+def _join_details(
+    before: Sequence[Mapping[str, Any]], later: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], ...]:
+    """Of one kind of GPU and degree the later one's, with what the earlier one says of other
+    micro-batch sizes, and where memory ran out."""
+    told = {(one["gpu"], one["tensor"]): one for one in before}
+    for one in later:
+        key = one["gpu"], one["tensor"]
+        old, new = told.get(key, {}), dict(one)
+        for name, value in old.items():
+            if isinstance(value, Mapping) and isinstance(new.get(name), Mapping):
+                new[name] = {**value, **new[name]}
+        if old.get("largest_micro_batch", 0) > new.get("largest_micro_batch", 0):
+            new |= {name: old[name] for name in ("largest_micro_batch", "stopped") if name in old}
+        new["stopped"] = new.get("stopped") or old.get("stopped", "")
+        told[key] = new
+    return tuple(told[key] for key in sorted(told))
 
 
 def _mix(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Source) -> Cell:
@@ -199,4 +239,5 @@ def _mix(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Sourc
     figures = {name: tuple(map(mix, getattr(low, name), getattr(high, name))) for name in FIGURES}
     if "estimate" in (low.source, high.source):
         label = "estimate"
-    return Cell(**figures, source=label)
+    actions = tuple(map(mix, low.action_s, high.action_s))
+    return Cell(**figures, action_s=actions, source=label)

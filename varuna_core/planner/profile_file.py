@@ -1,14 +1,19 @@
-"""A profile as JSON, version 1: what `vjob profile` writes and `vjob plan` reads.
+"""A profile as JSON, version 2: what `vjob profile` writes and `vjob plan` reads.
 
-{"vjob_profile": 1,
+{"vjob_profile": 2,
  "model": {"name": ..., "digest": ..., "num_segments": 50, "parameters": {"1": [...]},
            "ties": [{"segments": [0, 49], "parameters": 80411200}]},
  "software": {"torch": "2.13.0", "cuda": "13.0"},
  "gpus": {"A100": {"memory_bytes": ..., "optimizer_s": {"1": [...]}, "cells":
-           [{"micro_batch": 1, "tensor": 1, "source": "measured", "forward_s": [...], ...}]}},
+           [{"micro_batch": 1, "tensor": 1, "source": "measured", "forward_s": [...], ...,
+             "action_s": {"forward_s": 0.0001, ...}}]}},
  "links": [{"from": "A100", "to": "A10", "where": "inter", "source": "measured",
             "points": [[1024, 2e-05], ...]}],
- "all_reduces": [{"gpu": "A10", "ranks": 8, "on_a_node": 4, "points": [...]}]}
+ "all_reduces": [{"gpu": "A10", "ranks": 8, "on_a_node": 4, "points": [...]}],
+ "details": [{"gpu": "A10", "tensor": 1, ...}]}
+
+Version 1 had neither `backward_s`, which is then the sum of both gradients, nor `action_s`: what an
+action costs by itself was in every segment's figures.
 """
 
 from __future__ import annotations
@@ -20,10 +25,12 @@ from typing import Any
 
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.links import LinkKey, LinkTime, Network, Source
-from varuna_core.planner.profile import FIGURES, Cell, GpuProfile, Model, Profile, Tie
+from varuna_core.planner.profile import FIGURES, TIMES, Cell, GpuProfile, Model, Profile, Tie
 from varuna_core.records.files import write_atomic
 
-FORMAT = 1
+FORMAT = 2
+OLDER = (1,)
+"""Formats that are still read."""
 _SOURCES = ("measured", "interpolated", "estimate")
 
 
@@ -57,6 +64,7 @@ def render_profile(profile: Profile) -> str:
             }
             for (kind, ranks, on_a_node), link in sorted(network.all_reduces.items())
         ],
+        "details": list(profile.details),
     }
     return json.dumps(fields, indent=1) + "\n"
 
@@ -72,6 +80,7 @@ def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
                 "tensor": tensor,
                 "source": cell.source,
                 **{name: list(getattr(cell, name)) for name in FIGURES},
+                "action_s": dict(zip(TIMES, cell.action_s, strict=True)),
             }
             for (size, tensor), cell in sorted(gpu.cells.items())
         ],
@@ -101,9 +110,10 @@ def parse_profile(text: str) -> Profile:
         raise PlanningError(f"not JSON: {error}") from error
     if not isinstance(fields, dict) or "vjob_profile" not in fields:
         raise PlanningError("no profile: the key vjob_profile is missing")
-    if fields["vjob_profile"] != FORMAT:
+    if fields["vjob_profile"] not in (*OLDER, FORMAT):
+        known = ", ".join(map(str, (*OLDER, FORMAT)))
         raise PlanningError(
-            f"a profile of version {fields['vjob_profile']!r}, this vjob reads {FORMAT}: profile "
+            f"a profile of version {fields['vjob_profile']!r}, this vjob reads {known}: profile "
             "again"
         )
     try:
@@ -135,7 +145,8 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
             raise PlanningError(f"a tie of segments {tie.segments}")
     for counts in model.parameters.values():
         _check_size("parameters", counts, model)
-    gpus = {str(kind): _parse_gpu(gpu, model) for kind, gpu in fields["gpus"].items()}
+    is_old = fields["vjob_profile"] in OLDER
+    gpus = {str(kind): _parse_gpu(gpu, model, is_old) for kind, gpu in fields["gpus"].items()}
     links: dict[LinkKey, LinkTime] = {}
     for link in fields.get("links", []):
         where = link["where"]
@@ -151,14 +162,23 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
         software={str(k): str(v) for k, v in fields["software"].items()},
         gpus=gpus,
         network=Network(links=links, all_reduces=all_reduces),
+        details=tuple(map(_parse_detail, fields.get("details", []))),
     )
 
 
-def _parse_gpu(fields: Mapping[str, Any], model: Model) -> GpuProfile:
+def _parse_detail(fields: Any) -> Mapping[str, Any]:
+    """What the profiler tells of itself, as it is; only whose it is must be known."""
+    return {**fields, "gpu": str(fields["gpu"]), "tensor": int(fields["tensor"])}
+
+
+def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProfile:
     cells = {}
     for given in fields["cells"]:
-        figures = {name: tuple(map(float, given[name])) for name in FIGURES}
+        names = [name for name in FIGURES if not (is_old and name == "backward_s")]
+        figures = {name: tuple(map(float, given[name])) for name in names}
         _check_size("cells", figures["forward_s"], model)
+        if not is_old:
+            figures["action_s"] = tuple(float(given["action_s"][name]) for name in TIMES)
         key = int(given["micro_batch"]), int(given["tensor"])
         if min(key) < 1:
             raise PlanningError(f"a cell of micro-batch {key[0]}, tensor degree {key[1]}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.links import Where
-from varuna_core.planner.profile import Cell, GpuProfile, Profile
+from varuna_core.planner.profile import TIMES, Cell, GpuProfile, Profile
 from varuna_core.planner.sensitivity import scale_link
 
 Array = Any
@@ -27,15 +27,22 @@ DRAWN = 1e-3
 LEAST_SHARE, MOST_SHARE = 0.25, 4.0
 """Of the common factor, that a class may have: what is beyond that is noise of small segments."""
 
-FIGURES_OF = {
-    "F": ("forward_s",),
-    "f": ("forward_s",),
-    "R": ("recompute_s",),
-    "B": ("input_grad_s", "weight_grad_s"),
-    "I": ("input_grad_s",),
-    "W": ("weight_grad_s",),
+FIGURE_OF = {
+    "F": "forward_s",
+    "f": "forward_s",
+    "R": "recompute_s",
+    "B": "backward_s",
+    "I": "input_grad_s",
+    "W": "weight_grad_s",
 }
-"""What an action of a schedule is made of."""
+"""What is known of an action's segments."""
+STANDS_FOR = (
+    ("recompute_s", "forward_s"),
+    ("input_grad_s", "backward_s"),
+    ("weight_grad_s", "backward_s"),
+    ("backward_s", "input_grad_s"),
+)
+"""A figure that was not measured is off as another one, if that was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,18 +140,17 @@ def _find_classes(parameters: Sequence[int], cell: Cell) -> list[list[int]]:
 def _fit_all(cell: Cell, works: Sequence[Work], classes: list[list[int]]) -> dict[str, Array]:
     """By figure a factor of each segment."""
     size = len(cell.forward_s)
-    actions = {work.action for work in works}
     found: dict[str, Array] = {}
     for group in (("F", "f"), ("R",), ("B",), ("I",), ("W",)):
         told = [work for work in works if work.action in group]
-        figures = FIGURES_OF[group[0]]
-        if not told or (group == ("B",) and {"I", "W"} <= actions):
-            continue
-        costs = np.sum([getattr(cell, name) for name in figures], axis=0)
-        fitted = _fit(costs, told, classes, size)
-        found.update(dict.fromkeys(figures, fitted))
-    if "forward_s" in found:
-        found.setdefault("recompute_s", found["forward_s"])
+        if told:
+            name = FIGURE_OF[group[0]]
+            action_s = cell.action_s[TIMES.index(name)]
+            told = [replace(work, seconds=max(0.0, work.seconds - action_s)) for work in told]
+            found[name] = _fit(np.array(getattr(cell, name)), told, classes, size)
+    for name, like in STANDS_FOR:
+        if like in found:
+            found.setdefault(name, found[like])
     return found
 
 

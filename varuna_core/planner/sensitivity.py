@@ -14,12 +14,11 @@ from typing import Any
 from varuna_core.planner.links import LinkTime
 from varuna_core.planner.partition import improve
 from varuna_core.planner.plan import build_chain
-from varuna_core.planner.profile import FIGURES, Cell, Profile
+from varuna_core.planner.profile import TIMES, Cell, Profile
 from varuna_core.planner.search import Candidate
 from varuna_core.planner.tables import Tables
 from varuna_core.planner.training import Training
 
-TIMES = tuple(name for name in FIGURES if name.endswith("_s"))
 ERROR = 0.05
 MOST_PLANS = 12
 

@@ -25,6 +25,8 @@ class StageTable:
     optimizer: Array
     inputs: Array
     """Bytes of one micro-batch's inputs, by begin."""
+    graph: Array
+    """Bytes that one micro-batch keeps until its backward: what it sent on among them."""
     allowed: Array
     work: Array
     """All that the stage has to do in a step."""
@@ -73,15 +75,15 @@ def _make(
     nothing = np.zeros((2, tables.size + 1))
     out = nothing if after is None else tables.find_hops(after, shape)
     back = nothing if before is None else tables.find_hops(before, shape)
-    forward, gradient = times.forward, times.input_grad
+    forward, gradient, both = times.forward, times.input_grad, times.backward
     if blocking:
         forward = forward + out[0][None, :]
-        gradient = gradient + back[1][:, None]
-    both = gradient + times.weight_grad
+        gradient, both = (values + back[1][:, None] for values in (gradient, both))
     costs = (forward, forward, times.recompute, both, gradient, times.weight_grad)
 
     inputs = tables.find_outputs(kinds[0], shape.micro_batch, shape.tensor)
-    live = np.max([g * times.graph_bytes + i * inputs[:, None] for g, i in role.held], axis=0)
+    graph = times.graph_bytes + inputs[None, :]
+    live = np.max([g * graph + i * inputs[:, None] for g, i in role.held], axis=0)
     memory = tables.find_fixed(shape) + live + times.work_bytes
     begins, ends = np.indices(memory.shape)
     allowed = (ends >= begins + least) & (memory <= times.memory_bytes)
@@ -105,6 +107,7 @@ def _make(
         kinds=costs,
         optimizer=times.optimizer / (shape.replicas if shape.zero else 1),
         inputs=inputs,
+        graph=graph,
         allowed=allowed,
         work=mark(work),
         way=mark(forward + both + (sent[0] + sent[1])[None, :]),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from varuna_core.planner.profile import Cell, Profile
+from varuna_core.planner.profile import TIMES, Cell, Profile
 from varuna_core.planner.sites import Boundary, Site
 from varuna_core.planner.step import BUCKET_BYTES
 from varuna_core.planner.training import Training
@@ -39,15 +39,25 @@ class Times:
     """Of one kind of place; matrices by begin and end."""
 
     forward: Array
+    backward: Array
+    """Both gradients at once."""
     input_grad: Array
     weight_grad: Array
     recompute: Array
+    action: dict[str, float]
+    """What is in these of an action itself, whatever it runs; by the profile's name of it."""
     optimizer: Array
     graph_bytes: Array
     work_bytes: Array
     memory_bytes: float
     """What a GPU of it has for us."""
     sources: frozenset[str]
+
+    @property
+    def by_name(self) -> dict[str, Array]:
+        """The times of actions, as the profile calls them."""
+        found = self.forward, self.backward, self.input_grad, self.weight_grad, self.recompute
+        return dict(zip(TIMES, found, strict=True))
 
 
 class Tables:
@@ -84,15 +94,20 @@ class Tables:
         cells = [self.profile.find_cell(kind, micro_batch, tensor) for kind in kinds]
 
         def take(name: str) -> Array:
-            return spread(np.max([getattr(cell, name) for cell in cells], axis=0))
+            figures = spread(np.max([getattr(cell, name) for cell in cells], axis=0))
+            return figures + action.get(name, 0.0)
 
+        most = map(max, zip(*(cell.action_s for cell in cells), strict=True))
+        action = dict(zip(TIMES, most, strict=True))
         optimizers = [self.profile.find_optimizer(kind, tensor) for kind in kinds]
         memory = min(self.profile.find_gpu(kind).memory_bytes for kind in kinds)
         return Times(
             forward=take("forward_s"),
+            backward=take("backward_s"),
             input_grad=take("input_grad_s"),
             weight_grad=take("weight_grad_s"),
             recompute=take("recompute_s"),
+            action=action,
             optimizer=spread(np.max(optimizers, axis=0)),
             graph_bytes=take("graph_bytes"),
             work_bytes=_find_largest(np.max([cell.work_bytes for cell in cells], axis=0)),

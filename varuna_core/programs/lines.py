@@ -35,7 +35,9 @@ from varuna_core.records.training_log import (
     format_validation,
 )
 from varuna_core.records.training_marks import (
+    BEGIN,
     format_evaluation,
+    format_first_step,
     format_saved,
     format_saving,
 )
@@ -73,7 +75,7 @@ class Lines:
         if self.place.local_rank == 0:
             _say(format_job_info(self._list_settings()).rstrip("\n"))
         if self.place.rank == 0:
-            _say(format_phase("before the start of training step", _now()))
+            _say(format_phase(BEGIN, _now()))
             if iteration >= self.training.steps:
                 _say(f"nothing to do: train.steps is {self.training.steps}, and so many are done")
         self._begin_interval()
@@ -83,8 +85,11 @@ class Lines:
             _say(f"resumed from iteration {iteration} in {folder}")
 
     def note(self, step: int, loss: Tensor, overflow: bool, rate: float) -> None:
-        """Of one step; reads nothing of the device but where a line is due."""
+        """Of one step; reads nothing of the device but where a line is due, as after the first."""
         self.num_steps += 1
+        if self.num_steps == 1 and self.place.is_last:
+            loss.item()  # a device does it now or later: here it is done
+            _say(format_first_step(step))
         self._count += 1
         if overflow:
             self._skipped += 1

@@ -18,15 +18,20 @@ PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 
 
-def write_atomic(path: Path, text: str, mode: int = PRIVATE_FILE) -> None:
-    """Write a temporary file beside `path`, sync it, and rename it over `path`."""
+def write_atomic(path: Path, text: str, mode: int = PRIVATE_FILE, *, lasts: bool = True) -> None:
+    """Write a temporary file beside `path`, sync it, and rename it over `path`.
+
+    What says only that its writer lives need not outlast a power cut: without `lasts` nobody waits
+    for the disk.
+    """
     part = _part_of(path)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as handle:
             handle.write(text)
             handle.flush()
-            os.fsync(handle.fileno())
+            if lasts:
+                os.fsync(handle.fileno())
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to show
@@ -40,9 +45,9 @@ def _part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{who}.part")
 
 
-def write_json(path: Path, value: Any, mode: int = PRIVATE_FILE) -> None:
+def write_json(path: Path, value: Any, mode: int = PRIVATE_FILE, *, lasts: bool = True) -> None:
     """`value` as indented JSON, landing atomically."""
-    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=True) + "\n", mode)
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=True) + "\n", mode, lasts=lasts)
 
 
 def write_first(path: Path, value: Any) -> bool:

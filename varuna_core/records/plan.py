@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder
@@ -117,6 +118,10 @@ class MorphPlan:
     """Whether the job comes back when it is preempted, out of time or short of nodes."""
     save_s: float
     """What ranks get to save in when they are called to."""
+    joined: int = 0
+    """How many nodes at the end of `groups` were asked for later (records/joins.py)."""
+    warm: bool = False
+    """Whether ranks of the next attempt wait on each node while this one trains."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,9 @@ class Plan:
     """Where the layout is from, in a sentence."""
     prediction: Optional[Dict[str, Any]] = None
     """What a step was predicted to take and hold: reports/prediction.py."""
+    layouts: Optional[Dict[str, Tuple[int, int, str]]] = None
+    """Of a run that may morph: pipeline, data and partition that were planned at submit for other
+    nodes than all, by `name_nodes`; replicas of a stage adjoin."""
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """What this rank runs, still to be filled in."""
@@ -207,6 +215,12 @@ def keep_word(word: str) -> str:
     return word.replace("%{", "%{percent}{")
 
 
+def name_nodes(nodes: Sequence[GroupPlan]) -> str:
+    """What a layout of these nodes depends on: `a100/4*3,v100/8*1`, in their order; ranks count."""
+    alike = [f"{node.gpu_type or ''}/{node.ranks}" for node in nodes]
+    return ",".join(f"{name}*{len(list(same))}" for name, same in groupby(alike))
+
+
 def write_plan(path: Path, plan: Plan) -> None:
     write_json(path, dict(asdict(plan), format=PLAN_FORMAT))
 
@@ -239,7 +253,7 @@ def parse_plan(value: dict[str, Any]) -> Plan:
     return Plan(
         **{
             **rest,
-            "groups": tuple(_parse_group(group) for group in rest["groups"]),
+            "groups": tuple(parse_group(group) for group in rest["groups"]),
             "command": tuple(rest["command"]),
             "containers": tuple(_parse_container(item) for item in rest["containers"]),
             "remedies": tuple((pattern, remedy) for pattern, remedy in rest["remedies"]),
@@ -252,7 +266,7 @@ def parse_plan(value: dict[str, Any]) -> Plan:
     )
 
 
-def _parse_group(value: dict[str, Any]) -> GroupPlan:
+def parse_group(value: dict[str, Any]) -> GroupPlan:
     devices = value["devices"]
     return GroupPlan(**{**value, "devices": None if devices is None else tuple(devices)})
 

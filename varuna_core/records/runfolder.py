@@ -11,6 +11,7 @@
   events-morph.jsonl                                 and the manager of a run that may morph
   morph/ manager.json  orders.json                   its state; what it tells the nodes
          nodes/<seat>.json  leave/<seat>.json        an agent's sign of life; who is to leave
+         joins/<number>.json  <number>.job.json      nodes that were asked for later; their job
   report.html                                        the last `vjob report`
   attempt-0/                                         one start of the ranks
     state/ master.json  go.json                      address; all nodes are ready
@@ -133,7 +134,7 @@ class MorphFolder:
         self.path = path
 
     def make(self) -> None:
-        for folder in (self.path, self.nodes, self.leave(0).parent):
+        for folder in (self.path, self.nodes, self.leave(0).parent, self.joins):
             folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
     @property
@@ -158,6 +159,16 @@ class MorphFolder:
 
     def leave(self, seat: int) -> Path:
         return self.path / "leave" / f"{seat}.json"
+
+    @property
+    def joins(self) -> Path:
+        return self.path / "joins"
+
+    def join(self, number: int) -> Path:
+        return self.joins / f"{number}.json"
+
+    def join_job(self, number: int) -> Path:
+        return self.joins / f"{number}.job.json"
 
 
 class RunFolder:

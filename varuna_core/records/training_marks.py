@@ -3,6 +3,7 @@
 saving checkpoint at iteration      30 to ckpt
   successfully saved checkpoint from iteration      30 to ckpt
 Evaluating on 640 samples                           ends with a validation line (training_log)
+first step of this start is done (31)               ours alone: a morph is over
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ _SAVED = re.compile(r"\bsuccessfully saved checkpoint from iteration +(\d{1,18})
 _SAVE_ENDING = re.compile(r" in \S+ format$| \[ t .*\]$")
 """What newer versions write behind the folder."""
 _EVALUATION = re.compile(r"\bEvaluating on (\d{1,18}) samples")
+
+
+BEGIN = "before the start of training step"
+"""The phase (training_log) that a rank says once all is loaded."""
+FIRST_STEP = "first step of this start is done"
+
+
+def format_first_step(step: int) -> str:
+    return f"{FIRST_STEP} ({step})"
 
 
 def format_saving(step: int, folder: str) -> str:

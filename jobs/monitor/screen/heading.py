@@ -70,7 +70,7 @@ def _append_fitting(line: Text, words: Sequence[str], width: int) -> Text:
 
 def say_jobs(scheduler: Scheduler) -> str:
     """`jobs 4711+0 4711+1 RUNNING`, or how many are in which state."""
-    jobs = scheduler.jobs
+    jobs = (*scheduler.jobs, *scheduler.joined)
     if not jobs:
         return ""
     ids = " ".join(job.id for job in jobs[:MOST_IDS])

@@ -251,6 +251,8 @@ NOTHING = (
     "[before the start of training step] datetime: 2023-06-14 16:08:12 ",
     "> loading checkpoint from data/ckpt at iteration 20",
     "resumed from iteration 40 in ckpt",
+    "attempt 0: code 0: all 4 ranks exited 0",
+    "group slave of attempt 0: code 0",
 )
 
 

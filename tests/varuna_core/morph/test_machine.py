@@ -136,6 +136,37 @@ def test_preempted_it_saves_and_comes_back_even_if_the_save_takes_too_long() -> 
     assert (again.fruitless, again.attempt) == (0, 0)
 
 
+def test_nodes_that_join_while_ranks_train_are_taken_together_after_a_checkpoint() -> None:
+    story = Story()
+    story.start()
+    assert story.tell(Joined("4/e")) == []
+    assert story.wait(2) == []
+    assert story.tell(Joined("5/f")) == []
+    assert story.wait(2) == []  # three seconds after the last of them
+    assert story.wait(1) == [AskToSave(0)]
+    assert story.state.why == "2 more nodes are here"
+    story.end_ranks()
+    more = (*NODES, "4/e", "5/f")
+    assert story.tell(Saved(5), Judged(LEFT, 0, "left")) == [Start(1, more)]
+
+
+def test_nodes_that_no_plan_would_use_or_that_come_at_the_end_are_left_alone() -> None:
+    story = Story()
+    story.tell(Joined("0/a"), Joined("1/b"))
+    assert story.wait(10) == [Start(0, NODES[:2])]
+    assert story.tell(Joined("2/c")) == [] and story.wait(3) == []  # three would make two
+    assert story.tell(Joined("3/d"), RanksEnded("0/a")) == [] and story.wait(3) == []
+    story.tell(RanksEnded("1/b"))
+    assert story.tell(Saved(9), Judged(DONE, 0, "fine")) == [End(0, "fine", False)]
+
+
+def test_a_node_that_joined_and_is_gone_again_costs_nothing() -> None:
+    story = Story()
+    story.start()
+    assert story.tell(Joined("4/e"), Lost("4/e", "cancelled")) == [Fence("4/e")]
+    assert story.wait(3) == [] and story.state.phase == RUNNING
+
+
 def test_who_asks_the_ranks_to_leave_by_himself_ends_the_run() -> None:
     story = Story()
     story.start()

@@ -1,4 +1,5 @@
-"""The state machine of morphing against a model: nodes that come and go, a clock, lost managers."""
+"""The state machine of morphing against a model: nodes and jobs that come and go, a clock, lost
+managers."""
 
 from __future__ import annotations
 
@@ -102,8 +103,9 @@ class Cluster(RuleBasedStateMachine):
         assert self.barren <= self.rules.most_fruitless, "a loop without progress"
         self.busy = {node: action.attempt for node in action.nodes if node in self.nodes}
 
-    @rule(seat=st.integers(0, 4))
+    @rule(seat=st.integers(0, 9))
     def join(self, seat: int) -> None:
+        """Seats from `expected` on are those of jobs that joined."""
         self.keys += 1
         name = f"{seat}/{self.keys}"
         for old in [node for node in self.nodes if node.startswith(f"{seat}/")]:
@@ -118,6 +120,28 @@ class Cluster(RuleBasedStateMachine):
         for seat in range(RULES.expected):
             if not any(node.startswith(f"{seat}/") for node in self.nodes):
                 self.join(seat)
+
+    @rule(job=st.sampled_from([range(4, 6), range(6, 9)]), are_heard=st.lists(st.booleans()))
+    def join_as_job(self, job: range, are_heard: list[bool]) -> None:
+        """Its nodes come one by one, and the manager may look in between."""
+        for seat, is_heard in zip(job, are_heard, strict=False):
+            self.join(seat)
+            if is_heard:
+                self.pass_time(1.0)
+
+    @rule(job=st.sampled_from([range(4, 6), range(6, 9)]), asked=st.booleans())
+    def end_job(self, job: range, asked: bool) -> None:
+        """A job that joined is cancelled, or asked to leave as a whole."""
+        for node in self.state.nodes:
+            if int(node.partition("/")[0]) not in job:
+                continue
+            if asked:
+                self.tell(AskedToLeave(node))
+            else:
+                self.busy.pop(node, None)
+                if node in self.nodes:
+                    self.nodes.remove(node)
+                self.tell(Lost(node, "its job was cancelled"))
 
     @precondition(lambda self: self.fenced)
     @rule(data=st.data())
@@ -208,6 +232,14 @@ class Cluster(RuleBasedStateMachine):
     def no_checkpoint_is_forgotten(self) -> None:
         assert self.state.saved <= self.saved
         assert self.state.base <= self.state.saved
+
+    @invariant()
+    def what_joined_is_used_or_too_little(self) -> None:
+        state = self.state
+        if state.phase == RUNNING and state.deadline is None and state.grow_at is None:
+            assert len(choose(state.free)) <= len(state.members)
+        if state.phase == RUNNING and state.grow_at is not None:
+            assert state.grow_at <= self.now + self.rules.settle_s
 
     @invariant()
     def phases_hold_what_they_say(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -58,8 +59,8 @@ class Elastic:
         self.started.append(process)
         return process
 
-    def stay(self, node: int) -> subprocess.Popen[str]:
-        return self.start("stay", "--node", str(node), node=node)
+    def stay(self, node: int, session: str = "7.0") -> subprocess.Popen[str]:
+        return self.start("stay", "--node", str(node), session=session, node=node)
 
     def finish(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=60)
@@ -118,6 +119,48 @@ def test_a_manager_killed_again_and_again_loses_nothing(elastic: Elastic) -> Non
     assert [attempt.number for attempt in elastic.run.attempts()] == [0, 1]
 
 
+def test_a_guest_goes_over_from_one_session_to_the_next_and_home_at_the_end(tmp_path: Path) -> None:
+    """The first job of the run is lost with its manager, and comes back."""
+    elastic = Elastic(tmp_path, HANGS_AT_FIRST + TRAINS)
+    try:
+        guest = elastic.stay(2, session="")
+        manager, nodes = elastic.start("manage"), [elastic.stay(0), elastic.stay(1)]
+        wait_until(lambda: elastic.has_started(0), "the first attempt")
+        for process in (manager, *nodes):
+            process.kill()
+        before = read_json(elastic.run.morph.node(2))
+        assert before["session"] == "7.0"
+        manager = elastic.start("manage", session="7.1")
+        [elastic.stay(index, session="7.1") for index in (0, 1)]
+        code, _, said = elastic.finish(manager)
+        assert (code, elastic.answer("7.1")) == (0, "0"), said
+        plan = read_attempt_plan(elastic.run, 1)
+        assert plan is not None and plan.num_nodes == 3
+        after = read_json(elastic.run.morph.node(2))
+        assert after["session"] == "7.1" and after["key"] != before["key"]
+        code, _, said = elastic.finish(guest)
+        assert code == 0 and "the run has ended" in said
+        late = elastic.stay(2, session="")  # its job pended until now
+        assert elastic.finish(late)[0] == 0
+        assert elastic.answer(session="") == "0"
+    finally:
+        elastic.end()
+
+
+def test_a_job_that_was_given_fewer_nodes_starts_with_those(tmp_path: Path) -> None:
+    elastic = Elastic(tmp_path, TRAINS)
+    try:
+        manager = elastic.start("manage", "--expected", "2")
+        nodes = [elastic.stay(index) for index in range(2)]
+        code, _, said = elastic.finish(manager)
+        assert (code, elastic.answer()) == (0, "0"), said
+        plan = read_attempt_plan(elastic.run, 0)
+        assert plan is not None and plan.num_nodes == 2
+        assert [elastic.finish(node)[0] for node in nodes] == [0, 0]
+    finally:
+        elastic.end()
+
+
 def test_a_second_manager_is_refused(elastic: Elastic) -> None:
     elastic.start("manage")
     wait_until(elastic.run.morph.orders.exists, "the first manager")
@@ -130,7 +173,7 @@ def test_a_manager_whose_run_went_on_in_another_job_ends(elastic: Elastic) -> No
     wait_until(elastic.run.morph.orders.exists, "the manager")
     value = read_json(elastic.run.morph.manager)
     part = elastic.run.path / "other.json"
-    part.write_text(str({**value, "session": "8.0"}).replace("'", '"').replace("False", "false"))
+    part.write_text(json.dumps({**value, "session": "8.0"}))
     os.replace(part, elastic.run.morph.manager)
     code, _, said = elastic.finish(manager)
     assert code == 0 and "the run went on in another job" in said

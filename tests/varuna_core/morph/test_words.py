@@ -20,6 +20,7 @@ from varuna_core.morph.orders import (
     Task,
     follow,
     get_seat,
+    is_for_guest,
     read_orders,
     read_presences,
     write_orders,
@@ -47,6 +48,16 @@ def test_a_member_runs_the_attempt_once_under_its_index_in_the_plan() -> None:
     assert follow(ORDERS, ME, knows_session=True) == Task(1, 1, "")
     assert follow(ORDERS, replace(ME, attempt=1), knows_session=True) == WAIT
     assert follow(None, ME, knows_session=True) == WAIT
+
+
+def test_a_guest_takes_part_in_every_session_but_one_that_is_over_and_comes_back() -> None:
+    guest = replace(ME, session="")
+    assert is_for_guest(ORDERS, guest) and not is_for_guest(ORDERS, ME)
+    over = replace(ORDERS, end=True)
+    assert is_for_guest(over, guest)  # to read there that it may go home
+    assert not is_for_guest(replace(over, back=True), guest)
+    told = follow(over, replace(guest, session="7.0"), knows_session=True)
+    assert told.leave == "the run has ended"
 
 
 @given(
@@ -93,7 +104,7 @@ class Ear:
 
     def __init__(self, state: State) -> None:
         self.state, self.now = state, 0.0
-        self.ears = Ears(lost_s=90, beat_s=1)
+        self.ears = Ears(lost_s=90, beat_s=1, poll_s=0.25)
         self.sight = Sight({2: ME}, None, {}, (), -1)
 
     def listen(self, seconds: float = 0.5, *, beats: bool = True, **changes: object) -> list[Input]:

@@ -7,7 +7,7 @@ import random
 
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.links import Network, build_link
-from varuna_core.planner.profile import Cell, GpuProfile, Model, Profile, Tie
+from varuna_core.planner.profile import TIMES, Cell, GpuProfile, Model, Profile, Tie
 from varuna_core.planner.roles import Way, find_work
 from varuna_core.planner.sites import Boundary, Placed, Route, Site
 from varuna_core.planner.tables import Shape, Tables
@@ -15,6 +15,13 @@ from varuna_core.planner.training import Training
 
 KINDS = ("big", "small")
 MICRO_BATCH, TENSOR = 1, 1
+
+
+def draw_actions(draw: random.Random) -> tuple[float, ...]:
+    """Nothing half of the time."""
+    if draw.random() < 0.5:
+        return (0.0,) * len(TIMES)
+    return tuple(draw.uniform(0, 0.3) for _ in TIMES)
 
 
 def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profile:
@@ -34,12 +41,14 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
             cells={
                 (micro, tensor): Cell(
                     forward_s=row(micro / tensor),
+                    backward_s=row(1.5 * micro / tensor) if draw.random() < 0.5 else (),
                     input_grad_s=row(micro / tensor),
                     weight_grad_s=row(micro / tensor),
                     recompute_s=row(micro / tensor),
                     output_bytes=row(1e6),
                     graph_bytes=row(1e9),
                     work_bytes=row(1e8),
+                    action_s=draw_actions(draw),
                 )
                 for micro in (1, 2, 4)
                 for tensor in (1, 2)

@@ -37,6 +37,42 @@ def test_a_profile_is_read_as_it_was_written(seed: int, size: int) -> None:
     assert parse_profile(render_profile(profile)) == profile
 
 
+def test_a_file_of_version_1_is_read() -> None:
+    fields = json.loads(render_profile(make_profile(random.Random(1), 4)))
+    fields["vjob_profile"] = 1
+    for gpu in fields["gpus"].values():
+        for cell in gpu["cells"]:
+            del cell["action_s"], cell["backward_s"]
+    for cell in parse_profile(json.dumps(fields)).gpus["big"].cells.values():
+        both = zip(cell.input_grad_s, cell.weight_grad_s, strict=True)
+        assert cell.backward_s == tuple(a + b for a, b in both) and not any(cell.action_s)
+    fields["vjob_profile"] = 3
+    with pytest.raises(PlanningError, match="version 3, this vjob reads 1, 2: profile again"):
+        parse_profile(json.dumps(fields))
+
+
+def test_a_file_of_this_version_says_what_an_action_costs() -> None:
+    fields = json.loads(render_profile(make_profile(random.Random(1), 4)))
+    del fields["gpus"]["big"]["cells"][0]["action_s"]["backward_s"]
+    with pytest.raises(PlanningError, match="the key 'backward_s' is missing"):
+        parse_profile(json.dumps(fields))
+
+
+def test_details_are_kept_written_and_joined() -> None:
+    profile = make_profile(random.Random(1), 3)
+    first = {"gpu": "big", "tensor": 1, "measured": {"1": [0, 1]}, "largest_micro_batch": 8}
+    second = {"gpu": "big", "tensor": 1, "measured": {"2": [0]}, "largest_micro_batch": 2}
+    other = {"gpu": "big", "tensor": 2, "stopped": "out of memory"}
+    one = replace(profile, details=({**first, "stopped": "out of memory at 16"},))
+    both = one.extend(replace(profile, details=(second, other)))
+    assert [(d["gpu"], d["tensor"]) for d in both.details] == [("big", 1), ("big", 2)]
+    assert both.details[0]["measured"] == {"1": [0, 1], "2": [0]}
+    assert both.details[0]["largest_micro_batch"] == 8
+    assert both.details[0]["stopped"] == "out of memory at 16"
+    assert parse_profile(render_profile(both)) == both
+    assert profile.extend(both).details == both.details == both.extend(profile).details
+
+
 def test_a_file_that_is_damaged_is_told_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     write_profile(path, make_profile(random.Random(1), 4))

@@ -14,7 +14,7 @@ from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import Cluster, NodeKind, place
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.predicted_trace import write_trace
-from varuna_core.planner.profile import Profile
+from varuna_core.planner.profile import TIMES, GpuProfile, Profile
 from varuna_core.planner.recalibrate import Message, Recalibrated, Work, recalibrate
 from varuna_core.planner.roles import find_work
 from varuna_core.planner.sensitivity import scale_link, scale_times
@@ -147,3 +147,19 @@ def test_kinds_that_did_not_run_stay(profile: Profile) -> None:
     assert sum(cell.forward_s[1:5]) == pytest.approx(1.0, rel=1e-3)
     with pytest.raises(PlanningError, match="no actions"):
         recalibrate(profile, [], micro_batch=2, tensor=1, label="x")
+
+
+def test_what_an_action_costs_by_itself_is_not_fitted(profile: Profile, tmp_path: Path) -> None:
+    def add(kind: str, gpu: GpuProfile) -> GpuProfile:
+        cells = {k: replace(c, action_s=(0.002,) * len(TIMES)) for k, c in gpu.cells.items()}
+        return replace(gpu, cells=cells)
+
+    known = replace(profile, gpus={kind: add(kind, gpu) for kind, gpu in profile.gpus.items()})
+    known = replace(known, details=({"gpu": "A10", "tensor": 1},))
+    true = scale_times(known, {"A10"}, lambda _: True, 1.3)
+    actions, messages, _ = measure(true, tmp_path)
+    found = fit(known, actions, messages).profile
+    wanted, got = true.find_cell("A10", 2), found.find_cell("A10", 2)
+    assert got.action_s == wanted.action_s and found.details == known.details
+    assert got.backward_s[20] == pytest.approx(wanted.backward_s[20], rel=0.005)
+    assert got.forward_s[20] == pytest.approx(wanted.forward_s[20], rel=0.005)

@@ -14,8 +14,13 @@ from varuna_core.records.training import Training
 from varuna_core.split_weights import Weights
 
 
-def train_plainly(training: Training) -> tuple[dict[int, float], dict[int, float]]:
-    """Losses and validation losses of an ordinary loop: torch alone, no micro-batches."""
+def train_plainly(
+    training: Training, last: int | None = None
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Losses and validation losses of an ordinary loop: torch alone, no micro-batches.
+
+    It may end before its time, after step `last`.
+    """
     meta = build_model(training)
     weights = Weights(model=meta, seed=training.seed)
     model = Gpt(**shape(training))
@@ -43,7 +48,7 @@ def train_plainly(training: Training) -> tuple[dict[int, float], dict[int, float
     )  # fmt: skip
     source, size = open_source(training), training.global_batch_size
     losses, evaluated = {}, {}
-    for step in range(1, training.steps + 1):
+    for step in range(1, (last or training.steps) + 1):
         for group in optimizer.param_groups:
             group["lr"] = rate.at(step - 1)
         loss = model(**source.read(TRAIN, range((step - 1) * size, step * size)))

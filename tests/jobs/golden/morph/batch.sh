@@ -9,7 +9,7 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 #SBATCH --partition=gpu1
-#SBATCH --nodes=4
+#SBATCH --nodes=2-4
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:a100:4
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
@@ -39,12 +39,13 @@ step=(
 )
 # all
 node_0=(
-  --nodes=4
+  --nodes="$SLURM_JOB_NUM_NODES"
   bash /home/u/exp/log/plain-20260102-030405/node.sh
 )
 
+step_pids=()
 srun "${step[@]}" "${node_0[@]}" &
-step_pid=$!
+step_pids+=($!)
 
 # One manager owns the run: it starts the ranks anew on the nodes that are there. Where it is killed
 # it goes on from its state in the run folder; `calls` are the signals that it may not have heard.
@@ -61,7 +62,8 @@ for name in TERM INT HUP USR1 USR2; do
 done
 for try in 1 2 3 4 5 6 7 8 9 10; do
   # Not through `agent`: a function in the background is a shell of its own, which would die alone.
-  "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz morph manage --run "$run" --session "$session" --heard "$calls" &
+  "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz morph manage --run "$run" --session "$session" --heard "$calls" \
+    --expected "$SLURM_JOB_NUM_NODES" &
   manager=$!
   while kill -0 "$manager" 2>/dev/null; do
     wait "$manager" || true
@@ -75,10 +77,10 @@ done
 
 # Nodes that did not go home by themselves; then what the manager said.
 # srun may wait for a node that is gone: not we for srun.
-kill -TERM "$step_pid" 2>/dev/null || true
+kill -TERM "${step_pids[@]}" 2>/dev/null || true
 for second in $(seq 50); do
-  kill -0 "$step_pid" 2>/dev/null || break
-  [ "$second" -lt 50 ] || kill -KILL "$step_pid" 2>/dev/null || true
+  kill -0 "${step_pids[@]}" 2>/dev/null || break
+  [ "$second" -lt 50 ] || kill -KILL "${step_pids[@]}" 2>/dev/null || true
   sleep 1
 done
 answer=$(agent morph answer --run "$run" --session "$session" | tail -n 1)
@@ -86,4 +88,8 @@ if [ "$answer" = requeue ]; then
   scontrol requeue "$SLURM_JOB_ID" || exit 113
   exit 0
 fi
+# Jobs of the run that have yet to begin have nothing to join any more.
+for job in $(agent morph others --run "$run" --session "$session" || true); do
+  scancel --state=PENDING "$job" 2>/dev/null || true
+done
 exit "${answer:-1}"

@@ -1,0 +1,177 @@
+"""Our side of the morph benchmark: runs of the local stand-in whose nodes are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.command import Vjob
+from varuna_core.agent.proc import list_below, list_stats
+from varuna_core.records.checkpoints import list_complete
+from varuna_core.records.events import read_events
+from varuna_core.records.files import read_json
+from varuna_core.records.runfolder import RunFolder
+
+LOOK_S = 0.01
+"""Between two looks for a line: what the figures are exact to."""
+LIMIT_S = 180.0
+STEP_MARK = " iteration "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model, and how often it is saved."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocab: int
+    save_every: int
+
+
+TINY = Size(name="tiny", layers=4, hidden=64, heads=4, sequence=32, vocab=512, save_every=20)
+LARGE = Size(
+    name="99 M parameters", layers=12, hidden=768, heads=12, sequence=32, vocab=18000, save_every=4
+)
+BATCH = 12
+"""Samples a step on all nodes together, whether three or four of them."""
+
+_CONF = """\
+name: {name}
+program: pretrain_gpt
+model: {{layers: {size.layers}, hidden: {size.hidden}, heads: {size.heads},
+  sequence: {size.sequence}, vocab: {size.vocab}, dropout: 0.0}}
+data: {{synthetic: true}}
+train:
+  steps: {steps}
+  global_batch_size: {batch}
+  log_every: 1
+  evaluate: {{every: 0}}
+  checkpoint: {{folder: {folder}, every: {size.save_every}, keep: 2}}
+cluster:
+  scheduler: local
+  walltime_min: 30
+  grace_s: 5
+  join_s: 60
+  nodes: [{{group: all, count: {nodes}, ranks: 1}}]
+{morph}
+env: {{OMP_NUM_THREADS: "1"}}
+"""
+
+
+def wait_until(is_so: Callable[[], object], what: str) -> float:
+    """When it was first seen to be so."""
+    deadline = time.time() + LIMIT_S
+    while not is_so():
+        if time.time() > deadline:
+            raise TimeoutError(f"{what}: not within {LIMIT_S:g} s")
+        time.sleep(LOOK_S)
+    return time.time()
+
+
+class Ours:
+    """One run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        size: Size,
+        nodes: int,
+        *,
+        morph: Mapping[str, Any] | None,
+        steps: int = 1_000_000,
+        name: str = "ours",
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._vjob, self._folder = Vjob(folder), folder
+        words = "" if morph is None else f"morph: {json.dumps({'enabled': True, **morph})}"
+        text = _CONF.format(
+            name=name, size=size, batch=BATCH, steps=steps, folder="ckpt", nodes=nodes, morph=words
+        )
+        self.begun = time.time()
+        self.run = self._vjob.submit(text)
+
+    def has_steps(self, attempt: int, count: int = 1) -> bool:
+        folder = self.run.attempt(attempt).path / "ranks"
+        texts = (path.read_text(errors="replace") for path in folder.glob("*.out"))
+        return sum(text.count(STEP_MARK) for text in texts) >= count
+
+    def wait_for_steps(self, attempt: int, count: int = 1) -> float:
+        return wait_until(
+            lambda: self.has_steps(attempt, count), f"{count} steps of attempt {attempt}"
+        )
+
+    def wait_for_save(self, iteration: int) -> None:
+        def is_saved() -> bool:
+            complete = list_complete(self._folder / "ckpt")
+            return bool(complete) and complete[-1].iteration >= iteration
+
+        wait_until(is_saved, f"the checkpoint of iteration {iteration}")
+
+    @property
+    def saved(self) -> int:
+        complete = list_complete(self._folder / "ckpt")
+        return complete[-1].iteration if complete else -1
+
+    def kill_node(self, seat: int) -> float:
+        """Everything of one node at once, as a power cut would; when."""
+        pid = int(read_json(self.run.morph.node(seat))["pid"])
+        own = [pid, *list_below([pid], list_stats())]
+        now = time.time()
+        for number in own:
+            os.kill(number, signal.SIGKILL)
+        return now
+
+    def leave(self, seat: int) -> float:
+        """What `agent.pyz morph leave` writes."""
+        now = time.time()
+        self.run.morph.leave(seat).write_text(json.dumps({"node": seat}))
+        return now
+
+    def find_morph(self, attempt: int) -> Mapping[str, Any] | None:
+        """The event of the morph that led to this attempt."""
+        for event in read_events(self.run):
+            if event["kind"] == "morph" and event["attempt"] == attempt:
+                return event
+        return None
+
+    def wait_for_morph(self, attempt: int) -> Mapping[str, Any]:
+        wait_until(lambda: self.find_morph(attempt), f"the event of attempt {attempt}")
+        found = self.find_morph(attempt)
+        assert found is not None
+        return found
+
+    def save_and_leave(self) -> None:
+        """By hand: the ranks save, and the job ends."""
+        self._vjob("cancel", str(self.run.path))
+        self.wait_over()
+
+    def wait_over(self) -> None:
+        def is_over() -> bool:
+            record = read_json(self.run.path / "local.json")
+            return isinstance(record, dict) and record["state"] not in ("PENDING", "RUNNING")
+
+        wait_until(is_over, "the end of the job")
+
+    def end(self) -> None:
+        self._vjob("cancel", str(self.run.path), "--now", code=None)
+        self.wait_over()
+
+    def list_own(self) -> list[int]:
+        """Every process of the job."""
+        top = int(read_json(self.run.path / "local.json")["pid"])
+        return [top, *list_below([top], list_stats())]
+
+
+def explain(run: RunFolder) -> str:
+    """What the scheduler's log says, where something went wrong."""
+    log = run.scheduler_log()
+    return log.read_text(errors="replace") if log.exists() else ""

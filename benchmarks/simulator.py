@@ -1,0 +1,250 @@
+"""The simulator held against the engine: a step predicted from a profile, and the step measured.
+
+    python -m benchmarks.simulator [--quick] [--rounds 4] [--write]
+
+Every launch starts real ranks (gloo, sockets) that take turns: the profiler's own measurement, then
+some steps of every layout, and again. The medians of the profiles predict, the medians of the steps
+are held against them. Where there are more processes than cores a block's work is a timed wait;
+a slow link is a tbf between two network namespaces (root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.pipeline import network
+from benchmarks.pipeline.ranks import run_ranks
+from benchmarks.simulator_cases import LAUNCHES, QUICK, Launch, Layout, place
+from varuna_core.planner.chain import Chain
+from varuna_core.planner.profile import FIGURES, Profile
+from varuna_core.planner.profile_file import parse_profile
+from varuna_core.planner.roles import find_work
+from varuna_core.planner.step import StepTime, simulate_step
+from varuna_core.planner.tables import Shape, Tables
+from varuna_core.planner.training import Training
+
+RESULT = Path(__file__).parent / "results" / "simulator.md"
+MEDIAN_AT_MOST, WORST_AT_MOST = 0.03, 0.08
+SPEARMAN_AT_LEAST, CHOSEN_AT_MOST = 0.95, 1.03
+STEPS = 2
+"""Of a layout in a round, after one that is not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One layout."""
+
+    launch: Launch
+    layout: Layout
+    predicted: StepTime
+    measured: list[float]
+    """Seconds of each step."""
+    pipeline_s: float
+    """Of the last round's last step, from the first action's begin to the last one's end."""
+    kinds: dict[str, tuple[float, float]]
+    """By kind of action: what all ranks' took of it in that step, and what was predicted."""
+
+    @property
+    def measured_s(self) -> float:
+        return statistics.median(self.measured)
+
+    @property
+    def error(self) -> float:
+        return self.predicted.step_s / self.measured_s - 1
+
+
+def join_profiles(profiles: Sequence[Profile]) -> Profile:
+    """Of each figure the median."""
+    first = profiles[0]
+
+    def middle(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        return tuple(np.median(np.array(rows, dtype=float), axis=0).tolist())
+
+    gpus = {}
+    for kind, gpu in first.gpus.items():
+        own = [profile.gpus[kind] for profile in profiles]
+        cells = {
+            key: replace(
+                cell,
+                **{name: middle([getattr(g.cells[key], name) for g in own]) for name in FIGURES},
+            )
+            for key, cell in gpu.cells.items()
+        }
+        optimizer = {t: middle([g.optimizer_s[t] for g in own]) for t in gpu.optimizer_s}
+        gpus[kind] = replace(gpu, cells=cells, optimizer_s=optimizer)
+    return replace(first, gpus=gpus)
+
+
+def predict(profile: Profile, launch: Launch, layout: Layout) -> tuple[StepTime, dict[str, float]]:
+    """The step, and by kind of action what all ranks of a replica take for it."""
+    training = Training(
+        batch=launch.batch, weight_bytes=4, state_bytes=8, framework_bytes=0, memory_share=1.0
+    )
+    shape = Shape(
+        tensor=1, replicas=layout.replicas, micro_batch=layout.micro_batch, zero=layout.zero
+    )
+    count = training.count_micro_batches(layout.replicas, layout.micro_batch)
+    work = find_work(layout.schedule, layout.stages, count, layout.recompute)
+    chain = Chain(Tables(profile, training), shape, place(launch, layout), work, least=0)
+    costs = chain.build_costs(layout.bounds)
+    step = simulate_step(chain.compiled, costs)
+    taken: dict[str, float] = {}
+    for _, cost, *_ in chain.compiled.ops:
+        kind = "FfRBIW"[cost // layout.stages]
+        taken[kind] = taken.get(kind, 0.0) + costs.columns[0].costs[cost]
+    return step, taken
+
+
+def measure(launch: Launch, rounds: int, kept: Path | None) -> dict[str, Any]:
+    """What the ranks found; with a folder what an earlier run has left there."""
+    path = kept and kept / f"{launch.ranks}.json"
+    if path is not None and path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    options = {"launch": asdict(launch), "rounds": rounds, "steps": STEPS}
+    inside: dict[str, Any] = {}
+    with network.slow_link(launch.rate_mbit) if launch.rate_mbit else nullcontext([]) as sides:
+        if sides:
+            prefixes = [sides[node != launch.nodes[0]] for node in launch.nodes]
+            inside = {"prefixes": prefixes, "environment": {"GLOO_SOCKET_IFNAME": "eth0"}}
+        found = run_ranks("benchmarks.simulator_ranks", launch.ranks, options, **inside)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found))
+    return found
+
+
+def compare(launch: Launch, result: dict[str, Any]) -> list[Row]:
+    profile = join_profiles([parse_profile(text) for text in result["profiles"]])
+    rows = []
+    for layout, steps, events in zip(
+        launch.layouts, result["steps"], result["events"], strict=True
+    ):
+        predicted, taken = predict(profile, launch, layout)
+        own = [events[ranks[0]] for ranks in layout.stage_map]
+        rows.append(
+            Row(
+                launch=launch,
+                layout=layout,
+                predicted=predicted,
+                measured=steps,
+                pipeline_s=max(e[3] for one in own for e in one)
+                - min(e[1] for one in own for e in one),
+                kinds=_compare_kinds(own, taken),
+            )
+        )
+    return rows
+
+
+def _compare_kinds(
+    events: Sequence[Any], taken: dict[str, float]
+) -> dict[str, tuple[float, float]]:
+    took = dict.fromkeys(taken, 0.0)
+    for one in events:
+        for word, _, ready, end in one:
+            kind = next(letter for letter in word if letter in taken)
+            took[kind] += end - ready
+    return {kind: (took[kind], taken[kind]) for kind in taken}
+
+
+def rank_correlation(rows: Sequence[Row]) -> float:
+    """Spearman's."""
+    if len(rows) < 2:
+        return 1.0
+    ranks = [
+        np.argsort(np.argsort(values))
+        for values in ([r.predicted.step_s for r in rows], [r.measured_s for r in rows])
+    ]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def render(rows: Sequence[Row]) -> str:
+    lines = [
+        "| layout | steps | measured, ms (10 and 90 of 100) | predicted, ms | error | "
+        "pipeline, measured and predicted | actions, predicted over measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for launch in dict.fromkeys(row.launch.title for row in rows):
+        lines.append(f"| **{launch}** | | | | | | |")
+        for row in (row for row in rows if row.launch.title == launch):
+            low, high = np.quantile(row.measured, [0.1, 0.9])
+            kinds = ", ".join(f"{kind} {b / a - 1:+.1%}" for kind, (a, b) in row.kinds.items() if a)
+            lines.append(
+                f"| {row.layout.name} | {len(row.measured)} | {row.measured_s * 1e3:.1f} "
+                f"({low * 1e3:.1f} to {high * 1e3:.1f}) | {row.predicted.step_s * 1e3:.1f} | "
+                f"{row.error:+.1%} | {row.pipeline_s * 1e3:.1f}, "
+                f"{row.predicted.pipeline_s * 1e3:.1f} | {kinds} |"
+            )
+    return "\n".join(lines)
+
+
+def judge(rows: Sequence[Row]) -> str:
+    errors = [abs(row.error) for row in rows]
+    lines = ["| what | bound | found | |", "|---|---|---|---|"]
+
+    def add(what: str, bound: str, found: str, kept: bool) -> None:
+        lines.append(f"| {what} | {bound} | {found} | {'kept' if kept else '**missed**'} |")
+
+    middle, worst = statistics.median(errors), max(errors)
+    add("median error", "3 %", f"{middle:.1%}", middle <= MEDIAN_AT_MOST)
+    add("worst error", "8 %", f"{worst:.1%}", worst <= WORST_AT_MOST)
+    for title in dict.fromkeys(row.launch.title for row in rows):
+        own = [row for row in rows if row.launch.title == title]
+        rho = rank_correlation(own)
+        add(f"ranks, {title}", "0.95", f"{rho:.3f}", rho >= SPEARMAN_AT_LEAST)
+        chosen = min(own, key=lambda row: row.predicted.step_s)
+        over = chosen.measured_s / min(row.measured_s for row in own)
+        add(f"chosen over best, {title}", "1.03", f"{over:.3f}", over <= CHOSEN_AT_MOST)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, and with --write keep the result file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="few layouts, two rounds")
+    parser.add_argument("--only", type=int, nargs="+", help="launches by the number of processes")
+    parser.add_argument("--keep", type=Path, help="a folder for what was measured, or that has it")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    given = parser.parse_args()
+    load, began = os.getloadavg()[0], time.monotonic()
+    launches, rounds = (QUICK, 2) if given.quick else (LAUNCHES, given.rounds)
+    rows: list[Row] = []
+    for launch in launches:
+        if given.only and launch.ranks not in given.only:
+            continue
+        rows += compare(launch, measure(launch, rounds, given.keep))
+        print(launch.title, f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    text = f"""# The simulator against the engine
+
+Made by `python -m benchmarks.simulator{" --quick" * given.quick} --rounds {rounds} --write` in
+{time.monotonic() - began:.0f} s. torch {torch.__version__}, Python {platform.python_version()},
+{platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start.
+
+{judge(rows)}
+
+{render(rows)}
+"""
+    print(text)
+    if given.write:
+        RESULT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""What benchmarks/simulator.py runs: launches of so many processes, and the layouts of each."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from varuna_core.planner.links import Where
+from varuna_core.planner.sites import Boundary, Placed, Route, Site
+
+LEFT, RIGHT = "left", "right"
+"""The two nodes, and the kinds of GPU that they stand for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to train the launch's model; ranks go stage by stage, replicas side by side."""
+
+    stages: int = 1
+    replicas: int = 1
+    micro_batch: int = 1
+    schedule: str = "1f1b"
+    recompute: Literal["none", "full"] = "none"
+    counts: tuple[int, ...] = ()
+    """Segments of each stage."""
+    zero: int = 0
+
+    @property
+    def name(self) -> str:
+        words = [
+            f"P{self.stages} D{self.replicas}",
+            self.schedule,
+            f"micro-batch {self.micro_batch}",
+        ]
+        words += ["recompute"] * (self.recompute == "full" and self.schedule != "varuna")
+        words += [f"zero {self.zero}"] * bool(self.zero)
+        return ", ".join([*words, "-".join(map(str, self.counts))])
+
+    @property
+    def stage_map(self) -> list[list[int]]:
+        d = self.replicas
+        return [[stage * d + replica for replica in range(d)] for stage in range(self.stages)]
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        return (0, *itertools.accumulate(self.counts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Processes that are started once: a model, a profile of it, and layouts in turn."""
+
+    title: str
+    ranks: int
+    model: Literal["gpt", "waits"]
+    batch: int
+    layouts: tuple[Layout, ...]
+    slow_right: float = 1.0
+    """How much longer the second half of the ranks takes for everything."""
+    rate_mbit: float = 0.0
+    """Of the link between the two halves; 0: all are on one node."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the model."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """Of each rank its node."""
+        apart = self.rate_mbit or self.slow_right != 1
+        half = self.ranks // 2
+        return [RIGHT if apart and rank >= half else LEFT for rank in range(self.ranks)]
+
+    @property
+    def kinds(self) -> list[str]:
+        return self.nodes if self.slow_right != 1 else [LEFT] * self.ranks
+
+
+def place(launch: Launch, layout: Layout) -> Placed:
+    """As the planner names it: which kinds hold each stage, and what their messages go over."""
+    nodes, kinds = launch.nodes, launch.kinds
+    sites, boundaries = [], []
+    for ranks in layout.stage_map:
+        held = {node: [r for r in ranks if nodes[r] == node] for node in (LEFT, RIGHT)}
+        group = tuple((kinds[own[0]], len(own)) for own in held.values() if own)
+        sites.append(Site(tuple(sorted({kinds[r] for r in ranks})), group, 1))
+    for before, after in itertools.pairwise(layout.stage_map):
+        crossing = sum(nodes[a] != nodes[b] for a, b in zip(before, after, strict=True))
+        routes = set()
+        for a, b in zip(before, after, strict=True):
+            where: Where = "intra" if nodes[a] == nodes[b] else "inter"
+            routes.add(Route(kinds[a], kinds[b], where, crossing if where == "inter" else 1))
+        boundaries.append(Boundary(tuple(sorted(routes, key=str))))
+    return Placed(tuple(sites), tuple(boundaries))
+
+
+GPT = {"layers": 6, "hidden": 256, "heads": 4, "sequence": 128, "vocab": 1024, "dropout": 0.0}
+
+
+def _gpt(**fields: Any) -> Layout:
+    return Layout(micro_batch=fields.pop("micro_batch", 2), **fields)
+
+
+ALONE = Launch(
+    title="one process, real arithmetic",
+    ranks=1,
+    model="gpt",
+    batch=16,
+    options=GPT,
+    layouts=(
+        _gpt(counts=(8,)),
+        _gpt(counts=(8,), micro_batch=4),
+        _gpt(counts=(8,), schedule="gpipe", recompute="full"),
+    ),
+)
+
+PAIR = Launch(
+    title="two processes, a core each, real arithmetic",
+    ranks=2,
+    model="gpt",
+    batch=16,
+    options=GPT,
+    layouts=(
+        _gpt(stages=2, counts=(4, 4)),
+        _gpt(stages=2, counts=(4, 4), schedule="gpipe"),
+        _gpt(stages=2, counts=(4, 4), recompute="full"),
+        _gpt(stages=2, counts=(4, 4), schedule="varuna", recompute="full"),
+        _gpt(stages=2, counts=(6, 2)),
+        _gpt(stages=2, counts=(4, 4), micro_batch=4),
+        _gpt(replicas=2, counts=(8,)),
+        _gpt(replicas=2, counts=(8,), micro_batch=4, zero=1),
+    ),
+)
+
+WAIT_S = 0.008
+"""Of each of a usual block's three parts."""
+SHARES = (1, 1, 0.5, 1, 1.5, 1, 1, 1, 2, 1, 0.5, 1, 1, 1, 1, 1.5)
+WAITS = {"seconds": [WAIT_S * share for share in SHARES], "message": 100_000}
+"""A message is 400 kB: 16 ms on the slow link, as a forward of two blocks."""
+
+
+def _waits(*counts: int, **fields: Any) -> Layout:
+    """The first and the last stage hold a segment more: what is outside all blocks."""
+    all_counts = (counts[0] + 1, *counts[1:-1], counts[-1] + 1)
+    return Layout(stages=len(counts), counts=all_counts, **fields)
+
+
+FOUR = Launch(
+    title="4 processes, timed waits",
+    ranks=4,
+    model="waits",
+    batch=8,
+    options=WAITS,
+    layouts=(
+        _waits(4, 4, 4, 4),
+        _waits(6, 5, 3, 2, schedule="gpipe"),
+        _waits(5, 4, 4, 3, recompute="full"),
+        _waits(8, 8, replicas=2),
+        _waits(9, 7, replicas=2, micro_batch=2),
+    ),
+)
+
+EIGHT = Launch(
+    title="8 processes on two nodes, a slow link between them, timed waits",
+    ranks=8,
+    model="waits",
+    batch=8,
+    rate_mbit=200.0,
+    options=WAITS,
+    layouts=(
+        _waits(2, 2, 2, 2, 2, 2, 2, 2),
+        _waits(2, 2, 2, 2, 2, 2, 2, 2, schedule="varuna", recompute="full"),
+        _waits(4, 2, 2, 2, 2, 2, 1, 1, schedule="gpipe"),
+        _waits(4, 4, 4, 4, replicas=2),
+        _waits(4, 4, 4, 4, replicas=2, schedule="varuna", recompute="full"),
+    ),
+)
+
+SIXTEEN = Launch(
+    title="16 processes on two kinds of node, one half as fast, timed waits",
+    ranks=16,
+    model="waits",
+    batch=8,
+    slow_right=2.0,
+    options=WAITS,
+    layouts=(
+        _waits(2, 2, 2, 2, 2, 2, 2, 2, replicas=2),
+        _waits(3, 3, 3, 2, 2, 1, 1, 1, replicas=2),
+        _waits(3, 3, 2, 2, 2, 2, 1, 1, replicas=2, schedule="varuna", recompute="full"),
+        _waits(4, 3, 3, 2, 1, 1, 1, 1, replicas=2, schedule="gpipe", zero=1),
+    ),
+)
+
+LAUNCHES = (ALONE, PAIR, FOUR, EIGHT, SIXTEEN)
+
+
+def rebuild(fields: dict[str, Any]) -> Launch:
+    """From what `dataclasses.asdict` made, through JSON."""
+    layouts = tuple(Layout(**{**one, "counts": tuple(one["counts"])}) for one in fields["layouts"])
+    return Launch(**{**fields, "layouts": layouts})
+
+
+QUICK = (replace(PAIR, layouts=PAIR.layouts[:2]), replace(FOUR, layouts=FOUR.layouts[:2]))

@@ -1,0 +1,133 @@
+"""One process of benchmarks/simulator.py: profiles and steps of every layout in turn.
+
+    network ─► round 1: profile, layout a, layout b, .. ─► round 2: profile, layout b, .. ─► ..
+
+So a machine that is slow for a while is so for the profile and for the runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.pipeline import waits
+from benchmarks.pipeline.ranks import gather, pin, serve
+from benchmarks.simulator_cases import Launch, Layout, rebuild
+from varuna_core import Profiler, Varuna
+from varuna_core.planner.links import Network
+from varuna_core.planner.profile_file import render_profile
+from varuna_core.profiler_links import measure_network
+from varuna_core.profiler_ranks import Crew
+from varuna_core.programs.gpt import Gpt
+
+SIZES = tuple(2**power for power in range(10, 24, 2))
+"""Bytes of messages: as the profiler's, up to what a model of this size sends."""
+SEED = 1
+
+
+class Job:
+    """One layout, ready to take steps."""
+
+    def __init__(self, launch: Launch, layout: Layout) -> None:
+        torch.manual_seed(SEED)
+        self.events: list[tuple[str, float, float, float]] = []
+        batch = make_batch(launch, launch.batch)
+        self.varuna = Varuna(
+            build_model(launch),
+            layout.stage_map,
+            make_batch(launch, layout.micro_batch),
+            launch.batch,
+            layout.micro_batch,
+            device="cpu",
+            partition="-".join(map(str, layout.counts)),
+            schedule=layout.schedule,
+            recompute=layout.recompute,
+            zero=layout.zero,
+            trace=lambda *event: self.events.append(event),
+        )
+        own = self.varuna.samples
+        self.batch = {name: value[own.start : own.stop] for name, value in batch.items()}
+        self.optimizer = make_optimizer(list(self.varuna.parameters()))
+        self.varuna.set_optimizer(self.optimizer)
+
+    def run(self, steps: int) -> tuple[list[float], list[Any]]:
+        """When each step ended, the one before the first too; what the last one's actions took."""
+        dist.barrier()
+        ends = []
+        for _ in range(steps + 1):
+            self.events.clear()
+            self.varuna.step(self.batch)
+            self.optimizer.step()
+            self.varuna.zero_grad()
+            ends.append(time.perf_counter())
+        return ends, list(self.events)
+
+
+def make_optimizer(parameters: list[Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-6)
+
+
+def build_model(launch: Launch) -> Any:
+    if launch.model == "waits":
+        return waits.WaitingModel(launch.options["seconds"])
+    return Gpt(**launch.options)
+
+
+def make_batch(launch: Launch, size: int) -> dict[str, torch.Tensor]:
+    if launch.model == "waits":
+        return {"x": torch.ones(size, launch.options["message"])}
+    length, vocab = launch.options["sequence"] + 1, launch.options["vocab"]
+    return {"tokens": torch.randint(vocab, (size, length))}
+
+
+def profile_once(launch: Launch, kind: str, sizes: list[int], network: Network) -> str:
+    """As `vjob profile` does it, but for the links, which were measured before."""
+    torch.manual_seed(SEED)
+    profiler = Profiler(build_model(launch), "cpu", name=launch.model, kind=kind, samples=2)
+    profiler.set_optimizer(make_optimizer)
+    with tempfile.TemporaryDirectory() as folder:
+        profile = profiler.profile_all(
+            lambda size: make_batch(launch, size), sizes, folder, links=False
+        )
+    return render_profile(replace(profile, network=network))
+
+
+def work(options: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    """In a rank: one launch."""
+    launch = rebuild(options["launch"])
+    os.environ["VJOB_NODE"] = launch.nodes[rank]
+    kind = launch.kinds[rank]
+    waits.jitter.factor = launch.slow_right if launch.nodes[rank] != launch.nodes[0] else 1.0
+    network = measure_network(Crew(torch.device("cpu"), kind), sizes=SIZES)
+    jobs = [Job(launch, layout) for layout in launch.layouts]
+    if launch.model == "gpt":
+        pin(rank)
+    sizes = sorted({layout.micro_batch for layout in launch.layouts})
+    for job in jobs:
+        job.run(1)
+    profiles: list[str] = []
+    steps: list[list[float]] = [[] for _ in jobs]
+    events: list[Any] = [None] * len(jobs)
+    for number in range(options["rounds"]):
+        profiles.append(profile_once(launch, kind, sizes, network))
+        turn = number % len(jobs)
+        for place in [*range(turn, len(jobs)), *range(turn)]:
+            ends, own = jobs[place].run(options["steps"])
+            told = gather((ends, own), world)
+            last = [max(each) for each in zip(*(one[0] for one in told), strict=True)]
+            steps[place] += [b - a for a, b in itertools.pairwise(last)]
+            events[place] = [one[1] for one in told]
+    for job in jobs:
+        job.varuna.close()
+    return {"profiles": profiles, "steps": steps, "events": events}
+
+
+if __name__ == "__main__":
+    serve(work)

@@ -1,0 +1,135 @@
+"""Wheel and sdist: whole, and what the wheel installs works from / with no checkout in sight."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("jobs", "templates", "varuna_core", "reports", "containers")
+BUILD = """
+import sys, setuptools.build_meta as backend
+getattr(backend, sys.argv[1])(sys.argv[2])
+"""
+NO_SITE = "import sys; sys.path.insert(0, sys.argv[1]); "
+"""Begins a program for `python -I -S`: the standard library and one folder."""
+
+
+def call(*words: str | Path, cwd: Path = Path("/"), env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def list_files(root: Path) -> set[str]:
+    return {
+        str(path.relative_to(root))
+        for package in PACKAGES
+        for path in (root / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unpacked; made of a copy, for a build writes beside what it builds."""
+    folder = tmp_path_factory.mktemp("sdist")
+    source = folder / "source"
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, source / package, ignore=ignored)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    call(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=source)
+    (archive,) = folder.glob("vjob-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """Made of the sdist, so that this one has to be whole."""
+    call(sys.executable, "-c", BUILD, "build_wheel", sdist.parent, cwd=sdist)
+    (found,) = sdist.parent.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a venv with the wheel, and what it depends on as the tests have it: no index is asked."""
+    venv = tmp_path_factory.mktemp("venv")
+    call(sys.executable, "-m", "venv", "--without-pip", venv)
+    found = venv / "bin/python"
+    install = ("install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    call(sys.executable, "-m", "pip", "--python", found, *install, wheel)
+    # A folder that a .pth file names is searched last, and its own .pth files do not count: an
+    # editable install of this checkout stays out.
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return found
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+
+
+def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        names = {name for name in packed.namelist() if ".dist-info/" not in name}
+    assert names == list_files(ROOT)
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+
+
+def test_the_command_works_from_anywhere(python: Path, env: dict[str, str], tmp_path: Path) -> None:
+    where = "import jobs, reports, templates; print(jobs.__file__, templates.__file__)"
+    assert str(ROOT) not in call(python, "-c", where, env=env)
+    vjob = python.with_name("vjob")
+    assert "Commands:" in call(vjob, "--help", env=env)
+    conf = tmp_path / "conf.yaml"
+    conf.write_text(call(vjob, "init", env=env))
+    (tmp_path / "train.py").touch()
+    shown = call(vjob, "submit", conf, "--dry-run", env=env)
+    assert "# ---- batch.sh" in shown and "# ---- node.sh" in shown
+    assert "varuna_core" in call(vjob, "container", "build", "--help", env=env)
+
+
+def test_the_report_has_its_template_and_scripts(
+    python: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("pandas", "plotly"):
+        pytest.importorskip(name)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    lines = [
+        f" iteration {step:8}/      20 | consumed samples: {16 * step:12} | elapsed time per "
+        f"iteration (ms): 1{step}.5 | learning rate: 1.0E-04 | global batch size:    16 | lm loss: "
+        f"6.{step}E+00 | loss scale: 1.0 | grad norm: 0.9 | number of skipped iterations:   0 | "
+        "number of nan iterations:   0 |\n"
+        for step in (10, 20)
+    ]
+    (logs / "n060.out").write_text("".join(lines))
+    call(python.with_name("vjob"), "report", logs, "-o", tmp_path / "page.html", env=env)
+    page = (tmp_path / "page.html").read_text()
+    assert "<html" in page and "</style>" in page and len(page) > 100_000
+
+
+def test_varuna_core_is_a_package_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    """In an image: without the rest of vjob, torch, numpy, or any other wheel."""
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path, [x for x in packed.namelist() if x.startswith("varuna_core/")])
+    parts = ("agent.cli", "launch.cli", "morph.cli", "records.plan", "schedule.choice")
+    code = NO_SITE + "import varuna_core" + "".join(f", varuna_core.{part}" for part in parts)
+    call(sys.executable, "-I", "-S", "-c", code, tmp_path)
+    call(sys.executable, "-I", "-S", "-c", NO_SITE + "import varuna_core.checkpoint.cli", tmp_path)

@@ -1,0 +1,337 @@
+"""The best plan by trying them all: every option, placement and partition, each one timed.
+
+No bound is used, and of the planner nothing but what its model is made of: the tables' figures of a
+run of segments, where stages lie on given nodes, and the schedules' actions. The space is listed
+anew, from what docs/planning.md says of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tests.varuna_core.planner.profiles import KINDS, make_profile
+from varuna_core.planner.cluster import (
+    Cluster,
+    NodeKind,
+    Order,
+    count_stages,
+    list_all_orders,
+    list_blocks,
+    place,
+)
+from varuna_core.planner.compiled import Compiled
+from varuna_core.planner.profile import Profile
+from varuna_core.planner.sites import Placed, Site
+from varuna_core.planner.space import Wishes
+from varuna_core.planner.tables import Shape, Tables
+from varuna_core.planner.training import Training
+from varuna_core.schedule.choice import build_schedule
+
+Array = Any
+MOST_ORDERS = 100_000
+MOST_ROWS = 4_000
+"""Plans that are timed at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A question small enough for this."""
+
+    profile: Profile
+    training: Training
+    cluster: Cluster
+    wishes: Wishes
+
+
+def draw_instance(draw: random.Random) -> Instance:
+    """One to three kinds of nodes of two kinds of GPU; memory that binds or not; keys fixed."""
+    size = draw.randint(2, 6)
+    memory = draw.choice([1e12, 4e10, 2.5e10])
+    profile = make_profile(draw, size, memory)
+    some = draw.sample(range(3), draw.choice([1, 2, 2, 3]))
+    kinds = tuple(
+        NodeKind(
+            name=f"n{number}",
+            gpu=KINDS[number % 2],
+            gpus=draw.choice([1, 2, 2, 3]),
+            count=draw.choice([1, 1, 2]) if len(some) > 1 else draw.choice([1, 2, 3]),
+            price_per_hour=draw.uniform(1, 9),
+        )
+        for number in some
+    )
+    training = Training(
+        batch=draw.choice([2, 3, 4, 4, 6]),
+        overlap_sends=draw.random() < 0.7,
+        overlap_reduction=draw.random() < 0.7,
+        split_messages=draw.random() < 0.2,
+        data_s=draw.choice([0.0, 0.5]),
+    )
+    return Instance(
+        profile=profile,
+        training=training,
+        cluster=Cluster(kinds=kinds),
+        wishes=_draw_wishes(draw, size),
+    )
+
+
+def _draw_wishes(draw: random.Random, size: int) -> Wishes:
+    def some(values: list[Any], share: float = 0.25) -> Any:
+        return draw.choice(values) if draw.random() < share else None
+
+    partition = None
+    if draw.random() < 0.1:
+        cuts = sorted(draw.sample(range(1, size), draw.randint(0, min(3, size - 1))))
+        partition = tuple(e - a for a, e in itertools.pairwise([0, *cuts, size]))
+    return Wishes(
+        stages=len(partition) if partition is not None else some([1, 2, 3, 4], 0.15),
+        replicas=some([1, 2], 0.15),
+        tensor=some([1, 2]),
+        micro_batch=some([1, 2], 0.15),
+        zero=some([0, 1]),
+        schedule=some(["1f1b", "gpipe", "varuna", "zero_bubble"], 0.5),
+        recompute=some(["none", "full"]),
+        least=draw.choice([1, 1, 1, 0]),
+        partition=partition,
+    )
+
+
+def find_best(one: Instance, *, grouped: bool = False) -> float:
+    """Seconds of the best plan; inf where nothing fits."""
+    return min(find_best_by_nodes(one, grouped=grouped).values(), default=float("inf"))
+
+
+def find_best_by_nodes(one: Instance, *, grouped: bool = False) -> dict[tuple[str, ...], float]:
+    """Of each choice of nodes; with `grouped` the nodes of a kind lie together."""
+    tables = Tables(one.profile, one.training)
+    groups: dict[tuple[str, int, int, str], list[tuple[Shape, Placed]]] = defaultdict(list)
+    placed_by_shape: dict[tuple[int, int], list[Placed]] = {}
+    for shape, schedule, recompute in _list_options(one):
+        m = one.training.batch // shape.replicas // shape.micro_batch
+        key = shape.tensor, shape.replicas
+        if key not in placed_by_shape:
+            placed_by_shape[key] = list(_list_placed(one, *key, grouped))
+        for placed in placed_by_shape[key]:
+            groups[schedule, len(placed.sites), m, recompute].append((shape, placed))
+    best: dict[tuple[str, ...], float] = {}
+    for work, chains in groups.items():
+        for placed, took in _Timer(tables, _compile(*work), one.wishes).find_least(chains):
+            nodes = tuple(sorted(placed.nodes))
+            best[nodes] = min(took, best.get(nodes, float("inf")))
+    return best
+
+
+def keep_front(
+    one: Instance, best: Mapping[tuple[str, ...], float]
+) -> Iterator[tuple[float, float]]:
+    """Seconds and price of a step of the plans that no other beats in both, fastest first."""
+    prices = {kind.name: kind.price_per_hour or 0.0 for kind in one.cluster.kinds}
+    cheapest = float("inf")
+    for took, price in sorted(
+        (took, sum(prices[name] for name in nodes) * took / 3600) for nodes, took in best.items()
+    ):
+        if price < cheapest * (1 - 1e-9):
+            cheapest = price
+            yield took, price
+
+
+@lru_cache(maxsize=4096)
+def _compile(schedule: str, stages: int, m: int, recompute: Any) -> Compiled:
+    return Compiled(build_schedule(schedule, stages, m, recompute=recompute))
+
+
+def _list_options(one: Instance) -> Iterator[tuple[Shape, str, str]]:
+    wishes, batch = one.wishes, one.training.batch
+    schedules = [wishes.schedule] if wishes.schedule else ["1f1b", "gpipe", "varuna"]
+    for tensor, replicas, size in itertools.product((1, 2), range(1, batch + 1), (1, 2, 3, 4)):
+        wanted = ((wishes.tensor, tensor), (wishes.replicas, replicas), (wishes.micro_batch, size))
+        if batch % (replicas * size) or any(w not in (None, value) for w, value in wanted):
+            continue
+        for schedule, recompute, zero in itertools.product(schedules, ("none", "full"), (0, 1)):
+            if wishes.zero not in (None, zero) or wishes.recompute not in (None, recompute):
+                continue
+            if schedule == "varuna" and recompute == "none":
+                continue
+            yield (
+                Shape(tensor=tensor, replicas=replicas, micro_batch=size, zero=zero),
+                schedule,
+                (recompute),
+            )
+
+
+def _list_placed(one: Instance, tensor: int, replicas: int, grouped: bool) -> Iterator[Placed]:
+    wanted, longest = one.wishes.stages, one.profile.model.num_segments
+    if wanted is not None and one.wishes.least == 0:
+        longest = max(longest, wanted)  # some without any segment, if that is asked for
+    seen = set()
+    for order, most in _list_orders(one.cluster, tensor, replicas, grouped):
+        for stages in range(1, min(most, longest) + 1):
+            placed = place(order, stages, tensor, replicas)
+            if placed is None or wanted not in (None, stages):
+                continue
+            if placed not in seen:
+                seen.add(placed)
+                yield placed
+
+
+def _list_orders(
+    cluster: Cluster, tensor: int, replicas: int, grouped: bool
+) -> Iterator[tuple[Order, int]]:
+    """Nodes in turn, and the most stages that they hold."""
+    if grouped:
+        limits = [count_stages(kind, tensor, replicas) for kind in cluster.kinds]
+        for counts in itertools.product(*(range(limit + 1) for limit in limits)):
+            for order in list_blocks(cluster, counts, tensor, replicas):
+                yield order, sum(counts)
+        return
+    orders = list_all_orders(cluster, MOST_ORDERS)
+    assert orders is not None
+    for order in orders:
+        yield order, sum(max(1, kind.gpus // tensor // replicas) for kind, _ in order)
+
+
+class _Timer:
+    """Of plans with one schedule."""
+
+    def __init__(self, tables: Tables, compiled: Compiled, wishes: Wishes) -> None:
+        self.tables, self.compiled, self.wishes = tables, compiled, wishes
+        self.stages = compiled.num_stages
+        self.cuts = self._list_cuts()
+        self._known: dict[Any, Array] = {}
+
+    def _list_cuts(self) -> Array:
+        size, wishes = self.tables.size, self.wishes
+        if wishes.partition is not None:
+            every = [(0, *itertools.accumulate(wishes.partition))]
+        else:
+            # The first and the last stage hold something; the others too, unless they need not.
+            every = [
+                (0, *cuts, size)
+                for cuts in itertools.combinations_with_replacement(range(1, size), self.stages - 1)
+            ]
+        least = [max(1, wishes.least)] * self.stages
+        least[1:-1] = [wishes.least] * len(least[1:-1])
+        return np.array(
+            [
+                row
+                for row in every
+                if all(e - a >= n for (a, e), n in zip(itertools.pairwise(row), least, strict=True))
+            ],
+            dtype=int,
+        ).reshape(-1, self.stages + 1)
+
+    def find_least(self, chains: Iterable[tuple[Shape, Placed]]) -> Iterator[tuple[Placed, float]]:
+        """The best partition's time, of those that fit in memory; some thousands timed at once."""
+        held: list[tuple[Placed, tuple[Array, ...]]] = []
+        rows = 0
+        for shape, placed in chains:
+            fits = np.ones(len(self.cuts), dtype=bool)
+            for s, site in enumerate(placed.sites):
+                fits &= self._fits(shape, site, s)
+            if fits.any():
+                held.append((placed, self._list_rows(shape, placed, fits)))
+                rows += int(fits.sum())
+            if rows > MOST_ROWS:
+                yield from self._time(held)
+                held, rows = [], 0
+        if held:
+            yield from self._time(held)
+
+    def _fits(self, shape: Shape, site: Site, s: int) -> Array:
+        key = "fits", shape, site.kinds, s
+        if key not in self._known:
+            tables = self.tables
+            a, e = self.cuts[:, s], self.cuts[:, s + 1]
+            times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
+            each = tables.training.count_fixed_bytes(shape.zero, shape.replicas)
+            held = tables.find_parameters(shape.tensor)[a, e] * each
+            held = held + tables.training.framework_bytes + times.work_bytes[a, e]
+            inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)[a]
+            graph = times.graph_bytes[a, e]
+            most = [g * graph + i * inputs for g, i in self.compiled.held[s]]
+            self._known[key] = held + np.max(most, axis=0) <= times.memory_bytes
+        return self._known[key]
+
+    def _list_rows(self, shape: Shape, placed: Placed, fits: Array) -> tuple[Array, ...]:
+        """Costs, messages, sums, buckets, optimizer, weights back, tied weights of each plan."""
+        tables, training = self.tables, self.tables.training
+        cuts = self.cuts[fits]
+        costs = np.empty((len(cuts), 6, self.stages))
+        hops = np.zeros((len(cuts), self.stages - 1, 2))
+        sums, buckets, optimizer, back = (np.empty((len(cuts), self.stages)) for _ in range(4))
+        for s, site in enumerate(placed.sites):
+            a, e = cuts[:, s], cuts[:, s + 1]
+            times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
+            forward, gradient = times.forward[a, e], times.input_grad[a, e]
+            if s < self.stages - 1:
+                there = tables.find_hops(placed.boundaries[s], shape)
+                if training.overlap_sends:
+                    hops[:, s] = there[:, e].T
+                else:
+                    forward = forward + there[0][e]
+            if s and not training.overlap_sends:
+                gradient = gradient + tables.find_hops(placed.boundaries[s - 1], shape)[1][a]
+            weights, again = times.weight_grad[a, e], times.recompute[a, e]
+            for kind, cost in enumerate(
+                (forward, forward, again, gradient + weights, gradient, weights)
+            ):
+                costs[:, kind, s] = cost
+            reduce, exchange = tables.find_sums(site, shape)
+            sums[:, s], back[:, s] = reduce[a, e], exchange[a, e]
+            buckets[:, s] = tables.find_buckets(shape)[a, e]
+            owners = shape.replicas if shape.zero else 1
+            optimizer[:, s] = times.optimizer[a, e] / owners
+        return (
+            costs.reshape(len(cuts), -1),
+            hops.reshape(len(cuts), -1),
+            sums,
+            buckets,
+            optimizer,
+            back,
+            self._time_ties(shape, placed, cuts),
+        )
+
+    def _time_ties(self, shape: Shape, placed: Placed, cuts: Array) -> Array:
+        """The sum of the first and the last stage's copies; 0 where nothing is tied."""
+        found = np.zeros(len(cuts))
+        for tie in self.tables.profile.model.ties:
+            assert set(tie.segments) == {0, self.tables.size - 1}, "as make_profile ties them"
+            if self.stages > 1:
+                ends = [placed.sites[0], placed.sites[-1]]
+                flows = max(n for site in ends for _, n in site.group) * shape.tensor
+                sent = tie.parameters / shape.tensor * self.tables.training.reduced_bytes
+                nodes = [(site.kinds[0], 1) for site in ends]
+                network = self.tables.profile.network
+                found += float(network.find_all_reduce(nodes, sent, flows)[0])
+        return found
+
+    def _time(
+        self, held: Sequence[tuple[Placed, tuple[Array, ...]]]
+    ) -> Iterator[tuple[Placed, float]]:
+        costs, hops, sums, buckets, optimizer, back, ties = map(
+            np.concatenate, zip(*(rows for _, rows in held), strict=True)
+        )
+        training, compiled = self.tables.training, self.compiled
+        makespan, free, begun = compiled.run_batch(costs, hops)
+        last = np.stack([costs[:, compiled.find_last_cost(s)] for s in range(self.stages)], axis=1)
+        done = begun + last
+        if training.overlap_reduction:
+            summed = np.maximum(done + sums / buckets, begun + last / buckets + sums)
+        else:
+            summed = free + sums
+        done = np.where(sums > 0, summed, done)
+        tied = np.maximum(done[:, 0], done[:, -1]) + ties
+        agreed = np.maximum(np.maximum(makespan, done.max(axis=1)), np.where(ties > 0, tied, 0))
+        steps = training.data_s + agreed + optimizer.max(axis=1) + back.max(axis=1)
+        begin = 0
+        for placed, rows in held:
+            end = begin + len(rows[0])
+            yield placed, float(steps[begin:end].min())
+            begin = end

@@ -1,0 +1,96 @@
+"""What a stage of several segments costs, holds, and shares with stages beside it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.varuna_core.planner.profiles import make_profile
+from varuna_core.planner.chain import Chain
+from varuna_core.planner.cluster import Cluster, NodeKind
+from varuna_core.planner.links import Network, build_link
+from varuna_core.planner.profile import Cell, Profile, Tie
+from varuna_core.planner.roles import find_work
+from varuna_core.planner.search import Search
+from varuna_core.planner.sites import Boundary, Placed, Route, Site
+from varuna_core.planner.space import Wishes
+from varuna_core.planner.step import find_peaks
+from varuna_core.planner.tables import Shape, Tables
+from varuna_core.planner.training import Training
+
+ACTION_S = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""Of forward, backward, input gradient, weight gradient, recompute."""
+OUTPUTS = (3.0, 5.0, 7.0, 0.0)
+
+
+def build_profile() -> Profile:
+    """Four equal segments on one kind of GPU, links within a node alone."""
+    drawn = make_profile(random.Random(1), 4)
+    cell = Cell(
+        forward_s=(1.0,) * 4,
+        backward_s=(1.5,) * 4,
+        input_grad_s=(1.1,) * 4,
+        weight_grad_s=(0.9,) * 4,
+        recompute_s=(0.8,) * 4,
+        output_bytes=OUTPUTS,
+        graph_bytes=(10.0,) * 4,
+        work_bytes=(0.0,) * 4,
+        action_s=ACTION_S,
+    )
+    gpu = replace(drawn.gpus["big"], cells={(1, 1): cell}, optimizer_s={1: (0.0,) * 4})
+    link = build_link(0.25, 1.0)
+    tied = replace(drawn.model, ties=(Tie(segments=(0, 3), parameters=1000),))
+    network = Network(links={("big", "big", "intra"): link}, all_reduces={})
+    return replace(drawn, model=tied, gpus={"big": gpu}, network=network)
+
+
+def make_chain(schedule: str, stages: int = 2, count: int = 3) -> Chain:
+    training = Training(
+        batch=count, weight_bytes=0, gradient_bytes=0, state_bytes=0, framework_bytes=0
+    )
+    sites = tuple(Site(("big",), (("big", 1),), 1) for _ in range(stages))
+    beside = Boundary((Route("big", "big", "intra", 1),))
+    return Chain(
+        Tables(build_profile(), training),
+        Shape(tensor=1, replicas=1, micro_batch=1),
+        Placed(sites, (beside,) * (stages - 1)),
+        find_work(schedule, stages, count, "none"),
+        least=0,
+    )
+
+
+def test_an_action_costs_its_segments_and_once_its_own() -> None:
+    chain = make_chain("1f1b", stages=3)
+    costs = chain.build_costs((0, 1, 1, 4)).columns[0].costs
+    by_kind = {kind: costs[3 * i : 3 * i + 3] for i, kind in enumerate("FfRBIW")}
+    # Of one segment, of none, of three.
+    assert by_kind["F"] == by_kind["f"] == pytest.approx((1.1, 0.1, 3.1))
+    assert by_kind["B"] == pytest.approx((1.7, 0.2, 4.7)), "not one gradient after the other"
+    assert by_kind["I"] == pytest.approx((1.4, 0.3, 3.6))
+    assert by_kind["W"] == pytest.approx((1.3, 0.4, 3.1))
+    assert by_kind["R"] == pytest.approx((1.3, 0.5, 2.9))
+
+
+def test_a_micro_batch_keeps_what_its_stage_sent_on() -> None:
+    chain = make_chain("gpipe")
+    peaks = find_peaks(chain.compiled, chain.list_memory((0, 2, 4)))
+    assert peaks == pytest.approx((3 * (2 * 10 + OUTPUTS[1]), 3 * 2 * 10))
+    assert float(chain.stages[0].graph[0, 2]) == 2 * 10 + OUTPUTS[1]
+
+
+def test_stages_of_one_node_sum_a_tied_weight_within_it() -> None:
+    costs = make_chain("1f1b").build_costs((0, 2, 4))
+    ((held, took),) = costs.ties
+    # There and back, half of it at a time.
+    assert held == (0, 1) and took == pytest.approx(2 * (0.25 + 2e-6), rel=1e-3)
+
+
+def test_a_node_alone_needs_no_link_to_another_one() -> None:
+    cluster = Cluster(kinds=(NodeKind(name="n", gpu="big", gpus=4, count=1),))
+    drawn = build_profile()
+    gpu = replace(drawn.gpus["big"], memory_bytes=1e15)
+    profile, wishes = replace(drawn, gpus={"big": gpu}), Wishes(replicas=1)
+    best = Search(profile, Training(batch=3), cluster, wishes).run().best
+    assert len(best.placed.sites) > 1

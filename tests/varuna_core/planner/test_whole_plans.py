@@ -1,0 +1,75 @@
+"""Whole plans equal to trying them all: the fastest, and the cheapest of each time.
+
+With VJOB_EXPLORE=1 there are 2,000 new questions of each kind; a red run names the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.varuna_core.planner.brute_force import (
+    Instance,
+    draw_instance,
+    find_best,
+    find_best_by_nodes,
+    keep_front,
+)
+from varuna_core.planner import placements
+from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.front import find_front
+from varuna_core.planner.search import Search, Searched
+
+EXPLORING = bool(os.environ.get("VJOB_EXPLORE"))
+MANY, SOME, FEW = (2000, 2000, 2000) if EXPLORING else (150, 60, 10)
+
+
+def draw_instances(name: str, count: int) -> Iterator[tuple[str, Instance]]:
+    seed = random.SystemRandom().randrange(10**9) if EXPLORING else 1
+    for number in range(count):
+        named = f"{name}/{seed}/{number}"
+        yield named, draw_instance(random.Random(named))
+
+
+def search(one: Instance) -> Searched | None:
+    try:
+        return Search(one.profile, one.training, one.cluster, one.wishes).run()
+    except PlanningError:
+        return None
+
+
+def check(named: str, one: Instance, best: float) -> bool:
+    """Whether anything fits."""
+    searched = search(one)
+    if searched is None:
+        assert best == float("inf"), named
+        return False
+    assert searched.best.step_s == pytest.approx(best, rel=1e-9), named
+    assert searched.gap == 0, named
+    return True
+
+
+def test_the_fastest_plan_is_brute_forces() -> None:
+    fitting = sum(check(named, one, find_best(one)) for named, one in draw_instances("all", MANY))
+    assert MANY / 2 < fitting < MANY
+
+
+def test_the_fastest_plan_of_blocks_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placements, "MOST_ORDERS", 0)
+    for named, one in draw_instances("blocks", SOME):
+        check(named, one, find_best(one, grouped=True))
+
+
+def test_cost_against_time_is_brute_forces() -> None:
+    """Of all plans of all nodes, priced by the nodes they use, those that none beats in both."""
+    for named, one in draw_instances("front", FEW):
+        best = list(keep_front(one, find_best_by_nodes(one)))
+        front = find_front(one.profile, one.training, one.cluster, one.wishes, limit_s=600.0)
+        assert front.num_left == 0, named
+        found = [(offer.step_s, offer.price) for offer in front.offers]
+        assert len(found) == len(best), named
+        for offered, wanted in zip(found, best, strict=True):
+            assert offered == pytest.approx(wanted, rel=1e-9), named

@@ -1,0 +1,69 @@
+"""A rank that waits: it imports what a training needs, and then hears which one it is.
+
+    main thread     reads standard input ──────────────────► environment, arguments ─► the training
+    another thread  niceness 19: imports torch and the rest ─┘
+
+Niceness belongs to a thread on Linux, and without privileges nobody gets it back: so the thread
+that imports beside a training is not the one that trains later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import threading
+
+NICE = 19
+# The optimizers and the meta device load torch._dynamo at first use: half of all that is imported.
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "varuna_core.data.errors",
+    "varuna_core.planner.errors",
+    "varuna_core.preemption",
+    "varuna_core.programs.place",
+    "varuna_core.programs.training",
+)
+
+
+def wait_for_task() -> list[str] | None:
+    """The arguments of the rank that this is to be, its environment set; None: nobody wants it."""
+    importing = threading.Thread(target=_import_all, name="imports", daemon=True)
+    importing.start()
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return None
+    task = json.loads(line)
+    os.environb.clear()
+    for name, value in task["env"].items():
+        os.environb[_encode(name)] = _encode(value)
+    _forget_input()
+    importing.join()
+    arguments: list[str] = task["arguments"]
+    return arguments
+
+
+def _import_all() -> None:
+    with contextlib.suppress(OSError):  # a kernel without niceness a thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except Exception:  # the training imports it again, and says what is wrong
+            return
+
+
+def _forget_input() -> None:
+    """From now on standard input is empty, as every rank's is."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 # for as long as we live
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
