@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +24,8 @@ PATIENCE_S = 150.0
 
 
 def main(words: list[str] | None = None) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background has INT ignored
+        signal.signal(number, signal.default_int_handler)
     options = build_parser().parse_args(words)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{options.seed}-", dir=options.folder))
     stage = open_stage(options.stage, folder)

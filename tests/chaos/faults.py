@@ -27,6 +27,9 @@ ANYWHERE = (
     "fill run",
     "warn",
     "leave",
+    "grow",
+    "shrink",
+    "kill waiting",
 )
 """Faults that real processes on one machine can have."""
 ON_SLURM = ("power off", "cut link", "stop slurmd", "restart controller", "requeue")

@@ -15,6 +15,7 @@ from tests.chaos.strikes import NOBODY, Pause, Strike, pick_node
 from tests.cluster import daemons, network
 from tests.cluster.lab import Lab
 from tests.cluster.processes import read_record, send_signal
+from tests.cluster.shape import LabError
 from varuna_core.records.files import read_json
 
 NOTICED_S = 16.0
@@ -41,8 +42,12 @@ class LabStage(Stage):
         """Disks before the lab: a node sees those that were mounted when it started."""
         self.prepare()
         if self._lab is None:
-            self.mount()
-            self._lab = Lab.start()
+            try:
+                self._lab = Lab.attach()
+                self._lab.repair()
+            except LabError:  # none is up
+                self.mount()
+                self._lab = Lab.start()
             self.vjob.env.update(self.lab.env)
 
     def close(self, *, keep: bool) -> None:

@@ -40,7 +40,7 @@ train:
   log_every: 1
   evaluate: {{every: 0}}
   checkpoint: {{folder: ckpt, every: 10, keep: 3}}
-parallel: {{pipeline: 4}}
+parallel: {{pipeline: 2}}
 cluster:
   {cluster}
   walltime_min: 20
@@ -48,7 +48,7 @@ cluster:
   join_s: 20
   lost_s: 15
   requeue: true
-morph: {{enabled: true, min_nodes: 2}}
+morph: {{enabled: true, min_nodes: 2, max_nodes: 6}}
 env: {{OMP_NUM_THREADS: "1"}}
 """
 DISK_MB = 48
@@ -136,9 +136,17 @@ class Stage:
         return set() if stat is None else find_descendants({stat[0]})
 
     def find_agent(self, node: Presence) -> ProcessId | None:
-        """That of the attempt."""
+        """That of the attempt: of two the older one, for the other one waits for the next."""
+        return next(iter(self._list_children(node)), None)
+
+    def find_waiting(self, node: Presence) -> list[ProcessId]:
+        """The agent of the next attempt, and ranks that wait with it."""
+        return [one for agent in self._list_children(node)[1:] for one in find_descendants({agent})]
+
+    def _list_children(self, node: Presence) -> list[ProcessId]:
         stats = [read_stat(process.pid) for process in self.find_family(node)]
-        return next((stat[0] for stat in stats if stat and stat[1] == node.pid), None)
+        found = [stat[0] for stat in stats if stat and stat[1] == node.pid]
+        return sorted(found, key=lambda process: (process.start_ticks, process.pid))
 
     def find_ranks(self, node: Presence) -> list[ProcessId]:
         agent = self.find_agent(node)

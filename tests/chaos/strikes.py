@@ -161,6 +161,27 @@ def leave(stage: Stage, fault: Fault, pause: Pause) -> str:
     return f"asked seat {node.seat} to leave"
 
 
+def kill_waiting(stage: Stage, fault: Fault, pause: Pause) -> str:
+    """Of what waits for the next attempt; then a rank, so that somebody counts on it."""
+    found = [one for node in stage.list_nodes() for one in stage.find_waiting(node)]
+    one = pick(found, fault)
+    if one is None:
+        return NOBODY
+    send_signal(one, signal.SIGKILL)
+    return f"killed pid {one.pid}, which waited; {kill_rank(stage, fault, pause)}"
+
+
+def grow(stage: Stage, fault: Fault, pause: Pause) -> str:
+    count = 1 + int(fault.pick * 2)
+    done = stage.vjob("grow", str(stage.run.path), "--count", str(count), code=None)
+    return f"asked for {count} more nodes: {(done.stdout or done.stderr).splitlines()[:1]}"
+
+
+def shrink(stage: Stage, fault: Fault, pause: Pause) -> str:
+    done = stage.vjob("shrink", str(stage.run.path), "--count", "1", code=None)
+    return f"asked for one node less: {(done.stdout or done.stderr).splitlines()[:1]}"
+
+
 STRIKES: dict[str, Strike] = {
     "kill rank": kill_rank,
     "kill agent": kill_agent,
@@ -174,4 +195,7 @@ STRIKES: dict[str, Strike] = {
     "fill run": fill_run,
     "warn": warn,
     "leave": leave,
+    "grow": grow,
+    "shrink": shrink,
+    "kill waiting": kill_waiting,
 }
