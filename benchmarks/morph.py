@@ -23,7 +23,7 @@ import torch
 from benchmarks.morph_goodput import Costs, compare_goodput
 from benchmarks.morph_ours import LARGE, TINY, Ours, Size, count_cpu_s
 from benchmarks.morph_peer import Peer
-from varuna_core.morph.cost import PARTS
+from varuna_core.records.morphs import PARTS, read_parts
 
 RESULT = Path(__file__).parent / "results" / "morph.md"
 NODES = 4
@@ -56,7 +56,7 @@ def measure_ours(folder: Path, size: Size) -> tuple[float, dict[str, float], flo
         leave = ours.wait_for_steps(2) - asked
     finally:
         ours.end()
-    return pause, {name: float(event[name]) for name, _, _ in PARTS}, leave
+    return pause, read_parts(event), leave
 
 
 def measure_peer(folder: Path, size: Size) -> float:
@@ -64,7 +64,10 @@ def measure_peer(folder: Path, size: Size) -> float:
     try:
         peer.wait_for_save(size.save_every)
         lost = peer.kill_node(NODES - 1)
-        return peer.wait_for_steps(NODES - 1, 1) - lost
+        return peer.wait_for_new_step() - lost
+    except TimeoutError as error:
+        print(f"torchrun: {error}\n{peer.said}", flush=True)
+        return float("inf")
     finally:
         peer.end()
 
@@ -146,7 +149,7 @@ def render_rounds(size: Size, rounds: Sequence[Round]) -> str:
     )
     parts = "\n".join(
         f"| of ours: {name[:-2].replace('_', ' ')} | | {show([r.parts[name] for r in rounds], 2)} |"
-        for name, _, _ in PARTS
+        for name in PARTS
     )
     return f"""\
 The {size.name} model, {len(rounds)} rounds, seconds to the next completed step:

@@ -67,12 +67,12 @@ env: {{OMP_NUM_THREADS: "1"}}
 """
 
 
-def wait_until(is_so: Callable[[], object], what: str) -> float:
+def wait_until(is_so: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> float:
     """When it was first seen to be so."""
-    deadline = time.time() + LIMIT_S
+    deadline = time.time() + limit_s
     while not is_so():
         if time.time() > deadline:
-            raise TimeoutError(f"{what}: not within {LIMIT_S:g} s")
+            raise TimeoutError(f"{what}: not within {limit_s:g} s")
         time.sleep(LOOK_S)
     return time.time()
 

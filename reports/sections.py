@@ -12,6 +12,7 @@ from reports.analysis import Analysis, list_ranks
 from reports.finding import in_units
 from reports.load import Job
 from reports.series import drop_first
+from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ def build_sections(job: Job, analysis: Analysis) -> list[Table]:
         _list_memory(analysis),
         _list_nodes(job),
         _list_attempts(analysis),
+        _list_morphs(job),
         _list_failures(job),
         _list_skipped(job),
     )
@@ -199,6 +201,24 @@ def _list_attempts(analysis: Analysis) -> Table:
         )
     columns = ("attempt", "began (UTC)", "took s", "steps", "in steps s", "done again s", "end")
     return Table(title="attempts", columns=columns, rows=rows)
+
+
+def _list_morphs(job: Job) -> Table:
+    """Changes of the layout, and what they cost in parts."""
+    events = [event for event in job.history if event.get("kind") == "morph"]
+    rows = []
+    for event in events:
+        parts, pause_s = read_parts(event), read_pause_s(event)
+        rows.append(
+            (
+                f"{event.get('from', '?')} to {event.get('to', '?')}",
+                "-" if pause_s is None else f"{pause_s:.1f}",
+                *(f"{parts[name]:.2f}" if name in parts else "-" for name in PARTS),
+                str(event.get("reason", ""))[:200],
+            )
+        )
+    names = (f"{name[:-2].replace('_', ' ')} s" for name in PARTS)
+    return Table(title="morphs", columns=("layout", "pause s", *names, "why"), rows=rows)
 
 
 def _list_failures(job: Job) -> Table:

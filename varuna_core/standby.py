@@ -1,7 +1,7 @@
 """A rank that waits: it imports what a training needs, and then hears which one it is.
 
     main thread     reads standard input ──────────────────► environment, arguments ─► the training
-    another thread  niceness 19: imports torch and the rest ─┘
+    another thread  niceness 10: imports torch and the rest ─┘
 
 Niceness belongs to a thread on Linux, and without privileges nobody gets it back: so the thread
 that imports beside a training is not the one that trains later.
@@ -16,7 +16,8 @@ import os
 import sys
 import threading
 
-NICE = 19
+NICE = 10
+"""A tenth of a processor where a training wants all of it: at 19 it would never come to an end."""
 # The optimizers and the meta device load torch._dynamo at first use: half of all that is imported.
 MODULES = (
     "torch",
