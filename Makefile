@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo test newest check packages docs pictures site clean
+.PHONY: demo test newest check bench bench-gpu packages docs pictures site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -66,6 +66,13 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Every figure that is stated, beside its peers; QUICK=1 takes small inputs and some minutes.
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+
+bench-gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks --gpu $(if $(QUICK),--quick)
 
 # docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf.py.
 docs: $(VENV)/.installed

@@ -169,7 +169,7 @@ def measure_prepare(
     size = path.stat().st_size / 1e6
     shown = (min(ratios), statistics.median(ratios), max(ratios), statistics.median(processor))
     figures = " | ".join(f"{ratio:.2f}" for ratio in shown)
-    return f"| {kind}, {name}, {size:.0f} MB | {bound} | {figures} |"
+    return f"| {kind}, {name}, {size:.0f} MB | at least {bound} | {figures} |"
 
 
 def measure(work: Callable[[], object]) -> tuple[float, float]:

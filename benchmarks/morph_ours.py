@@ -99,15 +99,36 @@ class Ours:
         self.begun = time.time()
         self.run = self._vjob.submit(text)
 
-    def has_steps(self, attempt: int, count: int = 1) -> bool:
+    def count_steps(self, attempt: int) -> int:
         folder = self.run.attempt(attempt).path / "ranks"
         texts = (path.read_text(errors="replace") for path in folder.glob("*.out"))
-        return sum(text.count(STEP_MARK) for text in texts) >= count
+        return sum(text.count(STEP_MARK) for text in texts)
 
     def wait_for_steps(self, attempt: int, count: int = 1) -> float:
         return wait_until(
-            lambda: self.has_steps(attempt, count), f"{count} steps of attempt {attempt}"
+            lambda: self.count_steps(attempt) >= count, f"{count} steps of attempt {attempt}"
         )
+
+    def wait_for_standby(self, count: int) -> float:
+        """Until so many ranks wait with everything imported: that thread has ended."""
+
+        def do_wait() -> bool:
+            waiting = [pid for pid in self.list_own() if "--standby" in read_words(pid)]
+            ready = [pid for pid in waiting if read_status(pid, "Threads") == 1]
+            return len(ready) == count and all(read_status(p, "VmRSS") > 100e3 for p in ready)
+
+        return wait_until(do_wait, f"{count} ranks that wait")
+
+    def measure_waiting_mb(self) -> float:
+        """Memory of its own that a rank that waits takes, in MiB; 0 where none does."""
+        waiting = [pid for pid in self.list_own() if "--standby" in read_words(pid)]
+        sizes = [read_status(pid, "RssAnon") / 1024 for pid in waiting]
+        return sum(sizes) / len(sizes) if sizes else 0.0
+
+    def list_extra(self) -> list[int]:
+        """Processes of the job that one that cannot morph lacks."""
+        words = {pid: read_words(pid) for pid in self.list_own()}
+        return [pid for pid, said in words.items() if "morph" in said or "--standby" in said]
 
     def wait_for_save(self, iteration: int) -> None:
         def is_saved() -> bool:
@@ -169,6 +190,35 @@ class Ours:
         """Every process of the job."""
         top = int(read_json(self.run.path / "local.json")["pid"])
         return [top, *list_below([top], list_stats())]
+
+
+def read_words(pid: int) -> list[str]:
+    """The command line; nothing where the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def read_status(pid: int, name: str) -> float:
+    """A number of /proc/PID/status, in its unit."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((float(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0.0)
+
+
+def count_cpu_s(pids: list[int]) -> float:
+    """Processor seconds of these processes so far."""
+    ticks = 0
+    for pid in pids:
+        try:
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def explain(run: RunFolder) -> str:

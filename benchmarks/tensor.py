@@ -129,11 +129,14 @@ rounds; GPT of {options.layers} layers, hidden {options.hidden}, sequence 128, 8
 {options.microbatches} micro-batches of {SIZE}; {words}; {os.getloadavg()[0]:.1f} processes on
 {len(cores)} cores.
 
-| | median |
+| | seconds |
 |---|---|
 | Varuna, `tensor=2` | {middle["ours"]:.3f} |
 | by hand | {middle["by hand"]:.3f} |
-| ratio, bound {BOUND} | {statistics.median(ratios):.3f} (deciles {low:.3f} to {high:.3f}) |
+
+| what | bound | first decile | median | last decile |
+|---|---|---|---|---|
+| Varuna over by hand | {BOUND} | {low:.3f} | {statistics.median(ratios):.3f} | {high:.3f} |
 """
     if rank == 0:
         print(text)

@@ -28,8 +28,6 @@ class Component:
 
     nodes: int
     het_group: str | None
-    env: tuple[str, ...]
-    """`NAME=value` of --export."""
     command: tuple[str, ...]
 
 
@@ -43,7 +41,7 @@ class Step:
 
 
 IGNORED = (
-    "input", "unbuffered", "cpu-bind", "ntasks-per-node", "cpus-per-task", "no-kill",
+    "export", "input", "unbuffered", "cpu-bind", "ntasks-per-node", "cpus-per-task", "no-kill",
 )  # fmt: skip
 
 
@@ -53,7 +51,6 @@ def parse_srun(argv: Sequence[str]) -> Step:
     kill, wait_s = False, 0.0
     for part in _split(argv):
         nodes, het_group = 1, None
-        env: tuple[str, ...] = ()
         rest = list(part)
         while rest and rest[0].startswith("--"):
             name, _, value = rest.pop(0)[2:].partition("=")
@@ -61,15 +58,13 @@ def parse_srun(argv: Sequence[str]) -> Step:
                 nodes = int(value)
             elif name == "het-group":
                 het_group = value
-            elif name == "export":
-                env = tuple(word for word in value.split(",") if "=" in word)
             elif name == "kill-on-bad-exit":
                 kill = value != "0"
             elif name == "wait":
                 wait_s = float(value)
             elif name not in IGNORED:
                 raise SystemExit(f"srun (local stand-in): --{name} is not known here")
-        components.append(Component(nodes=nodes, het_group=het_group, env=env, command=tuple(rest)))
+        components.append(Component(nodes=nodes, het_group=het_group, command=tuple(rest)))
     return Step(components=tuple(components), kill_on_bad_exit=kill, wait_s=wait_s)
 
 
@@ -106,7 +101,6 @@ class Tasks:
             for _ in range(component.nodes):
                 env = {
                     **os.environ,
-                    **dict(word.split("=", 1) for word in component.env),
                     "SLURM_NODEID": str(index),
                     "SLURM_PROCID": str(index),
                     "SLURM_LOCALID": "0",

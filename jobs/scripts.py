@@ -234,7 +234,6 @@ def build_step_options(
         "nodes": group.count if given is None else given,
         "cpus": group.cpus,
         "name": Raw(group.name),
-        "export": _quote_whole(f"--export=ALL,VJOB_GROUP={group.name}"),
     }
 
 

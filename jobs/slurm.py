@@ -256,11 +256,16 @@ def build_requeue_command(job: str) -> list[str]:
 
 
 def build_beside_command(
-    job: str, parts: Sequence[tuple[int | None, int]], group: str, command: Sequence[str]
+    job: str,
+    parts: Sequence[tuple[int | None, int]],
+    group: str,
+    command: Sequence[str],
+    names: Sequence[str] = (),
 ) -> list[str]:
     """A step beside the job's own, one task on each node; takes nothing of what that one has.
 
-    `parts` are component (None outside het jobs) and number of nodes.
+    `parts` are component (None outside het jobs) and number of nodes; `names` are the nodes, where
+    they are not all of the job.
     """
     shared = [
         "--overlap",  # from 20.11 on a step has its CPUs alone
@@ -273,6 +278,7 @@ def build_beside_command(
         "--wait=0",
         f"--export=ALL,VJOB_GROUP={group}",
         "--ntasks-per-node=1",
+        *([f"--nodelist={','.join(names)}"] if names else []),
     ]
     words = ["srun", f"--jobid={job}"]
     for number, (component, nodes) in enumerate(parts):

@@ -6,6 +6,7 @@ VJOB_EXPLORE=1 draws new ones, to look for what nobody thought of.
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ settings.load_profile("default" if os.environ.get("VJOB_EXPLORE") else "same")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers ignore it, and so would every process that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of processes start from this tree: without compiled modules each compiles them anew.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled"))
 
 WHOLE_MACHINE = ("tests/chaos", "tests/cluster", "tests/containers")
 """These share the lab, its network and the containers' store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from jobs.cli import cli
 from jobs.conf_check import check_conf
 from jobs.conf_read import parse_conf_lines
+from jobs.monitor.verdict import Health
 from tests.documents import (
     PAGES,
     ROOT,
@@ -154,3 +156,25 @@ def test_the_readme_spells_the_files_of_a_split_run_as_the_code_does() -> None:
         assert path.name in text, path.name
     (line,) = re.findall(r"chmod g-r (.*)", text)
     assert line.split() == [str(run.plan), str(run.node_script)]
+
+
+def test_every_dependency_has_its_reason() -> None:
+    options = configparser.ConfigParser()
+    options.read(ROOT / "setup.cfg")
+    texts = [options["options"]["install_requires"], *options["options.extras_require"].values()]
+    names = re.findall(r"^[A-Za-z][\w-]*", "\n".join(texts), re.MULTILINE)
+    page = (ROOT / "docs/dependencies.md").read_text()
+    assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", page)] == []
+
+
+def test_every_verdict_has_something_to_do() -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/trouble.md").read_text(), re.MULTILINE)
+    words = {word for heading in headings for word in heading.split(", ")}
+    assert {health.value for health in Health} <= words
+
+
+def test_every_variable_of_an_old_shell_conf_is_in_the_table() -> None:
+    text = (ROOT / "tests/jobs/legacy/00_conf.sh").read_text()
+    page = (ROOT / "docs/from_scripts.md").read_text()
+    names = re.findall(r"^([A-Z_]+)=", text, re.MULTILINE)
+    assert names and [name for name in names if name not in page] == []

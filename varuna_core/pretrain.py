@@ -9,16 +9,40 @@ and trains what its standard input says (varuna_core/agent/waiting.py).
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from varuna_core.records.training import Training
+
+
+def run() -> NoReturn:
+    """The whole process: `main`, and then no more than what is registered for its end.
+
+    The interpreter would take torch apart, object by object: half a second of a processor, in which
+    nobody yet knows that this rank has ended.
+    """
+    code = 1  # of an error that nobody caught
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    atexit.register(end)  # the first one is the last that is called
+    try:
+        sys.exit(main())
+    except SystemExit as exit:  # also of ranks that were asked to save and leave
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,4 +145,4 @@ def _train(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

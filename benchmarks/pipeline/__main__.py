@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import read_processor
 from benchmarks.pipeline import gpu, overhead, paired, staged
 from benchmarks.pipeline.ranks import RanksFailed
 from benchmarks.pipeline.table import Part
@@ -27,15 +28,6 @@ from benchmarks.pipeline.table import Part
 RESULT = Path(__file__).parent.parent / "results" / "pipeline.md"
 PAIRED = ("torch", "deepspeed", "theory")
 OTHERS = {"staged": staged.run, "overhead": overhead.run, "gpu": gpu.run}
-
-
-def read_processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def describe_machine() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from jobs.errors import InputError, VjobError
 from jobs.local_executor import state_file
 from jobs.monitor.stacks import RankStack, Stacks, group_stacks, parse_rank
 from jobs.runs import RunView
-from jobs.slurm import JobState
+from jobs.slurm import JobInfo, JobState
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import clean_environment, identify_machine
 from varuna_core.records.parcels import Unpacker
@@ -41,7 +41,7 @@ def collect_stacks(
     hosts = _list_hosts(plan, attempt)
     answers = _Answers(plan, hosts, tell)
     words = _build_agent_words(view.run, plan, attempt, native)
-    commands = _build_commands(view, plan, words)
+    commands = _build_commands(view, plan, words, set(hosts.values()))
     env = clean_environment(os.environ)
     codes = process.run_together(commands, answers.hear, env=env, timeout_s=timeout_s)
     answers.close(codes, timeout_s)
@@ -86,7 +86,9 @@ def _build_agent_words(
     return [*words, "--native"] if native else words
 
 
-def _build_commands(view: RunView, plan: Plan, words: Sequence[str]) -> list[list[str]]:
+def _build_commands(
+    view: RunView, plan: Plan, words: Sequence[str], hosts: Set[str]
+) -> list[list[str]]:
     if plan.scheduler == "local":
         _expect_here(view)
         nodes = [word for index in range(plan.num_nodes) for word in ("--node", str(index))]
@@ -94,6 +96,8 @@ def _build_commands(view: RunView, plan: Plan, words: Sequence[str]) -> list[lis
     if plan.scheduler != "slurm":
         raise InputError(f"{view.run.name} was started over ssh; run py-spy on its machines")
     command = ["sh", "-c", PICK_PYTHON, "sh", *words]
+    if plan.morph:  # jobs and nodes come and go
+        return list(build_for_jobs((*view.infos, *view.joined), command, hosts))
     first = plan.groups[0].name
     if plan.layout == "split":
         return [
@@ -106,6 +110,18 @@ def _build_commands(view: RunView, plan: Plan, words: Sequence[str]) -> list[lis
     if plan.layout == "hetjob":
         parts = [(number, group.count) for number, group in enumerate(plan.groups)]
     return [slurm.build_beside_command(view.record.jobs[0].id, parts, first, command)]
+
+
+def build_for_jobs(
+    infos: Sequence[JobInfo], command: Sequence[str], hosts: Set[str]
+) -> Iterator[list[str]]:
+    """A step in each job, on those of its nodes that take part; each knows itself by its name."""
+    for info in infos:
+        names = [name for name in slurm.expand_nodes(info.nodes) if name in hosts]
+        component = info.component if "+" in info.id else None
+        if names:
+            part = [(component, len(names))]
+            yield slurm.build_beside_command(info.leader, part, "", command, names)
 
 
 def _expect_here(view: RunView) -> None:

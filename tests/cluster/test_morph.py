@@ -14,6 +14,7 @@ from tests.command import Vjob, read_out, wait_for
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
+from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 
@@ -96,6 +97,8 @@ def test_a_job_of_another_queue_joins_and_is_cancelled(clean_lab: Lab, vjob: Vjo
     job = json.loads(vjob(*words).stdout)["job"]
     wait_for(lambda: len(list_morphs(run)) == 1, 120, lambda: vjob.explain(run))
     assert f"joined by job {job}  RUNNING" in vjob("status", run.name, "--once", code=None).stdout
+    said = vjob("stacks", run.name).stdout
+    assert "b1" in said and "a1" in said, said
     clean_lab.run(["scancel", job])
     wait_for(lambda: len(list_morphs(run)) == 2, 120, lambda: vjob.explain(run))
     more = list_morphs(run)[1]["iteration"] + 10
@@ -118,4 +121,22 @@ def test_a_het_job_goes_on_without_its_second_component(clean_lab: Lab, vjob: Vj
     record = vjob.wait_over(run, 240)
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
     assert [(morph["from"], morph["to"]) for morph in list_morphs(run)] == [("3 x 1", "1 x 1")]
+    assert sorted(read_losses(run)) == list(range(1, 151))
+
+
+def test_a_requeued_job_comes_back_with_the_nodes_that_there_are(
+    clean_lab: Lab, vjob: Vjob
+) -> None:
+    text = CONF.replace("count: 4, queue: gpu2", "count: 2, queue: gpu1")
+    text = text.replace("pipeline: 4", "pipeline: 2").replace("min_nodes: 2", "min_nodes: 1")
+    run = vjob.submit(text.replace("  lost_s: 15", "  lost_s: 15\n  requeue: true"))
+    wait_for(lambda: list_complete(vjob.folder / "ckpt"), 120, lambda: vjob.explain(run))
+    job = json.loads(run.record.read_text())["jobs"][0]["id"]
+    host = read_json(run.morph.node(1))["host"]
+    clean_lab.run(["scontrol", "update", f"nodename={host}", "state=drain", "reason=test"])
+    clean_lab.run(["scancel", "--batch", "--signal=USR1", job])
+    record = vjob.wait_over(run, 240)
+    assert record["verdict"] == "COMPLETED", vjob.explain(run)
+    plans = [read_attempt_plan(run, attempt.number) for attempt in run.attempts()]
+    assert [plan.num_nodes for plan in plans if plan is not None] == [2, 1]
     assert sorted(read_losses(run)) == list(range(1, 151))

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from jobs.conf import Data, JobConf, Model, NodeGroup, Program
+from jobs.conf import Data, JobConf, Model, NodeGroup, Parallel, Program
 from jobs.conf_check import check_conf
 from jobs.conf_doc import get_doc, get_section_class, list_sections
 from jobs.conf_read import parse_conf, parse_conf_lines, read_conf
@@ -32,6 +32,7 @@ PATHS = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0/:"), min_size=1
 ).map(lambda name: str(Path("/p", name)))
 PATH_FIELDS = {"path", "config", "prefix", "folder", "log_folder", "image"}
+PATHS_OF = (("workdir", JobConf), ("vocab", Data), ("profile", Parallel))
 MOUNTS = PATHS.map(lambda path: f"{path}:/x")
 SBATCH = st.dictionaries(PLAIN, st.booleans() | st.integers(-(10**9), 10**9) | PLAIN, max_size=3)
 
@@ -39,7 +40,7 @@ SBATCH = st.dictionaries(PLAIN, st.booleans() | st.integers(-(10**9), 10**9) | P
 def build_strategy(hint: Any, name: str, cls: type) -> st.SearchStrategy[Any]:
     """Values of a field's type, such as a parsed conf has them."""
     options: list[st.SearchStrategy[Any]] = []
-    is_path = name in PATH_FIELDS or (name, cls) in (("workdir", JobConf), ("vocab", Data))
+    is_path = name in PATH_FIELDS or (name, cls) in PATHS_OF
     for member in get_members(hint):
         origin, args = get_origin(member), get_args(member)
         if member is type(None):

@@ -66,7 +66,7 @@ def test_both_halves_of_a_split_run_come_back_together(vjob: Vjob) -> None:
     text = text_of("split", 150).replace("join_s: 30", "join_s: 30\n  requeue: true")
     run = vjob.submit(text)
     wait_for_checkpoint(vjob, run, 10)
-    os.kill(read_json(run.path / "local.json")["pid"], signal.SIGUSR1)
+    os.kill(read_json(run.path / "local.master.json")["pid"], signal.SIGUSR1)
     record = vjob.wait_over(run, 240)
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
     assert [event["kind"] for event in read_events(run)].count("requeued") == 1

@@ -32,11 +32,9 @@ sys.exit(main())
 
 
 _PROGRAM = """\
-import sys
+from varuna_core.pretrain import run
 
-from varuna_core.pretrain import main
-
-sys.exit(main())
+run()
 """
 
 

@@ -10,6 +10,7 @@ rank is to have in nothing but the settings and the rank's place.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from dataclasses import replace
@@ -38,8 +39,9 @@ class Waiting:
         """One for each rank of a node like this; from the main thread, with which they die."""
         for local_rank in range(node.group.ranks):
             model = build_rank(plan, node, local_rank, meeting, own, None)
-            process = start_rank([*model.argv, STANDBY], model.env, model.cwd, waits=True)
-            self._ranks[local_rank] = (model, process)
+            with contextlib.suppress(OSError):  # what is wrong the rank itself will say
+                process = start_rank([*model.argv, STANDBY], model.env, model.cwd, waits=True)
+                self._ranks[local_rank] = (model, process)
 
     def take(self, local_rank: int, start: RankStart) -> RankProcess | None:
         """The waiting process as this rank; None where there is none, or it does not fit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from varuna_core.morph.machine import ATTEMPTING, RUNNING, SAVING, STOPPING, State
-from varuna_core.morph.orders import ENDED, Presence, get_seat
+from varuna_core.morph.orders import ENDED, GONE, Presence, get_seat
 from varuna_core.morph.words import (
     AskedToLeave,
     CalledToEnd,
@@ -64,7 +64,7 @@ class Ears:
                 self._heard[name] = (item.count, now)
             elif self._is_silent(state, since, now):
                 continue  # left by an agent of this session that is gone
-            if name in state.nodes or name in state.fenced:
+            if name in state.nodes or name in state.fenced or item.state == GONE:
                 continue
             if item.host in hosts:  # files have names of hosts: one of them would be lost
                 said.append(Lost(name, f"{item.host} takes part already, in another job"))
@@ -98,6 +98,8 @@ class Ears:
             host = sight.presences[seat].host
             return [Lost(name, f"the agent of {host} was replaced by another one")]
         host = item.host if item is not None else f"node {seat}"
+        if item is not None and item.state == GONE:
+            return [Lost(name, f"{host} has left: its job ends, or somebody ended its agent")]
         silent_s = now - self._heard[name][1]
         if self._is_silent(state, self._heard[name][1], now):
             return [Lost(name, f"{host} was lost: no sign of life for {silent_s:.1f} s")]

@@ -19,7 +19,8 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 from varuna_core.records.files import list_names, read_json, write_json
 from varuna_core.records.runfolder import MorphFolder
 
-IDLE, RUNNING, ENDED = "idle", "running", "ended"
+IDLE, RUNNING, ENDED, GONE = "idle", "running", "ended", "gone"
+"""Of an agent; the last one is its last word, so that nobody waits for its silence."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from varuna_core.agent.process import start_agent
 from varuna_core.agent.signals import Signals
 from varuna_core.morph.orders import (
     ENDED,
+    GONE,
     IDLE,
     RUNNING,
     Orders,
@@ -104,6 +105,7 @@ class Stay:
             self._reap()
             if self._leaving and self._child is None:
                 self._say(f"leaving: {self._leaving}")
+                self._change(state=GONE)
                 return STOPPED if self._signals.ending else 0
             self._heed_signals()
             if not self._leaving:
@@ -209,7 +211,8 @@ class Stay:
         code = self._child.poll()
         if code is not None:
             self._child, self._kill_at = None, float("inf")
-            self._change(state=ENDED, code=128 - code if code < 0 else code)
+            state = GONE if self._leaving else ENDED
+            self._change(state=state, code=128 - code if code < 0 else code)
 
     def _leave(self, reason: str) -> None:
         if self._leaving:

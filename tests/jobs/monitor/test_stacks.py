@@ -21,7 +21,8 @@ from jobs.monitor.stacks import (
     shorten_path,
     spell_numbers,
 )
-from jobs.slurm import build_beside_command
+from jobs.monitor.stacks_collect import build_for_jobs
+from jobs.slurm import JobInfo, JobState, build_beside_command
 from varuna_core.agent.stacks import explain_refusal, shorten_error
 from varuna_core.records.parcels import Unpacker, pack
 
@@ -233,3 +234,20 @@ def test_the_step_beside_takes_nothing_and_reaches_all_components() -> None:
     first, second = het[: het.index(":")], het[het.index(":") + 1 :]
     assert "--het-group=0" in first and "--nodes=4" in first and first[-1] == "agent"
     assert "--het-group=1" in second and "--nodes=2" in second and second[-1] == "agent"
+
+
+def test_of_a_run_that_morphs_each_job_is_asked_on_the_nodes_that_take_part() -> None:
+    def make_info(job: str, nodes: str) -> JobInfo:
+        return JobInfo(id=job, state=JobState.RUNNING, word="RUNNING", nodes=nodes)
+
+    jobs = [("12+0", "a1"), ("12+1", "b[1-3]"), ("15", "b[4-5]"), ("16", "")]
+    infos = [make_info(job, nodes) for job, nodes in jobs]
+    found = list(build_for_jobs(infos, ["agent"], {"a1", "b2", "b3", "b5"}))
+    kinds = ("--jobid", "--het", "--nodel")
+    asked = [[word for word in words if word.startswith(kinds)] for words in found]
+    assert asked == [
+        ["--jobid=12", "--het-group=0", "--nodelist=a1"],
+        ["--jobid=12", "--het-group=1", "--nodelist=b2,b3"],
+        ["--jobid=15", "--nodelist=b5"],
+    ]
+    assert "--nodes=2" in found[1] and all("--export=ALL,VJOB_GROUP=" in words for words in found)

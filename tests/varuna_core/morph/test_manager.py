@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ import pytest
 from tests.varuna_core.programs.trainings import GPT
 from tests.varuna_core.stage import TIMING, make_group, make_plan, wait_until
 from varuna_core.agent.bundle import write_bundle
+from varuna_core.morph.cost import PARTS
+from varuna_core.morph.orders import read_orders
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
@@ -30,16 +33,21 @@ TRAINS = 'mkdir -p "$0/varuna_ckpt_6" && echo {} > "$0/varuna_ckpt_6/manifest.js
 class Elastic:
     """A run of three nodes."""
 
-    def __init__(self, folder: Path, text: str, **timing: float) -> None:
+    def __init__(
+        self, folder: Path, text: str, *, warm: bool = False, python: str = "", **timing: float
+    ) -> None:
+        """Ranks that are a line of shell, or with `python` a program in it."""
         self.run = RunFolder(folder / "run")
         self.run.path.mkdir(mode=0o700)
         store = str(folder / "ckpt")
         plan = make_plan(
             make_group("all", 3, 1),
-            command=("sh", "-c", text, store),
+            command=(sys.executable, "-c", python, "0.json")
+            if python
+            else ("sh", "-c", text, store),
             timing=replace(TIMING, **{"lost_s": 6.0, "join_s": 20.0, **timing}),
             morph=True,
-            morphing=MorphPlan(min_nodes=2, max_nodes=3, requeue=False, save_s=5),
+            morphing=MorphPlan(min_nodes=2, max_nodes=3, requeue=False, save_s=5, warm=warm),
         )
         write_plan(self.run.plan, plan)
         training = replace(GPT, pipeline=3, checkpoint_folder=store)
@@ -214,5 +222,75 @@ def test_a_node_asked_to_leave_goes_and_the_others_train(tmp_path: Path) -> None
         assert read_json(elastic.run.morph.manager)["saved"] == 6
         (morph,) = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
         assert (morph["nodes"], morph["iteration"]) == ([1, 2], 3)
+    finally:
+        elastic.end()
+
+
+WAITS = """
+import json, os, pathlib, sys, time
+if "--standby" in sys.argv:
+    print("waited", flush=True)
+    os.environ.update(json.loads(sys.stdin.readline())["env"])
+print("first step of this start is done (1)", os.getpid(), flush=True)
+if os.environ["VJOB_ATTEMPT"] == "0":
+    time.sleep(1000)
+saved = pathlib.Path({store!r}) / "varuna_ckpt_6"
+saved.mkdir(parents=True, exist_ok=True)
+(saved / "manifest.json").touch()
+"""
+
+
+def find_waiting(run: RunFolder) -> list[int]:
+    """Processes whose command line is that of a rank that waits."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            store = str(run.path.parent / "ckpt").encode()
+            if b"--standby" in words and any(store in word for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+def has_trained(run: RunFolder) -> bool:
+    orders = read_orders(run.morph)
+    return orders is not None and orders.trained
+
+
+def test_the_next_attempt_takes_over_the_ranks_that_wait(tmp_path: Path) -> None:
+    program = WAITS.format(store=str(tmp_path / "ckpt"))
+    elastic = Elastic(tmp_path, "", python=program, warm=True)
+    try:
+        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+        wait_until(lambda: elastic.has_started(0), "the first attempt")
+        wait_until(lambda: has_trained(elastic.run), "its first step")
+        wait_until(lambda: len(find_waiting(elastic.run)) == 3, "ranks that wait")
+        waited = find_waiting(elastic.run)
+        nodes[2].kill()
+        code, _, said = elastic.finish(manager)
+        assert (code, elastic.answer()) == (0, "0"), said
+        for rank in range(2):
+            first, last = elastic.run.attempt(1).rank_log(rank, "out").read_text().splitlines()
+            assert first == "waited"
+            assert int(last.rpartition(" ")[2]) in waited
+        assert [elastic.finish(node)[0] for node in nodes[:2]] == [0, 0]
+        assert find_waiting(elastic.run) == [], "nobody is left behind"
+        (morph,) = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
+        assert {name for name, _, _ in PARTS} | {"pause_s"} <= set(morph)
+    finally:
+        elastic.end()
+
+
+def test_without_warm_nobody_waits(tmp_path: Path) -> None:
+    program = WAITS.format(store=str(tmp_path / "ckpt"))
+    elastic = Elastic(tmp_path, "", python=program)
+    try:
+        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+        wait_until(lambda: elastic.has_started(0), "the first attempt")
+        wait_until(lambda: has_trained(elastic.run), "its first step")
+        nodes[2].kill()
+        assert elastic.finish(manager)[0] == 0
+        for rank in range(2):
+            assert "waited" not in elastic.run.attempt(1).rank_log(rank, "out").read_text()
     finally:
         elastic.end()

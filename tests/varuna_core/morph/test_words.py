@@ -13,6 +13,7 @@ from varuna_core.morph.ears import Ears, Sight
 from varuna_core.morph.machine import RUNNING, STOPPING, State
 from varuna_core.morph.orders import (
     ENDED,
+    GONE,
     IDLE,
     WAIT,
     Orders,
@@ -160,6 +161,22 @@ def test_an_agent_that_left_its_file_behind_does_not_join_again() -> None:
     assert ear.listen(beats=False) == []
 
 
+def test_who_left_does_not_join_again() -> None:
+    ear = Ear(State(nodes=()))
+    assert ear.listen(presences={2: replace(ME, state=GONE)}) == []
+
+
+def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
+    ear = Ear(TRAINS)
+    twin = replace(ME, seat=5, key="twin")
+    (lost,) = ear.listen(presences={2: ME, 5: twin})
+    assert lost == Lost("5/twin", "h2 takes part already, in another job")
+    other = replace(ME, seat=6, key="o", host="h6")
+    both = {6: other, 7: replace(other, seat=7)}
+    first, second = ear.listen(presences={2: ME, **both})
+    assert first == Joined("6/o") and isinstance(second, Lost)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -169,6 +186,10 @@ def test_an_agent_that_left_its_file_behind_does_not_join_again() -> None:
         ({"refused": {2: "disk"}}, Lost("2/k", "h2 is not fit: disk")),
         ({"leave": (2,)}, AskedToLeave("2/k")),
         ({"presences": {2: replace(ME, state=ENDED)}}, RanksEnded("2/k")),
+        (
+            {"presences": {2: replace(ME, state=GONE)}},
+            Lost("2/k", "h2 has left: its job ends, or somebody ended its agent"),
+        ),
     ],
 )
 def test_each_file_is_an_input(changes: dict[str, object], said: Input) -> None:

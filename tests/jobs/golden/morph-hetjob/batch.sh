@@ -46,22 +46,24 @@ step=(
 # master
 node_0=(
   --het-group=0
-  '--export=ALL,VJOB_GROUP=master' # each group is a step: the end of one is not that of all
   --nodes=1
   bash /home/u/exp/log/plain-20260102-030405/node.sh
 )
 # slave
 node_1=(
   --het-group=1
-  '--export=ALL,VJOB_GROUP=slave' # each group is a step: the end of one is not that of all
   --nodes=3
   --cpus-per-task=14 # srun does not take it from the job in 22.05 to 23.02
   bash /home/u/exp/log/plain-20260102-030405/node.sh
 )
 
 step_pids=()
+# A step of its own: in one for all, the end of one group would be that of the others.
+VJOB_GROUP=master \
 srun "${step[@]}" "${node_0[@]}" &
 step_pids+=($!)
+# A step of its own: in one for all, the end of one group would be that of the others.
+VJOB_GROUP=slave \
 srun "${step[@]}" "${node_1[@]}" &
 step_pids+=($!)
 

@@ -1,0 +1,196 @@
+"""What `make bench` runs, in this order, beside which peers.
+
+The module of each says what it measures; the bounds stand in what it prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+RANKS = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A module of benchmarks/, and how to call it."""
+
+    name: str
+    title: str
+    peer: str
+    """What it is measured beside; what has no peer but a bound says so."""
+
+    words: tuple[str, ...] = ()
+    """Arguments of a full run."""
+
+    quick: tuple[str, ...]
+    """Arguments of a look that takes seconds: smaller inputs, fewer rounds."""
+
+    needs: tuple[str, ...] = ()
+    """Modules without which it cannot run."""
+
+    ranks: bool = False
+    """Two processes that torchrun starts."""
+
+    image: bool = False
+    """It asks for a container image, which VJOB_BENCH_IMAGE names."""
+
+    def build_command(self, python: str, is_quick: bool, image: str | None = None) -> list[str]:
+        words = [python, *(RANKS if self.ranks else ()), "-m", f"benchmarks.{self.name}"]
+        words += [image] if self.image and image else []
+        return [*words, *(self.quick if is_quick else self.words)]
+
+    def find_obstacle(self, image: str | None) -> str | None:
+        """Why it cannot run here, as far as that is known before it starts."""
+        if find_spec(f"benchmarks.{self.name}") is None:
+            return f"there is no benchmarks/{self.name}.py"
+        if missing := [name for name in self.needs if find_spec(name) is None]:
+            return f"not installed: {', '.join(missing)}"
+        if self.image and image is None:
+            return "VJOB_BENCH_IMAGE names no .sqsh file"
+        return None
+
+
+BENCHMARKS: Sequence[Benchmark] = (
+    Benchmark(
+        name="spine",
+        title="The command: start-up and growth",
+        peer="a Python that imports click and yaml",
+        quick=("--rounds", "3"),
+    ),
+    Benchmark(
+        name="submit",
+        title="A submit",
+        peer="submitit",
+        needs=("submitit",),
+        quick=("--rounds", "3"),
+    ),
+    Benchmark(
+        name="status",
+        title="A look at a large job",
+        peer="`tail -n 50` over the same files",
+        quick=("--nodes", "128", "--rounds", "3"),
+    ),
+    Benchmark(
+        name="status_screen",
+        title="The live screen",
+        peer="none; a bound on its processor time",
+        quick=("--seconds", "6"),
+    ),
+    Benchmark(
+        name="report",
+        title="Reports",
+        peer="`wc -l` with `json.loads`; the seed's scripts, made anew; plotly's timeline",
+        needs=("pandas", "plotly", "pyarrow", "playwright"),
+        quick=(
+            *("--trace-mb", "20", "--nodes", "4", "--log-mb", "5", "--seed-mb", "0.2"),
+            *("--ranks", "64", "--events", "64000"),
+        ),
+    ),
+    Benchmark(
+        name="data",
+        title="Data",
+        peer="a pool as Megatron-LM's preprocess_data.py has it; megatron-core's index maps",
+        needs=("megatron", "tokenizers", "torch"),
+        quick=("--megabytes", "2", "--rounds", "1"),
+    ),
+    Benchmark(
+        name="checkpoint",
+        title="Checkpoints",
+        peer="the same bytes with fsync; torch.distributed.checkpoint (DCP)",
+        needs=("torch",),
+        quick=("--rounds", "3", "--millions", "4"),
+    ),
+    Benchmark(
+        name="pipeline",
+        title="The runtime",
+        peer="torch.distributed.pipelining; DeepSpeed's pipeline engine; the schedule's theory",
+        needs=("torch",),
+        words=("torch", "deepspeed", "theory", "staged", "overhead"),
+        quick=("torch", "deepspeed", "theory", "--microbatches", "8", "--rounds", "2"),
+    ),
+    Benchmark(
+        name="engine_overhead",
+        title="The engine's part of an action",
+        peer="the model's own work, alone",
+        needs=("torch",),
+        ranks=True,
+        quick=("--rounds", "5"),
+    ),
+    Benchmark(
+        name="tensor",
+        title="Shared layers",
+        peer="torch's tensor-parallel styles, put on by hand",
+        needs=("torch",),
+        ranks=True,
+        words=("--cpu",),
+        quick=("--cpu", "--rounds", "3"),
+    ),
+    Benchmark(
+        name="split",
+        title="The splitter",
+        peer="the live layers, called by themselves",
+        needs=("torch",),
+        quick=("--rounds", "3"),
+    ),
+    Benchmark(
+        name="balance",
+        title="The balanced cut",
+        peer="a cut by measured times",
+        needs=("torch",),
+        quick=("--rounds", "1"),
+    ),
+    Benchmark(
+        name="morph",
+        title="A node is lost",
+        peer="torch elastic with DCP",
+        needs=("torch",),
+        quick=(),
+    ),
+    Benchmark(
+        name="planner",
+        title="Planning",
+        peer="FASOP's search, made anew from its description",
+        needs=("numpy",),
+        quick=("--limit", "2", "--rounds", "3"),
+    ),
+    Benchmark(
+        name="planner_exact",
+        title="Plans beside the best of all",
+        peer="every plan there is, one by one",
+        needs=("numpy",),
+        quick=("--count", "100"),
+    ),
+    Benchmark(
+        name="simulator",
+        title="The simulator",
+        peer="the engine, measured",
+        needs=("torch",),
+        quick=("--quick",),
+    ),
+    Benchmark(
+        name="scale",
+        title="Up to 10,240 nodes",
+        peer="none; growth from 64 nodes on",
+        quick=("--most", "1024"),
+    ),
+    Benchmark(
+        name="containers",
+        title="Containers",
+        peer="the same start, bare",
+        image=True,
+        quick=("--rounds", "3"),
+    ),
+)
+
+ON_GPU: Sequence[Benchmark] = (
+    Benchmark(
+        name="pipeline",
+        title="One GPU: throughput, MFU, two stages on it",
+        peer="plain torch.compile",
+        needs=("torch",),
+        words=("gpu",),
+        quick=("gpu", "--rounds", "2"),
+    ),
+)
