@@ -210,7 +210,8 @@ def build_component_options(
             {
                 "partition": group.queue,
                 "nodes": group.count if fewest is None else f"{fewest}-{group.count}",
-                "ntasks-per-node": 1,
+                # Where tasks are counted, Slurm 22.05 gives the fewest nodes of a range.
+                "ntasks-per-node": 1 if fewest is None else None,
                 "cpus-per-task": group.cpus,
                 "gres": gpus,
                 "mem": memory,
