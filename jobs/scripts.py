@@ -143,6 +143,7 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
             run=str(run.path),
             agent=str(run.agent),
             morph=plan.morph,
+            give_back=Raw("scontrol requeue" if conf.cluster.requeue else "scancel"),
             workdir=plan.workdir if inside is None else inside.workdir,
             setup=[Raw(line) for line in conf.setup],
             pythons=Raw(shlex.join(pythons)),

@@ -127,7 +127,8 @@ class Manager:
                 self._tell(said)
             self._tell(Tick())
             if self._cost.look(self._state) or time.monotonic() >= self._next_beat:
-                self._write_orders()
+                with contextlib.suppress(OSError):  # the disk may be full for a while
+                    self._write_orders()
             if self._state.phase != ENDED:
                 self._signals.wait(poll_s(self._plan))
         self._see_home()
