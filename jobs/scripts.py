@@ -144,6 +144,7 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
             run=str(run.path),
             agent=str(run.agent),
             morph=plan.morph,
+            give_back=Raw("scontrol requeue" if conf.cluster.requeue else "scancel"),
             workdir=plan.workdir if inside is None else inside.workdir,
             setup=[Raw(line) for line in conf.setup],
             pythons=Raw(shlex.join(pythons)),
@@ -211,7 +212,8 @@ def build_component_options(
             {
                 "partition": group.queue,
                 "nodes": group.count if fewest is None else f"{fewest}-{group.count}",
-                "ntasks-per-node": 1,
+                # Where tasks are counted, Slurm 22.05 gives the fewest nodes of a range.
+                "ntasks-per-node": 1 if fewest is None else None,
                 "cpus-per-task": group.cpus,
                 "gres": gpus,
                 "mem": memory,

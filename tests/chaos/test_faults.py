@@ -69,6 +69,14 @@ def test_what_cannot_be_a_history_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_a_line_that_was_cut_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    write_lines(run, 0, 0, [1])
+    with (run.attempt(0).path / "ranks" / "3.out").open("a") as file:
+        file.write(" iteration        2/ 90 | elap iteration        3/ 90 | lm loss: 0.3 | x\n")
+    assert read_history(run)[0] == {1: 0.1, 3: 0.3}
+
+
 def test_what_is_spoilt_is_not_what_it_was(tmp_path: Path) -> None:
     for how in range(3):
         file = tmp_path / f"segment-{how}"

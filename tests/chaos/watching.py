@@ -14,6 +14,8 @@ from varuna_core.records.checkpoints import find_fit, list_damaged
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 
+LINE = re.compile(r" iteration +(\d+)/(?:(?! iteration +\d).)*? lm loss: (\S+)")
+"""Of one step: a full disk cuts a line short, and the next one follows on it."""
 TWO_MANAGERS_S = 15.0
 """The lock's patience (5 s) and a slow machine: so long one may wait for another's end."""
 ALIKE = 2e-5
@@ -110,10 +112,7 @@ def read_history(run: RunFolder) -> tuple[dict[int, float], list[str]]:
         text = "".join(
             path.read_text(errors="replace") for path in sorted(attempt.path.glob("ranks/*.out"))
         )
-        steps = {
-            int(step): float(loss)
-            for step, loss in re.findall(r" iteration +(\d+)/.*? lm loss: (\S+)", text)
-        }
+        steps = {int(step): float(loss) for step, loss in LINE.findall(text)}
         resumed = re.search(r"resumed from iteration (\d+)", text)
         first = int(resumed[1]) if resumed else 0
         where = f"attempt {attempt.number}"

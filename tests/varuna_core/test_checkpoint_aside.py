@@ -130,3 +130,12 @@ def test_two_of_one_name_both_stay(store: Path) -> None:
         set_aside(folder, "no manifest")
     assert [one.iteration for one in list_damaged(store)] == [7, 7, 7]
     assert take(store) == "varuna_ckpt_3"
+
+
+def test_a_look_reads_each_manifest_once(store: Path) -> None:
+    known: set[Path] = set()
+    assert find_fit(store, known) == list_complete(store)[-1]
+    cut(store / "varuna_ckpt_3")
+    assert find_fit(store, known) == list_complete(store)[-1]
+    known.clear()
+    assert find_fit(store, known) == list_complete(store)[-2]

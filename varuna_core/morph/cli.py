@@ -70,6 +70,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = commands.add_parser("stay", parents=[shared, job], help="play this node's part")
     add.add_argument("--node", type=int, metavar="INDEX", help="index in the plan (SLURM_NODEID)")
+    add.add_argument(
+        "--orphaned", default="", metavar="SHELL", help="what to become where the manager is gone"
+    )
     add.set_defaults(run_command=_run_stay)
     add = commands.add_parser("manage", parents=[shared, job], help="own the run")
     add.add_argument(
@@ -114,7 +117,8 @@ def _load(path: Path) -> tuple[RunFolder, Plan]:
 
 def _run_stay(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
-    return stay(run, widen(plan, read_joins(run.morph)), args.session, args.node)
+    plan = widen(plan, read_joins(run.morph))
+    return stay(run, plan, args.session, args.node, args.orphaned)
 
 
 def _run_standby(args: argparse.Namespace) -> int:

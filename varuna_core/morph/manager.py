@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.closing import Scene, judge
@@ -104,6 +105,8 @@ class Manager:
         self._signals = Signals()
         self._ears = Ears(timing.lost_s, beat_s(plan), poll_s(plan))
         self._saved = -1
+        self._fit: set[Path] = set()
+        """Checkpoints that had all their files when they were new, or when ranks last ended."""
         self._look_at = 0.0
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
@@ -124,7 +127,8 @@ class Manager:
                 self._tell(said)
             self._tell(Tick())
             if self._cost.look(self._state) or time.monotonic() >= self._next_beat:
-                self._write_orders()
+                with contextlib.suppress(OSError):  # the disk may be full for a while
+                    self._write_orders()
             if self._state.phase != ENDED:
                 self._signals.wait(poll_s(self._plan))
         self._see_home()
@@ -199,7 +203,7 @@ class Manager:
         )
 
     def _find_saved(self) -> int:
-        found = find_fit(self._run.path / str(self._training.checkpoint_folder))
+        found = find_fit(self._run.path / str(self._training.checkpoint_folder), self._fit)
         return -1 if found is None else found.iteration
 
     # The machine.
@@ -269,6 +273,7 @@ class Manager:
 
     def _judge(self, number: int) -> Judged:
         attempt = self._run.attempt(number)
+        self._fit.clear()
         self._saved = self._find_saved()
         self._tell(Saved(self._saved))
         outcome = judge(Scene(self._run, self._own_plan(attempt), attempt, 0))

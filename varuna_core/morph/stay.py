@@ -25,6 +25,7 @@ from varuna_core.agent.host import find_index, host_name, load_plan
 from varuna_core.agent.opening import open_attempt
 from varuna_core.agent.process import start_agent
 from varuna_core.agent.signals import Signals
+from varuna_core.morph.hearing import Hearing
 from varuna_core.morph.orders import (
     ENDED,
     GONE,
@@ -59,10 +60,13 @@ def beat_s(plan: Plan) -> float:
     return max(BEAT_S, plan.num_nodes / BEATS_PER_S)
 
 
-def stay(run: RunFolder, plan: Plan, session: str, given_index: Optional[int]) -> int:
+def stay(
+    run: RunFolder, plan: Plan, session: str, given_index: Optional[int], orphaned: str = ""
+) -> int:
     """The exit code of the node: 0 when the run ended, whatever its ranks came to.
 
-    Without a session of its own it is a guest (orders.py).
+    Without a session of its own it is a guest (orders.py). `orphaned` is a line of shell that this
+    process becomes where the manager is gone for good: it gives the job back to the scheduler.
     """
     seat = find_index(plan, given_index, os.environ)
     host = host_name(plan, seat, os.environ, os.uname().nodename)
@@ -78,7 +82,11 @@ def stay(run: RunFolder, plan: Plan, session: str, given_index: Optional[int]) -
         attempt=-1,
         code=0,
     )
-    return Stay(run, plan, me).run()
+    node = Stay(run, plan, me)
+    code = node.run()
+    if node.is_orphaned and orphaned:
+        os.execvp("sh", ["sh", "-c", orphaned])
+    return code
 
 
 class Stay:
@@ -89,6 +97,10 @@ class Stay:
         self._signals = Signals()
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._is_guest = not me.session
+        self.is_orphaned = False
+        self._manager = Hearing(plan.timing.lost_s)
+        self._is_mute = False
+        """Our own sign of life did not land: then the manager's may not either."""
         self._manager_beat = 0.0
         self._next: Optional[subprocess.Popen[bytes]] = None
         """The agent of the next attempt, whose ranks wait."""
@@ -135,6 +147,15 @@ class Stay:
             return
         if self._is_guest and not is_ours:
             return
+        if self._knows_session and not self._is_guest:
+            beat = orders.beat if orders is not None and is_ours and not self._is_mute else None
+            if self._manager.is_lost(beat, time.monotonic()):
+                self.is_orphaned = True
+                silent_s = self._manager.limit_s
+                self._leave(
+                    f"the manager gave no sign of life for {silent_s:g} s: nobody owns the run"
+                )
+                return
         if orders is not None and orders.ending and is_ours:
             self._next_beat = 0.0
         task = follow(orders, self._me, knows_session=self._knows_session)
@@ -236,8 +257,11 @@ class Stay:
     def _beat(self) -> None:
         self._me = replace(self._me, count=self._me.count + 1)
         self._next_beat = time.monotonic() + beat_s(self._plan)
-        with contextlib.suppress(OSError):  # on a full disk the next one may land
+        try:
             write_presence(self._run.morph, self._me)
+            self._is_mute = False
+        except OSError:  # on a full disk the next one may land
+            self._is_mute = True
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):

@@ -49,12 +49,18 @@ def list_complete(store: Path) -> list[Complete]:
     return [Complete(iteration=i, path=found[i]) for i in sorted(found)]
 
 
-def find_fit(store: Path) -> Optional[Complete]:
+def find_fit(store: Path, known: Optional[set[Path]] = None) -> Optional[Complete]:
     """The newest complete one whose files have the sizes that its manifest names.
 
-    For whoever only watches: a load checks all that it reads.
+    For whoever only watches: a load checks all that it reads. Those in `known` were fit at an
+    earlier look, and are not read again: a manifest has a line for each piece of each tensor.
     """
-    return next((found for found in reversed(list_complete(store)) if _is_fit(found.path)), None)
+    known = set() if known is None else known
+    for found in reversed(list_complete(store)):
+        if found.path in known or _is_fit(found.path):
+            known.add(found.path)
+            return found
+    return None
 
 
 def _is_fit(folder: Path) -> bool:

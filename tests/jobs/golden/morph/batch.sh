@@ -10,7 +10,6 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --partition=gpu1
 #SBATCH --nodes=2-4
-#SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:a100:4
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
 set -euo pipefail
