@@ -18,10 +18,10 @@ from jobs.planning.question import Question
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import NodeKind, place_in_turn
 from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.found import Candidate
 from varuna_core.planner.partition import CLOSE, find_partition
 from varuna_core.planner.plan import Plan, build_plan
 from varuna_core.planner.roles import find_work
-from varuna_core.planner.search import Candidate
 from varuna_core.planner.space import Option, list_options
 from varuna_core.planner.tables import Shape, Tables
 from varuna_core.records.plan import name_nodes

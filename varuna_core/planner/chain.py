@@ -105,15 +105,17 @@ class Chain:
         return tuple(ties)
 
     def _time_tie(self, stages: Sequence[int], parameters: int) -> float:
-        """The copies of each replica are summed at once, over the same links."""
+        """The copies of each replica are summed at once: over the same links, or within a node."""
         num_bytes = parameters / self.shape.tensor * self.tables.training.reduced_bytes
+        network = self.tables.profile.network
         sites = [self.placed.sites[s] for s in stages]
+        between = self.placed.boundaries[stages[0] : stages[-1]]
+        if all(route.where == "intra" for boundary in between for route in boundary.routes):
+            together = [(sites[0].kinds[0], len(sites))]
+            return float(network.find_all_reduce(together, num_bytes)[0])
         sharing = max(max(n for _, n in site.group) for site in sites) * self.shape.tensor
         nodes = [(site.kinds[0], 1) for site in sites]
-        between = self.placed.boundaries[min(stages) : max(stages)]
-        if all(route.where == "intra" for one in between for route in one.routes):
-            nodes, sharing = [(sites[0].kinds[0], len(sites))], 1  # all on one node
-        return float(self.tables.profile.network.find_all_reduce(nodes, num_bytes, sharing)[0])
+        return float(network.find_all_reduce(nodes, num_bytes, sharing)[0])
 
     # Memory.
 

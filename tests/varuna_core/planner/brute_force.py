@@ -305,10 +305,14 @@ class _Timer:
             assert set(tie.segments) == {0, self.tables.size - 1}, "as make_profile ties them"
             if self.stages > 1:
                 ends = [placed.sites[0], placed.sites[-1]]
-                flows = max(n for site in ends for _, n in site.group) * shape.tensor
-                sent = tie.parameters / shape.tensor * self.tables.training.reduced_bytes
-                nodes = [(site.kinds[0], 1) for site in ends]
                 network = self.tables.profile.network
+                sent = tie.parameters / shape.tensor * self.tables.training.reduced_bytes
+                if {r.where for b in placed.boundaries for r in b.routes} == {"intra"}:
+                    pair = [(ends[0].kinds[0], 2)]  # on one node
+                    found += float(network.find_all_reduce(pair, sent)[0])
+                    continue
+                flows = max(n for site in ends for _, n in site.group) * shape.tensor
+                nodes = [(site.kinds[0], 1) for site in ends]
                 found += float(network.find_all_reduce(nodes, sent, flows)[0])
         return found
 
