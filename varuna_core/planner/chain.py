@@ -75,14 +75,17 @@ class Chain:
         costs = tuple(
             float(self.stages[s].kinds[kind][pairs[s]]) for kind in range(6) for s in stages
         )
-        hops = tuple(
-            0.0 if self.blocking else float(self.hops[s][way][bounds[s + 1]])
-            for s in stages[:-1]
-            for way in range(2)
+        hops, holds = (
+            tuple(
+                0.0 if self.blocking else float(self.hops[s][way][bounds[s + 1]])
+                for s in stages[:-1]
+                for way in ways
+            )
+            for ways in ((0, 1), (2, 3))
         )
         buckets = self.tables.find_buckets(self.shape)
         return StepCosts(
-            columns=(Column(costs=costs, hops=hops),),
+            columns=(Column(costs=costs, hops=hops, holds=holds),),
             reduce_s=tuple(float(self.sums[s][0][pairs[s]]) for s in stages),
             num_buckets=tuple(int(buckets[pair]) for pair in pairs),
             ties=self._find_ties(bounds),
@@ -221,12 +224,14 @@ class Chain:
             a, e = begins[:, s], ends[:, s]
             for kind, table in enumerate(self.stages[s].kinds):
                 costs[:, kind * self.num_stages + s] = table[a, e]
-        hops = np.zeros((len(cuts), 2 * (self.num_stages - 1)))
+        hops, holds = np.zeros((2, len(cuts), 2 * (self.num_stages - 1)))
         if not self.blocking:
             for s in stages[:-1]:
-                hops[:, 2 * s : 2 * s + 2] = self.hops[s][:, ends[:, s]].T
-        makespan, free, last = self.compiled.run_batch(costs, hops)
-        return self._add_tail(begins, ends, costs, makespan, free, last)
+                hops[:, 2 * s : 2 * s + 2] = self.hops[s][:2, ends[:, s]].T
+                holds[:, 2 * s : 2 * s + 2] = self.hops[s][2:, ends[:, s]].T
+        makespan, free, last = self.compiled.run_batch(costs, hops, holds)
+        lag = (holds - hops).max(axis=1, initial=0.0)
+        return lag + self._add_tail(begins, ends, costs, makespan, free, last)
 
     def find_step(self, bounds: Bounds) -> float:
         return simulate_step(self.compiled, self.build_costs(bounds)).step_s

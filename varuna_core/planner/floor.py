@@ -242,8 +242,10 @@ class Floors:
             each = max(1, *(group // shape.replicas for group in groups))
             # A stage's first node holds all its replicas, or as many as it can.
             flows = max(1, min(*groups, shape.replicas)) * shape.tensor
-            sent = flows // shape.tensor if training.split_messages else flows
-            hop = tie = float("inf") if self.cluster.num_nodes > 1 else 0.0
+            # A message alone, or with all others where a rank waits for what it sends.
+            sent = shape.tensor if training.overlap_sends else flows
+            sent = sent // shape.tensor if training.split_messages else sent
+            hop = tie = float("inf")
             counts = Counter[str]()
             for kind in kinds:
                 counts[kind.gpu] += kind.count
