@@ -122,8 +122,8 @@ def measure_steady(folder: Path, size: Size, *, morph: bool) -> Steady:
 
 def measure_round(folder: Path, number: int, size: Size) -> Round:
     """One of each, in another order each time."""
-    peer = by_hand = 0.0
-    pause, parts, leave = 0.0, {}, 0.0
+    peer = by_hand = pause = leave = 0.0
+    parts: dict[str, float] = {}
     for kind in ("ours", "peer", "by hand")[:: 1 if number % 2 == 0 else -1]:
         path = folder / f"{number}-{kind.replace(' ', '-')}"
         if kind == "ours":

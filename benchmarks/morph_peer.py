@@ -19,8 +19,8 @@ from benchmarks.morph_ours import BATCH, Size, wait_until
 from varuna_core.agent.proc import list_below, list_stats
 
 LIMIT_S = 90.0
-"""Where torchrun comes to no step after a loss: on a busy machine its agents can take each other for
-lost, too."""
+"""Where torchrun comes to no step after a loss: on a busy machine its agents can take each other
+for lost, too."""
 ROOT = Path(__file__).parent.parent
 TUNED = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt={attempts}"
 """torchrun would wait 30 s for others to join, and 15 s for a sign of life of a lost node."""
