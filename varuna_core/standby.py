@@ -33,18 +33,22 @@ MODULES = (
 
 def wait_for_task() -> list[str] | None:
     """The arguments of the rank that this is to be, its environment set; None: nobody wants it."""
+    initial = dict(os.environb)
     importing = threading.Thread(target=_import_all, name="imports", daemon=True)
     importing.start()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return None
     task = json.loads(line)
-    os.environb.clear()
-    for name, value in task["env"].items():
-        os.environb[_encode(name)] = _encode(value)
-    _forget_input()
     importing.join()
+    # What a module sets for itself as it is imported stays, as it would in any rank.
+    added = {name: value for name, value in os.environb.items() if name not in initial}
+    told = {_encode(name): _encode(value) for name, value in task["env"].items()}
+    os.environb.clear()
+    os.environb.update({**added, **told})
     arguments: list[str] = task["arguments"]
+    sys.argv[1:] = arguments
+    _forget_input()
     return arguments
 
 
