@@ -101,7 +101,7 @@ def plan_others(
             break
         chosen = [(i, n) for i, n in enumerate(counts) if n]
         nodes = [question.cluster.kinds[i] for i, n in chosen for _ in range(n)]
-        best = _find_layout(tables, nodes, option, conf, question.wishes.least, until)
+        best = _find_layout(tables, nodes, option, question.wishes.least, until)
         if best is not None:
             cuts = itertools.pairwise(best.bounds)
             partition = "-".join(str(e - a) for a, e in cuts)
@@ -128,7 +128,6 @@ def _find_layout(
     tables: Tables,
     nodes: Sequence[NodeKind],
     option: Option,
-    conf: JobConf,
     least: int,
     until: float,
 ) -> Candidate | None:
