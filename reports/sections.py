@@ -13,6 +13,7 @@ from reports.finding import in_units
 from reports.load import Job
 from reports.series import drop_first
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
+from varuna_core.records.ranges import join_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,13 +243,7 @@ def _list_skipped(job: Job) -> Table:
 
 def _join_ranges(numbers: Iterable[int]) -> str:
     """`0-3 8`."""
-    runs: list[list[int]] = []
-    for number in sorted({int(number) for number in numbers}):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    text = " ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    text = join_numbers((int(number) for number in numbers), " ")
     return text if len(text) < 80 else text[:77] + "..."
 
 
