@@ -186,10 +186,12 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
 def find_fewest(conf: JobConf, plan: Plan) -> int | None:
     """The fewest nodes that the job may start with; None where it must have all.
 
-    A range holds for the first start too, so it is asked for only where the conf names a minimum.
+    Of a range Slurm gives all that are free only to a job that has its nodes alone; to others as
+    few as its tasks need, which would be the fewest on an idle cluster too (22.05).
     """
-    fewest = conf.morph.min_nodes
-    if not plan.morph or plan.layout != "single" or fewest is None:
+    fewest, group = conf.morph.min_nodes, conf.cluster.nodes[0]
+    is_alone = bool({**conf.cluster.sbatch, **group.sbatch}.get("exclusive"))
+    if not plan.morph or plan.layout != "single" or fewest is None or not is_alone:
         return None
     return fewest if fewest < plan.groups[0].count else None
 
