@@ -186,12 +186,10 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
 def find_fewest(conf: JobConf, plan: Plan) -> int | None:
     """The fewest nodes that the job may start with; None where it must have all.
 
-    Of a range Slurm gives all that are free only to a job that has its nodes alone; to others as
-    few as its tasks need, which would be the fewest on an idle cluster too (22.05).
+    A range holds for the first start too, so it is asked for only where the conf names a minimum.
     """
-    fewest, group = conf.morph.min_nodes, conf.cluster.nodes[0]
-    is_alone = bool({**conf.cluster.sbatch, **group.sbatch}.get("exclusive"))
-    if not plan.morph or plan.layout != "single" or fewest is None or not is_alone:
+    fewest = conf.morph.min_nodes
+    if not plan.morph or plan.layout != "single" or fewest is None:
         return None
     return fewest if fewest < plan.groups[0].count else None
 
@@ -213,7 +211,8 @@ def build_component_options(
             {
                 "partition": group.queue,
                 "nodes": group.count if fewest is None else f"{fewest}-{group.count}",
-                "ntasks-per-node": 1,
+                # With it Slurm gives of a range the fewest, on an idle queue too (22.05).
+                "ntasks-per-node": 1 if fewest is None else None,
                 "cpus-per-task": group.cpus,
                 "gres": gpus,
                 "mem": memory,

@@ -130,9 +130,7 @@ def test_a_requeued_job_comes_back_with_the_nodes_that_there_are(
 ) -> None:
     text = CONF.replace("count: 4, queue: gpu2", "count: 2, queue: gpu1")
     text = text.replace("pipeline: 4", "pipeline: 2").replace("min_nodes: 2", "min_nodes: 1")
-    run = vjob.submit(
-        text.replace("  lost_s: 15", "  lost_s: 15\n  requeue: true\n  sbatch: {exclusive: true}")
-    )
+    run = vjob.submit(text.replace("  lost_s: 15", "  lost_s: 15\n  requeue: true"))
     wait_for(lambda: list_complete(vjob.folder / "ckpt"), 120, lambda: vjob.explain(run))
     job = json.loads(run.record.read_text())["jobs"][0]["id"]
     host = read_json(run.morph.node(1))["host"]

@@ -9,8 +9,7 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 #SBATCH --partition=gpu1
-#SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1
+#SBATCH --nodes=2-4
 #SBATCH --gres=gpu:a100:4
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
 set -euo pipefail
@@ -39,7 +38,7 @@ step=(
 )
 # all
 node_0=(
-  --nodes=4
+  --nodes="$SLURM_JOB_NUM_NODES"
   bash /home/u/exp/log/plain-20260102-030405/node.sh
 )
 
@@ -62,7 +61,8 @@ for name in TERM INT HUP USR1 USR2; do
 done
 for try in 1 2 3 4 5 6 7 8 9 10; do
   # Not through `agent`: a function in the background is a shell of its own, which would die alone.
-  "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz morph manage --run "$run" --session "$session" --heard "$calls" &
+  "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz morph manage --run "$run" --session "$session" --heard "$calls" \
+    --expected "$SLURM_JOB_NUM_NODES" &
   manager=$!
   while kill -0 "$manager" 2>/dev/null; do
     wait "$manager" || true
