@@ -346,8 +346,8 @@ class Morph:
     enabled: bool = False
     """Go on without a lost node, from the newest checkpoint."""
     min_nodes: int | None = None
-    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`). A
-    job of one group may also start with as few, where its queue has no more."""
+    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`).
+    A job of one group may also start with as few, where its queue has no more."""
     max_nodes: int | None = None
     """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
     warm: bool = True

@@ -212,7 +212,7 @@ def build_component_options(
             {
                 "partition": group.queue,
                 "nodes": group.count if fewest is None else f"{fewest}-{group.count}",
-                # Where tasks are counted, Slurm 22.05 gives the fewest nodes of a range.
+                # With it Slurm gives of a range the fewest, on an idle queue too (22.05).
                 "ntasks-per-node": 1 if fewest is None else None,
                 "cpus-per-task": group.cpus,
                 "gres": gpus,

@@ -74,6 +74,18 @@ def test_scripts_pass_shellcheck(layout: str, folder: str, tmp_path: Path) -> No
         assert done.stdout == ""
 
 
+def test_a_job_that_may_start_with_fewer_nodes_asks_for_a_range_and_no_tasks() -> None:
+    conf = make_conf(MORPH)
+    text = render_batch(conf, make_plan(conf), RUN)
+    head = text[: text.index("set -euo")]
+    assert "#SBATCH --nodes=2-4\n" in head and "ntasks" not in head
+    assert '--nodes="$SLURM_JOB_NUM_NODES"\n' in text
+    assert '--expected "$SLURM_JOB_NUM_NODES" &' in text
+    conf = make_conf(MORPH.replace(", min_nodes: 2", ""))
+    text = render_batch(conf, make_plan(conf), RUN)
+    assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n" in text and "--expected" not in text
+
+
 def test_rank_zero_is_in_the_first_component_whatever_its_queue() -> None:
     conf = make_conf(HETJOB)
     text = render_batch(conf, make_plan(conf), RUN)
