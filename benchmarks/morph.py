@@ -214,9 +214,11 @@ def main() -> None:
 
 Made by `python -m benchmarks.morph {words} --write`. torch {torch.__version__}, Python
 {platform.python_version()}, {platform.machine()}; {NODES} nodes of one machine with a rank each,
-one thread a rank; {load:.1f} processes ran on its {os.cpu_count()} cores before. torchrun's elastic restart runs with last_call_timeout=1, signs of life each
-second and {SILENCE_S} s of silence for a loss, as ours; a store for each generation; its script is
-plain DDP, saved and loaded by torch.distributed.checkpoint.
+one thread a rank; {load:.1f} processes ran on its {os.cpu_count()} cores before.
+
+torchrun's elastic restart runs with last_call_timeout=1, signs of life each second and
+{SILENCE_S} s of silence for a loss, as ours; a store for each generation; its script is plain DDP,
+saved and loaded by torch.distributed.checkpoint.
 
 {chr(10).join(texts)}"""
     print(text)
