@@ -10,6 +10,7 @@ leave, and the same is done by hand. The pause goes until the next completed ste
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import tempfile
@@ -153,7 +154,7 @@ def render_rounds(size: Size, rounds: Sequence[Round]) -> str:
         for name in PARTS
     )
     return f"""\
-The {size.name} model, {len(rounds)} rounds, seconds to the next completed step:
+The {size.name} model, rounds: {len(rounds)}, seconds to the next completed step:
 
 | | bound | least | median | most |
 |---|---|---|---|---|
@@ -191,6 +192,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="also a model of 99 M parameters")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rounds = [measure_round(folder / "tiny", n, TINY) for n in range(options.rounds)]
@@ -212,9 +214,11 @@ def main() -> None:
 
 Made by `python -m benchmarks.morph {words} --write`. torch {torch.__version__}, Python
 {platform.python_version()}, {platform.machine()}; {NODES} nodes of one machine with a rank each,
-one thread a rank. torchrun's elastic restart runs with last_call_timeout=1, signs of life each
-second and {SILENCE_S} s of silence for a loss, as ours; a store for each generation; its script is
-plain DDP, saved and loaded by torch.distributed.checkpoint.
+one thread a rank; {load:.1f} processes ran on its {os.cpu_count()} cores before.
+
+torchrun's elastic restart runs with last_call_timeout=1, signs of life each second and
+{SILENCE_S} s of silence for a loss, as ours; a store for each generation; its script is plain DDP,
+saved and loaded by torch.distributed.checkpoint.
 
 {chr(10).join(texts)}"""
     print(text)
