@@ -1,6 +1,6 @@
 """The simulator held against the engine: a step predicted from a profile, and the step measured.
 
-    python -m benchmarks.simulator [--quick] [--rounds 4] [--write]
+    python -m benchmarks.simulator [--quick] [--rounds 3] [--write]
 
 Every launch starts real ranks (gloo, sockets) that take turns: the profiler's own measurement, then
 some steps of every layout, and again. The medians of the profiles predict, the medians of the steps
@@ -46,6 +46,10 @@ MODELS = {"gpt": "the GPT", "waits": "the model of timed waits"}
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 """Memory is kept, as by a GPU's allocator: else a stage, which holds more than a segment, gives it
 back and takes it anew with every micro-batch (a fifth of a forward of six blocks)."""
+WHAT_IT_SAYS = """\
+Profile and steps take turns in the same processes; medians of both. Actions: those of all ranks of
+a replica in one traced step. Real arithmetic says something only where nobody else uses the cores;
+timed waits suffer less."""
 STEPS = 2
 """Of a layout in a round, after one that is not counted."""
 
@@ -247,7 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few layouts, two rounds")
     parser.add_argument("--only", type=int, nargs="+", help="launches by the number of processes")
     parser.add_argument("--cpu", action="store_true", help="actions by their threads' CPU time")
@@ -264,9 +268,11 @@ def main() -> None:
         print(launch.title, f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     text = f"""# The simulator against the engine
 
-Made by `python -m benchmarks.simulator{" --quick" * given.quick} --rounds {rounds} --write` in
+Made by `{" ".join(["python -m benchmarks.simulator", *sys.argv[1:]])}`, {rounds} rounds, in
 {time.monotonic() - began:.0f} s. torch {torch.__version__}, Python {platform.python_version()},
 {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start.
+
+{WHAT_IT_SAYS}
 
 {judge(rows)}
 

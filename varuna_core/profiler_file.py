@@ -36,16 +36,14 @@ class Detail:
 
 
 def build_cell(figures: Sequence[Figures], empty: Figures | None) -> Cell:
-    """Of each segment alone, without what it shares with an empty stage; None: nothing is known."""
+    """Of each segment alone, without what it shares with an empty stage; None: nothing is known.
 
-    def find_action(name: str) -> float:
-        # No more than the least figure: the rest is what the two measurements differ by.
-        least = min(getattr(one, name) for one in figures)
-        return 0.0 if empty is None else min(least, getattr(empty, name))
-
-    actions = {name: find_action(name) for name in TIMES}
+    A first segment that does next to nothing, and takes no message, may be quicker than that: it
+    then counts as nothing.
+    """
+    actions = {name: 0.0 if empty is None else float(getattr(empty, name)) for name in TIMES}
     columns: dict[str, Any] = {
-        name: tuple(float(getattr(one, name)) - actions.get(name, 0.0) for one in figures)
+        name: tuple(max(0.0, getattr(one, name) - actions.get(name, 0.0)) for one in figures)
         for name in FIGURES
     }
     return Cell(**columns, action_s=tuple(actions.values()))

@@ -71,7 +71,7 @@ def test_every_time_is_there(tmp_path: Path) -> None:
     for cell in profile.gpus["cpu"].cells.values():
         for name, action_s in zip(TIMES, cell.action_s, strict=True):
             figures = getattr(cell, name)
-            # Of layers so small an action's own cost is all, and the least of them has no other.
+            # Of layers so small an action's own cost may be all.
             assert len(figures) == 3 and min(figures) >= 0 and action_s + max(figures) > 0
         assert min(cell.action_s[:2]) > 0
     assert min(profile.gpus["cpu"].optimizer_s[1]) > 0
@@ -86,8 +86,8 @@ def test_what_an_action_costs_by_itself_is_in_no_segment() -> None:
     cell = build_cell([make_figures(5.0), make_figures(3.0)], make_figures(1.0))
     assert cell.forward_s == cell.backward_s == (4.0, 2.0)
     assert cell.action_s == (1.0,) * len(TIMES) and cell.output_bytes == (1.0, 1.0)
-    noisy = build_cell([make_figures(5.0), make_figures(3.0)], make_figures(4.0))
-    assert noisy.forward_s == (2.0, 0.0) and noisy.action_s[0] == 3.0, "all of each segment is kept"
+    quick = build_cell([make_figures(5.0), make_figures(3.0)], make_figures(4.0))
+    assert quick.forward_s == (1.0, 0.0) and quick.action_s[0] == 4.0
     alone = build_cell([make_figures(5.0)], None)
     assert alone.forward_s == (5.0,) and not any(alone.action_s)
 
@@ -131,7 +131,8 @@ def test_only_samples_of_equal_segments_are_run(tmp_path: Path) -> None:
 def test_equal_segments_have_the_figures_of_their_samples(tmp_path: Path) -> None:
     profile = run_profile(Stack(), tmp_path, samples=1)
     cell = profile.gpus["cpu"].cells[2, 1]
-    assert cell.forward_s[1] == cell.forward_s[2] == cell.forward_s[3] != cell.forward_s[4]
+    rows = list(zip(*(getattr(cell, name) for name in TIMES), strict=True))
+    assert rows[1] == rows[2] == rows[3] != rows[4]
 
 
 @pytest.mark.parametrize("build", [models.Gpt, models.TiedGpt, models.DictGpt, models.InPlaceGpt])
@@ -330,7 +331,7 @@ def test_foreign_models(name: str, tmp_path: Path) -> None:
     profiler = Profiler(foreign.BUILD[name](), "cpu", name=name, samples=1)
     profile = profiler.profile_all(foreign.make_text, [1, 2], tmp_path)
     one, two = (profile.gpus["cpu"].cells[size, 1] for size in (1, 2))
-    assert min(one.forward_s) > 0 and profile.model.num_segments == len(one.forward_s)
+    assert one.action_s[0] > 0 and profile.model.num_segments == len(one.forward_s)
     for small, large in zip(one.output_bytes[:-1], two.output_bytes, strict=False):
         assert small < large <= 2 * small  # T5's bias by position is the same for all samples
     assert all(n > 0 for n in one.output_bytes[:-1]) and one.output_bytes[-1] == 0
