@@ -31,13 +31,13 @@ class Behind:
     stage: StageTable | None = None
     after: Behind | None = None
 
-    def find_beyond(self, begins: int | slice = slice(None)) -> Array:
+    def find_beyond(self, begins: int | slice | Array = slice(None)) -> Array:
         """What the stage adds to one micro-batch's way down and back, by begin and end."""
         assert self.stage is not None and self.after is not None
         return _find_beyond(self.stage, self.after, begins)
 
 
-def _find_beyond(stage: StageTable, after: Behind, begins: int | slice) -> Array:
+def _find_beyond(stage: StageTable, after: Behind, begins: int | slice | Array) -> Array:
     """A stage that runs w forwards before its first gradient, of m micro-batches:
 
     F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards

@@ -44,8 +44,8 @@ class Prefix(NamedTuple):
         return Prefix(*(values[row] for values in self))
 
 
-def extend(chain: Chain, stage: int, begin: int, so_far: Prefix) -> Prefix:
-    """With a stage that begins there, and ends anywhere."""
+def extend(chain: Chain, stage: int, begin: int | Array, so_far: Prefix) -> Prefix:
+    """With a stage that begins there and ends anywhere; of many at once, each figure a column."""
     table, own = chain.stages[stage], chain.behind[stage]
     work, way = table.work[begin], chain.upstream[stage][begin]
     ending = table.optimizer[begin] + chain.sums[stage][1][begin]
@@ -57,7 +57,7 @@ def extend(chain: Chain, stage: int, begin: int, so_far: Prefix) -> Prefix:
         ),
         down=so_far.down + table.way_down[begin],
         done=np.maximum(so_far.done, so_far.down + work + own.unhidden[begin]),
-        first=chain.first_tail if stage == 0 else np.full_like(way, so_far.first),
+        first=np.broadcast_to(chain.first_tail if stage == 0 else so_far.first, way.shape),
         ending=np.maximum(so_far.ending, ending),
     )
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from varuna_core.planner.chain import Bounds, Chain
 CLOSE = 1e-9
 """Times that differ by less, as a share, are one: sums round."""
 BATCH = 256
+TOGETHER = 24
+"""Beginnings that are extended at once: more take less time each, fewer find plans sooner."""
 MOST_MOVES = 400
 COARSE, FINE = (6, 3), (12, 5)
 """Cells of a bound (cells.py): what it takes to make them grows with their number."""
@@ -132,6 +134,17 @@ def is_allowed(chain: Chain, bounds: Bounds) -> bool:
     )
 
 
+class _Block(NamedTuple):
+    """Beginnings of partitions, in rows, all of as many stages."""
+
+    cuts: Array
+    so_far: Prefix
+    bound: Array
+
+    def pick(self, rows: Array) -> _Block:
+        return _Block(self.cuts[rows], self.so_far.pick(rows), self.bound[rows])
+
+
 class _Search:
     def __init__(
         self,
@@ -159,30 +172,40 @@ class _Search:
 
     def run(self) -> float:
         """What no partition is below."""
-        self._descend((0,), Prefix())
+        begin = _Block(np.zeros((1, 1), dtype=int), Prefix(*np.zeros((7, 1))), np.zeros(1))
+        stack = [begin]
+        self.nodes += 1  # the empty beginning costs nothing
+        while stack:
+            block = stack.pop()
+            near = block.bound < self.limit
+            if not near.any():
+                continue
+            if self.nodes <= 0 or self.clock() > self.deadline:
+                self.open = min(self.open, float(block.bound[near].min()))
+                continue
+            stack += self._extend(block.pick(near))
         self._simulate()
         return min(self.best_s, self.open)
 
-    def _descend(self, bounds: Bounds, so_far: Prefix) -> None:
-        chain, stage = self.chain, len(bounds) - 1
-        longer = extend(chain, stage, bounds[-1], so_far)
-        ends = np.flatnonzero(bound_prefix(chain, stage + 1, longer) < self.limit)
+    def _extend(self, block: _Block) -> list[_Block]:
+        """Each of these beginnings by a stage; what is most promising comes last."""
+        chain, stage = self.chain, block.cuts.shape[1] - 1
+        self.nodes -= len(block.cuts)
+        so_far = Prefix(*(values[:, None] for values in block.so_far))
+        longer = extend(chain, stage, block.cuts[:, -1], so_far)
+        rows, ends = np.nonzero(bound_prefix(chain, stage + 1, longer) < self.limit)
+        cuts = np.concatenate([block.cuts[rows], ends[:, None]], axis=1)
         if stage == chain.num_stages - 1:
-            if chain.size in ends:
-                self.leaves.append((*bounds, chain.size))
-                if len(self.leaves) >= BATCH:
-                    self._simulate()
-            return
-        longer = longer.pick(ends)
-        bound = self.cells.bound(stage + 1, ends, longer)
-        for row in np.argsort(bound, kind="stable"):
-            if not bound[row] < self.limit:
-                return
-            self.nodes -= 1
-            if self.nodes < 0 or self.clock() > self.deadline:
-                self.open = min(self.open, float(bound[row]))
-                return
-            self._descend((*bounds, int(ends[row])), longer.pick(row))
+            self.leaves += map(tuple, cuts[ends == chain.size].tolist())
+            if len(self.leaves) >= BATCH:
+                self._simulate()
+            return []
+        longer = Prefix(*(values[rows, ends] for values in longer))
+        found = _Block(cuts, longer, self.cells.bound(stage + 1, ends, longer))
+        order = np.argsort(found.bound, kind="stable")
+        order = order[found.bound[order] < self.limit]
+        blocks = [found.pick(order[at : at + TOGETHER]) for at in range(0, len(order), TOGETHER)]
+        return blocks[::-1]
 
     def _simulate(self) -> None:
         if not self.leaves:
