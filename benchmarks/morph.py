@@ -1,6 +1,6 @@
 """How long a morph takes, beside torchrun's elastic restart and beside a stop and a new submit.
 
-    python -m benchmarks.morph [--rounds 4] [--large] [--write]
+    python -m benchmarks.morph [--rounds 3] [--large] [--write]
 
 Four nodes of this machine, a rank each. In a round a node is killed once in ours and once under
 torchrun, whose workers run a plain DDP script with the same model; then a node of ours is asked to
@@ -21,15 +21,15 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.morph_goodput import Costs, compare_goodput
-from benchmarks.morph_ours import LARGE, TINY, Ours, Size, count_cpu_s
+from benchmarks.morph_ours import LARGE, TINY, Ours, Size, count_cpu_s, halted
 from benchmarks.morph_peer import Peer
-from varuna_core.morph.cost import PARTS
+from varuna_core.records.morphs import PARTS, read_parts
 
 RESULT = Path(__file__).parent / "results" / "morph.md"
 NODES = 4
 SILENCE_S = 2
 """Without a sign of life a node is lost: ours (morph/ears.py), and torchrun's set to the same."""
-WINDOW_S = 10.0
+WINDOW_S, PAIRS = 5.0, 6
 
 
 class Round(NamedTuple):
@@ -56,7 +56,7 @@ def measure_ours(folder: Path, size: Size) -> tuple[float, dict[str, float], flo
         leave = ours.wait_for_steps(2) - asked
     finally:
         ours.end()
-    return pause, {name: float(event[name]) for name, _, _ in PARTS}, leave
+    return pause, read_parts(event), leave
 
 
 def measure_peer(folder: Path, size: Size) -> float:
@@ -64,7 +64,10 @@ def measure_peer(folder: Path, size: Size) -> float:
     try:
         peer.wait_for_save(size.save_every)
         lost = peer.kill_node(NODES - 1)
-        return peer.wait_for_steps(NODES - 1, 1) - lost
+        return peer.wait_for_new_step() - lost
+    except TimeoutError as error:
+        print(f"torchrun: {error}\n{peer.said}", flush=True)
+        return float("inf")
     finally:
         peer.end()
 
@@ -89,7 +92,8 @@ def measure_by_hand(folder: Path, size: Size) -> float:
 class Steady(NamedTuple):
     """A training that nothing happens to."""
 
-    steps_per_s: float
+    ratios: list[float]
+    """A step beside all that morphing adds, over one while that is stopped; of each pair."""
     cpu_share: float
     """Of one processor, what the manager, the nodes' `stay` and the ranks that wait take."""
     warm_s: float
@@ -98,29 +102,29 @@ class Steady(NamedTuple):
     """Memory of a rank that waits."""
 
 
-def measure_steady(folder: Path, size: Size, *, morph: bool) -> Steady:
-    ours = Ours(folder, size, NODES, morph={"min_nodes": 1} if morph else None)
+def measure_steady(folder: Path, size: Size) -> Steady:
+    """In one run, whose manager, `stay` and ranks that wait are stopped in every other window:
+    shorter than any silence that means something."""
+    ours = Ours(folder, size, NODES, morph={"min_nodes": 1})
     try:
         begun = ours.wait_for_steps(0)
-        ready = ours.wait_for_standby(NODES) if morph else begun
-        own = ours.list_extra()
-        steps, cpu_s, at = ours.count_steps(0), count_cpu_s(own), time.time()
-        time.sleep(WINDOW_S)
-        took = time.time() - at
-        return Steady(
-            (ours.count_steps(0) - steps) / took,
-            (count_cpu_s(own) - cpu_s) / took,
-            ready - begun,
-            ours.measure_waiting_mb(),
-        )
+        ready = ours.wait_for_standby(NODES)
+        own, ratios, share = ours.list_extra(), [], 0.0
+        for _ in range(PAIRS):
+            used = count_cpu_s(own)
+            with_ms = ours.measure_step_ms(WINDOW_S)
+            share += (count_cpu_s(own) - used) / WINDOW_S / PAIRS
+            with halted(own):
+                ratios.append(with_ms / ours.measure_step_ms(WINDOW_S))
+        return Steady(ratios, share, ready - begun, ours.measure_waiting_mb())
     finally:
         ours.end()
 
 
 def measure_round(folder: Path, number: int, size: Size) -> Round:
     """One of each, in another order each time."""
-    peer = by_hand = 0.0
-    pause, parts, leave = 0.0, {}, 0.0
+    peer = by_hand = pause = leave = 0.0
+    parts: dict[str, float] = {}
     for kind in ("ours", "peer", "by hand")[:: 1 if number % 2 == 0 else -1]:
         path = folder / f"{number}-{kind.replace(' ', '-')}"
         if kind == "ours":
@@ -146,7 +150,7 @@ def render_rounds(size: Size, rounds: Sequence[Round]) -> str:
     )
     parts = "\n".join(
         f"| of ours: {name[:-2].replace('_', ' ')} | | {show([r.parts[name] for r in rounds], 2)} |"
-        for name, _, _ in PARTS
+        for name in PARTS
     )
     return f"""\
 The {size.name} model, {len(rounds)} rounds, seconds to the next completed step:
@@ -165,24 +169,25 @@ Median over median: {crash:.2f} where a node is lost, {asked:.2f} where one is a
 """
 
 
-def render_steady(pairs: Sequence[tuple[Steady, Steady]]) -> str:
-    ratios = [plain.steps_per_s / morph.steps_per_s for morph, plain in pairs]
-    shares = [100 * morph.cpu_share / NODES for morph, _ in pairs]
+def render_steady(steady: Steady) -> str:
+    share = 100 * steady.cpu_share / NODES
     return f"""\
-While nothing happens, {len(pairs)} pairs of {WINDOW_S:g} s of the tiny model, ranks waiting:
+While nothing happens, {PAIRS} pairs of windows of {WINDOW_S:g} s in one run of the tiny model, in
+one of each pair all that morphing adds is stopped:
 
 | | bound | least | median | most |
 |---|---|---|---|---|
-| a step with morphing / a step without | 1.01 | {show(ratios, 3)} |
-| of a node's processor, `stay`, manager and what waits, % | 1 | {show(shares, 2)} |
-| from the first step until all ranks wait, s | | {show([m.warm_s for m, _ in pairs])} |
-| memory of a rank that waits, MiB | | {show([m.waiting_mb for m, _ in pairs], 0)} |
+| a step with / a step without | 1.01 | {show(steady.ratios, 3)} |
+
+Once all ranks wait, `stay`, what waits and the manager take {share:.2f} % of a processor a node
+(bound 1). They waited {steady.warm_s:.0f} s after the first step, the processors being the
+training's, and take {steady.waiting_mb:.0f} MiB each.
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--large", action="store_true", help="also a model of 99 M parameters")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
@@ -190,16 +195,8 @@ def main() -> None:
         folder = Path(name)
         rounds = [measure_round(folder / "tiny", n, TINY) for n in range(options.rounds)]
         texts = [render_rounds(TINY, rounds)]
-        pairs = []
-        for number in range(2):
-            pairs.append(
-                (
-                    measure_steady(folder / f"with-{number}", TINY, morph=True),
-                    measure_steady(folder / f"without-{number}", TINY, morph=False),
-                )
-            )
-            print(pairs[-1], flush=True)
-        texts.append(render_steady(pairs))
+        texts.append(render_steady(measure_steady(folder / "steady", TINY)))
+        print(texts[-1], flush=True)
         if options.large:
             large = [measure_round(folder / "large", n, LARGE) for n in range(2)]
             texts.append(render_rounds(LARGE, large))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ LOOK_S = 0.01
 """Between two looks for a line: what the figures are exact to."""
 LIMIT_S = 180.0
 STEP_MARK = " iteration "
+_STEP_MS = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +70,12 @@ env: {{OMP_NUM_THREADS: "1"}}
 """
 
 
-def wait_until(is_so: Callable[[], object], what: str) -> float:
+def wait_until(is_so: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> float:
     """When it was first seen to be so."""
-    deadline = time.time() + LIMIT_S
+    deadline = time.time() + limit_s
     while not is_so():
         if time.time() > deadline:
-            raise TimeoutError(f"{what}: not within {LIMIT_S:g} s")
+            raise TimeoutError(f"{what}: not within {limit_s:g} s")
         time.sleep(LOOK_S)
     return time.time()
 
@@ -103,6 +106,18 @@ class Ours:
         folder = self.run.attempt(attempt).path / "ranks"
         texts = (path.read_text(errors="replace") for path in folder.glob("*.out"))
         return sum(text.count(STEP_MARK) for text in texts)
+
+    def measure_step_ms(self, window_s: float) -> float:
+        """What a step takes, by the lines that come within this time."""
+        known = len(self._list_step_ms())
+        time.sleep(window_s)
+        found = self._list_step_ms()[known + 1 :]  # the first one began before
+        return sum(found) / len(found)
+
+    def _list_step_ms(self) -> list[float]:
+        folder = self.run.attempt(0).path / "ranks"
+        text = "".join(path.read_text(errors="replace") for path in folder.glob("*.out"))
+        return [float(number) for number in _STEP_MS.findall(text)]
 
     def wait_for_steps(self, attempt: int, count: int = 1) -> float:
         return wait_until(
@@ -219,6 +234,18 @@ def count_cpu_s(pids: list[int]) -> float:
             continue
         ticks += int(words[11]) + int(words[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def halted(pids: list[int]) -> Iterator[None]:
+    """These processes stand still in the block."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def explain(run: RunFolder) -> str:

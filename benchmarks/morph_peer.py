@@ -18,6 +18,9 @@ from pathlib import Path
 from benchmarks.morph_ours import BATCH, Size, wait_until
 from varuna_core.agent.proc import list_below, list_stats
 
+LIMIT_S = 90.0
+"""Where torchrun comes to no step after a loss: on a busy machine its agents can take each other
+for lost, too."""
 ROOT = Path(__file__).parent.parent
 TUNED = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt={attempts}"
 """torchrun would wait 30 s for others to join, and 15 s for a sign of life of a lost node."""
@@ -33,7 +36,6 @@ class Peer:
     def __init__(self, folder: Path, size: Size, nodes: int, *, silence_s: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._steps = folder / "steps"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -57,15 +59,21 @@ class Peer:
             if node == 0:  # it holds the store, and is not the one that is lost
                 wait_until(lambda: _is_listening(port), "torchrun's store")
 
-    def wait_for_steps(self, world: int, count: int) -> float:
-        """When so many steps of a world of this size are done."""
-        return wait_until(lambda: self._count(world) >= count, f"steps of {world} nodes")
+    def wait_for_new_step(self) -> float:
+        """When the workers that come after those of now have done a step."""
+        known = self._list_workers()
+        return wait_until(lambda: self._list_workers() - known, "a step after a loss", LIMIT_S)
 
-    def _count(self, world: int) -> int:
+    def _list_workers(self) -> set[str]:
+        """The process ids of all first workers that have done a step."""
         path = self._folder / "steps"
-        if not path.exists():
-            return 0
-        return sum(line.split()[:1] == [str(world)] for line in path.read_text().splitlines())
+        return {line.split()[0] for line in path.read_text().splitlines() if line.split()}
+
+    @property
+    def said(self) -> str:
+        """The ends of the agents' logs."""
+        texts = (path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log")))
+        return "\n".join(text[-2000:] for text in texts)
 
     def wait_for_save(self, step: int) -> None:
         wait_until(lambda: find_newest(self._folder) >= step, f"the checkpoint of step {step}")
@@ -140,7 +148,7 @@ def train(folder: Path, size: Size) -> None:
             optimizer.step()
             optimizer.zero_grad()
             if rank == 0:
-                lines.write(f"{world} {step} {time.time()}\n")
+                lines.write(f"{os.getpid()} {world} {step}\n")
             if step % size.save_every == 0:
                 weights, moments = get_state_dict(model, optimizer)
                 state = {"model": weights, "optimizer": moments}

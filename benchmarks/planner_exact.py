@@ -30,12 +30,24 @@ from varuna_core.planner.search import Search
 
 RESULT = Path(__file__).parent / "results" / "planner_exact.md"
 CLOSE = 1e-9
+LIMIT_S = 600.0
+HEAD = [
+    "| objective | questions | nothing fits | differences | ours, each | trying all, each |",
+    "|---|---|---|---|---|---|",
+]
 Answer = list[tuple[float, ...]]
 
 
 def search(one: Instance) -> Answer:
     try:
-        searched = Search(one.profile, one.training, one.cluster, one.wishes).run()
+        searched = Search(
+            one.profile,
+            one.training,
+            one.cluster,
+            one.wishes,
+            limit_s=LIMIT_S,
+            clock=time.process_time,
+        ).run()
     except PlanningError:
         return []
     return [(searched.best.step_s, searched.gap)]
@@ -47,7 +59,14 @@ def try_all(one: Instance, *, grouped: bool = False) -> Answer:
 
 
 def search_front(one: Instance) -> Answer:
-    front = find_front(one.profile, one.training, one.cluster, one.wishes, limit_s=600.0)
+    front = find_front(
+        one.profile,
+        one.training,
+        one.cluster,
+        one.wishes,
+        limit_s=LIMIT_S,
+        clock=time.process_time,
+    )
     return [(offer.step_s, offer.price) for offer in front.offers]
 
 
@@ -85,12 +104,19 @@ def compare(
     return f"| {name} | {count} | {empty} | {differ} | {each[0]} | {each[1]} |"
 
 
+def read_rows() -> dict[str, str]:
+    """Of the result file, by kind."""
+    text = RESULT.read_text() if RESULT.exists() else ""
+    rows = [line for line in text.splitlines() if line.startswith("| ") and line not in HEAD]
+    return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
+
+
 def main() -> None:
     """Measure, print, and with --write keep the result file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=2000, help="questions of each kind")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", help="one kind")
+    parser.add_argument("--only", help="one kind; its row is the one that --write changes")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
     kinds: dict[str, tuple[Callable[[Instance], Answer], Callable[[Instance], Answer]]] = {
@@ -101,21 +127,17 @@ def main() -> None:
             lambda one: [*keep_front(one, find_best_by_nodes(one))],
         ),
     }
-    rows = [
-        "| objective | questions | nothing fits | differences | ours, each | trying all, each |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = read_rows()
     most = placements.MOST_ORDERS
     for name, (ours, theirs) in kinds.items():
         if options.only in (None, name):
             placements.MOST_ORDERS = 0 if "together" in name else most
-            rows.append(compare(name, options.seed, options.count, ours, theirs))
-            print(rows[-1], flush=True)
+            rows[name] = compare(name, options.seed, options.count, ours, theirs)
+            print(rows[name], flush=True)
     text = (
         f"numpy {np.__version__}, Python {platform.python_version()}, seed {options.seed}; "
-        "processor time.\n\n" + "\n".join(rows) + "\n"
+        "processor time.\n\n" + "\n".join([*HEAD, *rows.values()]) + "\n"
     )
-    print(text)
     if options.write:
         RESULT.write_text(
             "# Planning: equal to trying every plan\n\n"

@@ -1,6 +1,6 @@
 """One process of benchmarks/simulator.py: profiles and steps of every layout in turn.
 
-    network ─► round 1: profile, layout a, layout b, .. ─► round 2: profile, layout b, .. ─► ..
+    round 1: links, profile, layout a, layout b, .. ─► round 2: links, profile, layout b, .. ─► ..
 
 So a machine that is slow for a while is so for the profile and for the runs.
 """
@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from benchmarks.pipeline import waits
 from benchmarks.pipeline.ranks import gather, pin, serve
 from benchmarks.simulator_cases import Launch, Layout, rebuild
-from varuna_core import Profiler, Varuna
+from varuna_core import Profiler, Varuna, engine, profiler_bench, profiler_links
 from varuna_core.planner.links import Network
 from varuna_core.planner.profile_file import render_profile
 from varuna_core.profiler_links import measure_network
@@ -29,6 +30,8 @@ from varuna_core.programs.gpt import Gpt
 
 SIZES = tuple(2**power for power in range(10, 24, 2))
 """Bytes of messages: as the profiler's, up to what a model of this size sends."""
+LINK_S = 0.1
+"""A size of message is sent for about so long: in every round, so less than the profiler's own."""
 SEED = 1
 
 
@@ -88,7 +91,7 @@ def make_batch(launch: Launch, size: int) -> dict[str, torch.Tensor]:
 
 
 def profile_once(launch: Launch, kind: str, sizes: list[int], network: Network) -> str:
-    """As `vjob profile` does it, but for the links, which were measured before."""
+    """As `vjob profile` does it; the links were measured just before."""
     torch.manual_seed(SEED)
     profiler = Profiler(build_model(launch), "cpu", name=launch.model, kind=kind, samples=2)
     profiler.set_optimizer(make_optimizer)
@@ -102,10 +105,14 @@ def profile_once(launch: Launch, kind: str, sizes: list[int], network: Network) 
 def work(options: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     """In a rank: one launch."""
     launch = rebuild(options["launch"])
+    if options["cpu"]:
+        by_thread = SimpleNamespace(perf_counter=time.thread_time)
+        engine.time = profiler_bench.time = by_thread  # type: ignore[assignment]  # their own clocks
     os.environ["VJOB_NODE"] = launch.nodes[rank]
     kind = launch.kinds[rank]
     waits.jitter.factor = launch.slow_right if launch.nodes[rank] != launch.nodes[0] else 1.0
-    network = measure_network(Crew(torch.device("cpu"), kind), sizes=SIZES)
+    profiler_links.SIZE_S = LINK_S
+    crew = Crew(torch.device("cpu"), kind)
     jobs = [Job(launch, layout) for layout in launch.layouts]
     if launch.model == "gpt":
         pin(rank)
@@ -116,6 +123,7 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     steps: list[list[float]] = [[] for _ in jobs]
     events: list[Any] = [None] * len(jobs)
     for number in range(options["rounds"]):
+        network = measure_network(crew, sizes=SIZES)
         profiles.append(profile_once(launch, kind, sizes, network))
         turn = number % len(jobs)
         for place in [*range(turn, len(jobs)), *range(turn)]:

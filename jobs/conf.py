@@ -400,7 +400,7 @@ class JobConf:
     profile: Profile = field(default_factory=Profile)
     """What is measured while training."""
     morph: Morph = field(default_factory=Morph)
-    """Whether a built-in program may go on with fewer nodes."""
+    """Whether a built-in program may go on with fewer or more nodes."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for `vjob plan`; a script does not see it."""
     notify: Notify = field(default_factory=Notify)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jobs.errors import VjobError
 from jobs.executor import choose_executor
-from jobs.slurm import OVER
+from jobs.slurm import OVER, JobState
 from varuna_core.records.joins import Join, JoinJob, read_join_job, read_joins, write_join_job
 from varuna_core.records.machine import start_time
 from varuna_core.records.runfolder import RunFolder
@@ -75,3 +75,16 @@ def cancel_joined(view: RunView, joins: Sequence[Join] | None = None) -> None:
         with suppress(VjobError):
             executor.cancel(said.job)
             write_join_job(folder, join, JoinJob(job=None, reason="cancelled"))
+
+
+def end_joined(view: RunView) -> None:
+    """The run has just ended. After a good end those that run go home by themselves."""
+    states = {info.leader: info.state for info in view.joined}
+    is_well = view.record.verdict == JobState.COMPLETED.value
+    joins = []
+    for join in read_joins(view.run.morph):
+        said = read_join_job(view.run.morph, join)
+        state = states.get(said.job) if said is not None and said.job is not None else None
+        if state is JobState.PENDING or not is_well:
+            joins.append(join)
+    cancel_joined(view, joins)

@@ -20,7 +20,7 @@ from jobs.conf import JobConf
 from jobs.conf_read import parse_conf
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
-from jobs.joined import find_joined_over
+from jobs.joined import cancel_joined, find_joined_over
 from jobs.runs import RunView, view_run
 from jobs.scripts import render_batch
 from jobs.submit import hold_back_interrupts
@@ -83,7 +83,8 @@ def grow(
     write_atomic(run.batch_script(join.name), text)
     try:
         with hold_back_interrupts():
-            job = choose_executor(view.record.scheduler).submit(run, join.name, None)
+            first = view.record.jobs[0].id  # not before that one: who comes first waits in vain
+            job = choose_executor(view.record.scheduler).submit(run, join.name, first)
             write_join_job(run.morph, join, JoinJob(job=job))
     except UncertainError:
         raise  # the job may be there: its nodes know by their group where they belong
@@ -118,11 +119,11 @@ def shrink(run: RunFolder, *, count: int | None, hosts: Sequence[str]) -> list[s
     assert count is not None
     if count < 1:
         raise InputError(f"--count {count}: must be at least 1")
-    said: list[str] = []
+    waiting: list[Join] = []
     for join in reversed(members.joining):
-        is_waiting = not any(seat in members.hosts for seat in join.seats)
-        if is_waiting and join.group.count <= count:
-            said.append(_withdraw(view, join))
+        has_begun = any(seat in members.hosts for seat in join.seats)
+        if not has_begun and join.group.count <= count:
+            waiting.append(join)
             count -= join.group.count
     seats = sorted((seat for seat in here if seat), reverse=True)[:count]
     if len(seats) < count:
@@ -130,7 +131,8 @@ def shrink(run: RunFolder, *, count: int | None, hosts: Sequence[str]) -> list[s
             f"only {len(seats)} of the {len(here)} nodes of {run.name} may leave: its first one "
             f"holds the job; `vjob cancel {run.name}` ends the run"
         )
-    return said + (_let_go(run, plan, here, sorted(seats)) if seats else [])
+    said = _let_go(run, plan, here, sorted(seats)) if seats else []
+    return [*(_withdraw(view, join) for join in waiting), *said]
 
 
 def read_members(view: RunView, plan: Plan) -> Members:
@@ -238,8 +240,6 @@ def _let_go(run: RunFolder, plan: Plan, here: dict[int, str], seats: Sequence[in
 
 
 def _withdraw(view: RunView, join: Join) -> str:
-    from jobs.joined import cancel_joined
-
     cancel_joined(view, [join])
     append_event(view.run.vjob_events, "shrink-asked", nodes=[], seats=list(join.seats))
     return f"{join.name}: its job of {join.group.count} nodes, which had not begun, is cancelled"

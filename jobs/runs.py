@@ -14,7 +14,7 @@ from pathlib import Path
 from jobs import index
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
-from jobs.joined import cancel_joined, list_joined
+from jobs.joined import end_joined, list_joined
 from jobs.pending import explain_launch
 from jobs.slurm import OVER, JobInfo, JobState
 from jobs.verdict import explain_end, judge_run
@@ -163,7 +163,7 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
             run=run, record=record, infos=tuple(infos), joined=tuple(more), problem=problem
         )
         if more and record.state == records.ENDED:
-            cancel_joined(view)
+            end_joined(view)
         views.append(view)
     return views
 

@@ -91,7 +91,8 @@ def render_batch(
     """
     groups = [group for group in plan.groups if only in (None, group.name)]
     confs = {group.group: group for group in conf.cluster.nodes}
-    fewest = find_fewest(conf, plan)
+    guest = plan.morph and only not in (None, plan.groups[0].name)
+    fewest = None if guest else find_fewest(conf, plan)
     components = [
         build_component_options(group, confs[like or group.name], conf.cluster, fewest)
         for group in groups
@@ -119,7 +120,7 @@ def render_batch(
                 for index, group in enumerate(groups)
             ],
             morph=plan.morph,
-            guest=plan.morph and only not in (None, plan.groups[0].name),
+            guest=guest,
             given=GIVEN if fewest else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
             finish_s=conf.cluster.finish_s,

@@ -6,7 +6,7 @@ Text formats (`-O "Name:|"`, `-P`) are stable from Slurm 20.11 to 26.05; the JSO
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -107,15 +107,31 @@ def parse_state(word: str) -> JobState:
 
 
 def build_sbatch_command(
-    script: str, folder: str, *, test_only: bool = False, after: str | None = None
+    script: str,
+    folder: str,
+    *,
+    test_only: bool = False,
+    after: str | None = None,
+    expedite: bool = False,
 ) -> list[str]:
-    """`after` is a job that must have started before this one may."""
+    """`after` is a job that must have started before this one may; with `expedite` it does not
+    queue again when a node of it fails.
+    """
     command = ["sbatch", "--parsable", f"--chdir={folder}"]
     if test_only:
         command.append("--test-only")
     if after:
         command.append(f"--dependency=after:{after}")
+    if expedite:
+        command.append("--requeue=expedite")  # over the script's own --requeue
     return [*command, script]
+
+
+def can_expedite(facts: Mapping[str, str]) -> bool:
+    """By `scontrol show config`: expedited requeue is there from 25.11, where it is enabled."""
+    match = re.match(r"(\d+)\.(\d+)", facts.get("SLURM_VERSION", ""))
+    is_new = match is not None and (int(match[1]), int(match[2])) >= (25, 11)
+    return is_new and "enable_expedited_requeue" in facts.get("SlurmctldParameters", "").split(",")
 
 
 def parse_sbatch_output(text: str) -> str:

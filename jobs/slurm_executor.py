@@ -31,7 +31,8 @@ class SlurmExecutor(Executor):
 
     def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
         text = run.batch_script(group).read_text(encoding="utf-8")
-        return _submit_text(text, folder=run.path, after=after)
+        expedite = "#SBATCH --requeue\n" in text and _can_expedite()
+        return _submit_text(text, folder=run.path, after=after, expedite=expedite)
 
     def test(self, run: RunFolder, group: str | None, text: str) -> str:
         """`sbatch --test-only`: Slurm's own word on when and where it would start."""
@@ -81,7 +82,13 @@ class SlurmExecutor(Executor):
         return found
 
 
-def _submit_text(text: str, *, folder: Path, after: str | None) -> str:
+def _can_expedite() -> bool:
+    from jobs.doctor import read_slurm_config
+
+    return slurm.can_expedite(read_slurm_config() or {})
+
+
+def _submit_text(text: str, *, folder: Path, after: str | None, expedite: bool = False) -> str:
     from submitit.core import utils
     from submitit.slurm.slurm import SlurmExecutor as SubmititExecutor
 
@@ -93,7 +100,9 @@ def _submit_text(text: str, *, folder: Path, after: str | None) -> str:
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             words = [f"{k}={v}" for k, v in clean_environment(os.environ).items()]
-            sbatch = slurm.build_sbatch_command(str(submission_file_path), str(folder), after=after)
+            sbatch = slurm.build_sbatch_command(
+                str(submission_file_path), str(folder), after=after, expedite=expedite
+            )
             return ["sh", "-c", SHIELD, "sh", *words, *sbatch]
 
         @staticmethod

@@ -26,6 +26,7 @@ from reports.figure import (
 )
 from reports.load import Job
 from reports.overview import Matrix, Span, Strips, build_gpu_strips, build_work_strips, find_span
+from varuna_core.records.morphs import tell_morph
 
 MOST_MARKS = 400
 
@@ -202,7 +203,9 @@ def _add_marks(rows: Rows, job: Job, analysis: Analysis, span: Span) -> None:
 
 
 def _describe(event: Mapping[str, Any]) -> str:
-    """`morph: attempt 1, nodes 3`."""
+    """`morph: from 8 x 4 to 6 x 4, 12 s: a node was lost`; of others, all that they say."""
+    if event.get("kind") == "morph":
+        return f"morph: {tell_morph(event)}: {event.get('reason', '')}"
     facts = [
         f"{key} {value}"
         for key, value in event.items()

@@ -12,6 +12,8 @@ from reports.analysis import Analysis, list_ranks
 from reports.finding import in_units
 from reports.load import Job
 from reports.series import drop_first
+from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
+from varuna_core.records.ranges import join_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ def build_sections(job: Job, analysis: Analysis) -> list[Table]:
         _list_memory(analysis),
         _list_nodes(job),
         _list_attempts(analysis),
+        _list_morphs(job),
         _list_failures(job),
         _list_skipped(job),
     )
@@ -201,6 +204,24 @@ def _list_attempts(analysis: Analysis) -> Table:
     return Table(title="attempts", columns=columns, rows=rows)
 
 
+def _list_morphs(job: Job) -> Table:
+    """Changes of the layout, and what they cost in parts."""
+    events = [event for event in job.history if event.get("kind") == "morph"]
+    rows = []
+    for event in events:
+        parts, pause_s = read_parts(event), read_pause_s(event)
+        rows.append(
+            (
+                f"{event.get('from', '?')} to {event.get('to', '?')}",
+                "-" if pause_s is None else f"{pause_s:.1f}",
+                *(f"{parts[name]:.2f}" if name in parts else "-" for name in PARTS),
+                str(event.get("reason", ""))[:200],
+            )
+        )
+    names = (f"{name[:-2].replace('_', ' ')} s" for name in PARTS)
+    return Table(title="morphs", columns=("layout", "pause s", *names, "why"), rows=rows)
+
+
 def _list_failures(job: Job) -> Table:
     """Ranks that failed by themselves, and the last error that each wrote."""
     rows = []
@@ -222,13 +243,7 @@ def _list_skipped(job: Job) -> Table:
 
 def _join_ranges(numbers: Iterable[int]) -> str:
     """`0-3 8`."""
-    runs: list[list[int]] = []
-    for number in sorted({int(number) for number in numbers}):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    text = " ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    text = join_numbers((int(number) for number in numbers), " ")
     return text if len(text) < 80 else text[:77] + "..."
 
 

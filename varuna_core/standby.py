@@ -1,7 +1,7 @@
 """A rank that waits: it imports what a training needs, and then hears which one it is.
 
     main thread     reads standard input ──────────────────► environment, arguments ─► the training
-    another thread  niceness 19: imports torch and the rest ─┘
+    another thread  niceness 10: imports torch and the rest ─┘
 
 Niceness belongs to a thread on Linux, and without privileges nobody gets it back: so the thread
 that imports beside a training is not the one that trains later.
@@ -16,7 +16,8 @@ import os
 import sys
 import threading
 
-NICE = 19
+NICE = 10
+"""A tenth of a processor where a training wants all of it: at 19 it would never come to an end."""
 # The optimizers and the meta device load torch._dynamo at first use: half of all that is imported.
 MODULES = (
     "torch",
@@ -32,18 +33,22 @@ MODULES = (
 
 def wait_for_task() -> list[str] | None:
     """The arguments of the rank that this is to be, its environment set; None: nobody wants it."""
+    initial = dict(os.environb)
     importing = threading.Thread(target=_import_all, name="imports", daemon=True)
     importing.start()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return None
     task = json.loads(line)
-    os.environb.clear()
-    for name, value in task["env"].items():
-        os.environb[_encode(name)] = _encode(value)
-    _forget_input()
     importing.join()
+    # What a module sets for itself as it is imported stays, as it would in any rank.
+    added = {name: value for name, value in os.environb.items() if name not in initial}
+    told = {_encode(name): _encode(value) for name, value in task["env"].items()}
+    os.environb.clear()
+    os.environb.update({**added, **told})
     arguments: list[str] = task["arguments"]
+    sys.argv[1:] = arguments
+    _forget_input()
     return arguments
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from varuna_core.records.ranges import join_numbers
 from varuna_core.records.tail import READ_BYTES, SKIP_BYTES, Follower
 from varuna_core.records.times import Times, read_times
 
@@ -192,14 +193,3 @@ def collapse(lines: Iterable[LogLine], hold_s: float = HOLD_S) -> Iterator[Group
         yield from collapser.take(line.at)
         collapser.add(line)
     yield from collapser.take_all()
-
-
-def join_numbers(numbers: Iterable[int]) -> str:
-    """0, 1, 2, 5 as `0-2,5`."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

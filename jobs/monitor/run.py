@@ -22,7 +22,8 @@ from jobs.runs import RunView
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
 from varuna_core.records.exits import read_outcome
-from varuna_core.records.files import read_json
+from varuna_core.records.files import read_json, read_lines
+from varuna_core.records.morphs import tell_morph
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
@@ -118,6 +119,7 @@ class RunReader:
             earlier=self._read_earlier(attempts[:-1]),
             morph=self._read_morph(record, shown),
             left_out=self._read_left_out(),
+            morphs=self._read_morphs(),
             world=plan.world if plan else None,
             num_nodes=plan.num_nodes if plan else None,
             nodes=shown.nodes,
@@ -205,6 +207,16 @@ class RunReader:
         value = read_json(self.run.morph.manager)
         said = value.get("left_out") if isinstance(value, dict) else None
         return tuple(str(text) for text in said) if isinstance(said, list) else ()
+
+    def _read_morphs(self) -> tuple[str, ...]:
+        if self._plan is None or not self._plan.morph:
+            return ()
+        events = read_lines(self.run.morph_events)
+        return tuple(
+            tell_morph(event)
+            for event in events
+            if isinstance(event, dict) and event.get("kind") == "morph"
+        )
 
     def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
         """Nodes that should beat and do not: the scheduler may know why."""

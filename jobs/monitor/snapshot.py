@@ -256,6 +256,8 @@ class Snapshot:
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
     left_out: tuple[str, ...] = ()
     """Why a run that may morph goes on without nodes that were there, a sentence each."""
+    morphs: tuple[str, ...] = ()
+    """`from 8 x 4 to 6 x 4, 12 s`: those of this job that are over."""
     world: int | None = None
     num_nodes: int | None = None
     """Nodes that the plan has; fewer in `nodes` means that some have left nothing yet."""

@@ -89,6 +89,10 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
     lines += [f"  joined by job {_render_job(job)}" for job in scheduler.joined]
     if snapshot.morph:
         lines.append(f"  morphing: {snapshot.morph}")
+    if snapshot.morphs:
+        count = len(snapshot.morphs)
+        times = f" {count} times, last" if count > 1 else ""
+        lines.append(f"  morphed{times} {_one_line(snapshot.morphs[-1])}")
     for name, why in scheduler.lost_nodes.items():
         lines.append(f"  {scheduler.name} calls {name} {_one_line(why)}")
     if snapshot.world:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs.planning.question import Question
 from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.found import Candidate, Searched
 from varuna_core.planner.front import (
     Front,
     Offer,
@@ -17,7 +18,6 @@ from varuna_core.planner.front import (
 )
 from varuna_core.planner.plan import Plan, build_plan, render_certificate
 from varuna_core.planner.refusal import search_or_explain
-from varuna_core.planner.search import Candidate, Searched
 from varuna_core.planner.sensitivity import Case, find_sensitivity
 from varuna_core.planner.tables import Tables
 from varuna_core.planner.used_nodes import find_left_over, join_alike, list_used_nodes

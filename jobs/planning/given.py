@@ -18,10 +18,10 @@ from jobs.planning.question import Question
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import NodeKind, place_in_turn
 from varuna_core.planner.errors import PlanningError
+from varuna_core.planner.found import Candidate
 from varuna_core.planner.partition import CLOSE, find_partition
 from varuna_core.planner.plan import Plan, build_plan
 from varuna_core.planner.roles import find_work
-from varuna_core.planner.search import Candidate
 from varuna_core.planner.space import Option, list_options
 from varuna_core.planner.tables import Shape, Tables
 from varuna_core.records.plan import name_nodes
@@ -101,7 +101,7 @@ def plan_others(
             break
         chosen = [(i, n) for i, n in enumerate(counts) if n]
         nodes = [question.cluster.kinds[i] for i, n in chosen for _ in range(n)]
-        best = _find_layout(tables, nodes, option, conf, question.wishes.least, until)
+        best = _find_layout(tables, nodes, option, question.wishes.least, until)
         if best is not None:
             cuts = itertools.pairwise(best.bounds)
             partition = "-".join(str(e - a) for a, e in cuts)
@@ -128,7 +128,6 @@ def _find_layout(
     tables: Tables,
     nodes: Sequence[NodeKind],
     option: Option,
-    conf: JobConf,
     least: int,
     until: float,
 ) -> Candidate | None:

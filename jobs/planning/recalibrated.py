@@ -128,18 +128,12 @@ def list_works(
 def list_messages(
     told: Sequence[MessageTime], plan: Plan, training: Training, profile: Profile
 ) -> list[Message]:
-    """With the bytes of all that left or reached a node at the same boundary."""
+    """With the bytes of the ranks that share layers, which send at once; those of other replicas
+    keep out of one another's way, once they have met."""
     bounds = find_bounds(training, profile)
     found = []
     for one in told:
         here, there = (plan.node_of_rank(rank).index for rank in (one.sender, one.receiver))
-        crossing = [
-            (plan.node_of_rank(other.sender).index, plan.node_of_rank(other.receiver).index)
-            for other in told
-            if (other.stage, other.is_forward) == (one.stage, one.is_forward)
-        ]
-        leaving = sum(a == here and a != b for a, b in crossing)
-        coming = sum(b == there and a != b for a, b in crossing)
         where: Where = "intra" if here == there else "inter"
         kind = name_kind(plan, one.sender, profile)
         cell = profile.find_cell(kind, training.micro_batch_size, training.tensor)
@@ -149,7 +143,7 @@ def list_messages(
                 sender=kind,
                 receiver=name_kind(plan, one.receiver, profile),
                 where=where,
-                num_bytes=cell.output_bytes[edge - 1] * (max(leaving, coming) or 1),
+                num_bytes=cell.output_bytes[edge - 1] * (1 if here == there else training.tensor),
                 seconds=one.seconds,
             )
         )

@@ -54,6 +54,7 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
 
     documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
     write_tokens(tmp_path / "text", documents)
+    clean_lab.wait_idle()  # a job that takes fewer nodes would take what there is
     return Vjob(tmp_path, clean_lab.env)
 
 

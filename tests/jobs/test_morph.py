@@ -104,6 +104,7 @@ def test_a_run_that_loses_a_node_goes_on_with_the_rest_and_the_same_loss(vjob: V
     (morph,) = list_morphs(run)
     assert (morph["from"], morph["to"], morph["nodes"]) == ("4 x 1", "3 x 1", [0, 1, 2])
     assert morph["iteration"] >= 10
+    assert "morphed from 4 x 1 to 3 x 1, " in vjob("status", str(run.path), code=None).stdout
     losses, _ = train_plainly(read_training(run.training))
     assert read_losses(run) == pytest.approx(losses, rel=2e-5)
     outcomes = json.loads(run.attempt(0).outcome.read_text())

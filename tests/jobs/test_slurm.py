@@ -11,6 +11,7 @@ from jobs.slurm import (
     JobState,
     build_sbatch_command,
     build_squeue_command,
+    can_expedite,
     expand_nodes,
     parse_sacct_output,
     parse_sbatch_output,
@@ -40,6 +41,24 @@ SHOW_JOB_22_05 = (
     "StartTime=2026-01-02T03:04:05 EndTime=2026-01-02T03:04:07 NodeList=a[1-2] BatchHost=a1 "
     "NumNodes=2 Comment=vjob:x-20260102-030405 StdErr=/x StdIn=/dev/null StdOut=/x\n"
 )
+
+
+@pytest.mark.parametrize(
+    ("version", "parameters", "can"),
+    [
+        ("25.11.0", "enable_configless,enable_expedited_requeue", True),
+        ("26.5.1", "enable_expedited_requeue", True),
+        ("25.05.3", "enable_expedited_requeue", False),
+        ("25.11.0", "(null)", False),
+        ("", "", False),
+    ],
+)
+def test_expedited_requeue_is_asked_for_where_slurm_has_it(
+    version: str, parameters: str, can: bool
+) -> None:
+    assert can_expedite({"SLURM_VERSION": version, "SlurmctldParameters": parameters}) is can
+    command = build_sbatch_command("s.sh", "/log/run", expedite=can)
+    assert ("--requeue=expedite" in command) is can
 
 
 def test_het_components_get_the_leaders_id() -> None:

@@ -22,6 +22,7 @@ from reports.overview import NUM_BINS, build_gpu_strips, build_work_strips, find
 from reports.packing import list_planes
 from reports.page import render_page
 from reports.run_figure import draw_run
+from reports.sections import build_sections
 from reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
 from reports.timeline import build_lanes, build_steps
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
@@ -208,6 +209,8 @@ def test_figures_are_such_as_plotly_knows(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     now = ORIGIN / 1e9 + 0.02
     happened = [{"time": now, "kind": kind, "nodes": 3} for kind in ("started", "<b>morph")]
+    cost = {"from": "8 x 4", "to": "6 x 4", "pause_s": 12.3, "stop_s": 2.5, "reason": "n3 was lost"}
+    happened.append({"time": now, "kind": "morph", **cost})
     (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, happened)))
     job, analysis = read(tmp_path)
     figures = draw_all(job, analysis)
@@ -220,9 +223,14 @@ def test_figures_are_such_as_plotly_knows(tmp_path: Path) -> None:
         "attempt 1 begins",
         "checkpoint in step 9",
         "&lt;b&gt;morph: nodes 3",
+        "morph: from 8 x 4 to 6 x 4, 12 s: n3 was lost",
         "GPUs busy",
     ):
         assert words in texts, words
+    (table,) = [item for item in build_sections(job, analysis) if item.title == "morphs"]
+    told = dict(zip(table.columns, table.rows[0], strict=True))
+    assert told["layout"] == "8 x 4 to 6 x 4" and told["why"] == "n3 was lost"
+    assert (told["pause s"], told["stop s"], told["load s"]) == ("12.3", "2.50", "-")
 
 
 def test_a_log_alone_says_which_key_gives_more(tmp_path: Path) -> None:

@@ -22,7 +22,12 @@ from varuna_core.records.runfolder import AttemptFolder
 from varuna_core.records.signals import read_signal
 from varuna_core.records.stop import read_stop, write_stop
 
-POLL_S = 1.0
+POLL_S = 0.25
+NODES_PER_POLL_S = 200.0
+"""On a large run all look less often, for the file server's sake."""
+
+
+MOST_POLL_S = 1.0
 
 
 class Peer:
@@ -80,6 +85,7 @@ class Watch(threading.Thread):
         self._heard: set[str] = set()
         """Keys of the signals that the ranks got."""
         self._peers = list_peers(plan, node)
+        self._poll_s = min(max(POLL_S, plan.num_nodes / NODES_PER_POLL_S), MOST_POLL_S)
         self._count = 0
         self._told: dict[str, Any] = {}
         self._gone_since: float | None = None
@@ -95,7 +101,7 @@ class Watch(threading.Thread):
                 next_beat = now + self._plan.timing.beat_s
             with contextlib.suppress(OSError):  # a file server that does not answer is asked again
                 self._look(now)
-            self._ended.wait(min(POLL_S, self._plan.timing.beat_s))
+            self._ended.wait(min(self._poll_s, self._plan.timing.beat_s))
 
     def end(self) -> None:
         """The last beat says that silence from now on is right."""

@@ -16,19 +16,13 @@ from varuna_core.morph.orders import get_seat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
+from varuna_core.records.morphs import PARTS
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training_marks import BEGIN, FIRST_STEP
 
-PARTS = (
-    ("notice_s", "sign", "ending"),
-    ("stop_s", "ending", "ended"),
-    ("plan_s", "ended", "ordered"),
-    ("start_s", "ordered", "running"),
-    ("load_s", "running", "loaded"),
-    ("first_step_s", "loaded", "stepped"),
-)
-"""Name of a part, and from which mark to which it is."""
+MARKS = ("sign", "ending", "ended", "ordered", "running", "loaded", "stepped")
+"""A part of the cost is from one mark to the next."""
 MOST_BYTES = 256 * 1024
 """In so much of a rank's output its first step is found, or the morph counts as over with its
 ranks' start."""
@@ -113,11 +107,11 @@ class Cost:
         self._marks, self._before = {}, None
         if before is None or "running" not in marks:  # the first attempt of this job, or none
             return
-        parts = {
-            name: round(marks[end] - marks[begin], 3)
-            for name, begin, end in PARTS
-            if begin in marks and end in marks
-        }
+        parts = {}
+        for index, name in enumerate(PARTS):
+            begin, end = MARKS[index], MARKS[index + 1]
+            if begin in marks and end in marks:
+                parts[name] = round(marks[end] - marks[begin], 3)
         facts: Dict[str, Any] = {
             "from": before["shape"],
             "to": self._describe(state.attempt),

@@ -6,7 +6,7 @@ it means anything; once an attempt is being stopped, whoever does not end with i
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from varuna_core.morph.machine import ATTEMPTING, RUNNING, SAVING, STOPPING, State
 from varuna_core.morph.orders import ENDED, GONE, Presence, get_seat
@@ -54,6 +54,7 @@ class Ears:
         self._forgive(now)
         said: List[Input] = [Saved(sight.saved)] if sight.saved != state.whole else []
         present = {item.name: item for item in sight.presences.values()}
+        known, living = {*state.nodes, *state.fenced}, frozenset(state.living)
         # Those that left no trace any more were there when an earlier manager looked.
         for name in state.nodes:
             self._heard.setdefault(name, (-1, now))
@@ -64,7 +65,7 @@ class Ears:
                 self._heard[name] = (item.count, now)
             elif self._is_silent(state, since, now):
                 continue  # left by an agent of this session that is gone
-            if name in state.nodes or name in state.fenced or item.state == GONE:
+            if name in known or item.state == GONE:
                 continue
             if item.host in hosts:  # files have names of hosts: one of them would be lost
                 said.append(Lost(name, f"{item.host} takes part already, in another job"))
@@ -72,7 +73,7 @@ class Ears:
                 hosts.add(item.host)
                 said.append(Joined(name))
         for name in state.nodes:
-            said += self._ask_after(state, sight, name, present.get(name), now)
+            said += self._ask_after(state, sight, name, present.get(name), now, living)
         if state.phase in (RUNNING, SAVING) and sight.stop is not None:
             reason = str(sight.stop.get("reason"))
             is_asked = sight.stop.get("kind") == "cancel"
@@ -91,7 +92,13 @@ class Ears:
             self._heard = {name: (count, at + gap) for name, (count, at) in self._heard.items()}
 
     def _ask_after(
-        self, state: State, sight: Sight, name: str, item: Optional[Presence], now: float
+        self,
+        state: State,
+        sight: Sight,
+        name: str,
+        item: Optional[Presence],
+        now: float,
+        living: FrozenSet[str],
     ) -> List[Input]:
         seat = get_seat(name)
         if item is None and seat in sight.presences:
@@ -104,12 +111,12 @@ class Ears:
         if self._is_silent(state, self._heard[name][1], now):
             return [Lost(name, f"{host} was lost: no sign of life for {silent_s:.1f} s")]
         said: List[Input] = []
-        if name in state.members and seat in sight.refused:
+        if seat in sight.refused and name in state.members:
             said.append(Lost(name, f"{host} is not fit: {sight.refused[seat]}"))
         if seat in sight.leave:
             said.append(AskedToLeave(name))
         has_ended = item is not None and (item.state, item.attempt) == (ENDED, state.attempt)
-        if has_ended and name in state.living and state.phase in ATTEMPTING:
+        if has_ended and name in living and state.phase in ATTEMPTING:
             said.append(RanksEnded(name))
         return said
 

@@ -110,7 +110,8 @@ class State:
     @property
     def gone(self) -> Tuple[str, ...]:
         """Members that the attempt lost."""
-        return tuple(node for node in self.members if node not in self.nodes)
+        here = frozenset(self.nodes)
+        return tuple(node for node in self.members if node not in here)
 
     @property
     def free(self) -> Tuple[str, ...]:
@@ -120,7 +121,8 @@ class State:
     @property
     def living(self) -> Tuple[str, ...]:
         """Members that owe their end."""
-        return tuple(n for n in self.members if n in self.nodes and n not in self.ended)
+        here, ended = frozenset(self.nodes), frozenset(self.ended)
+        return tuple(n for n in self.members if n in here and n not in ended)
 
 
 def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attempt: int) -> State:

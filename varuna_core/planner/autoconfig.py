@@ -15,9 +15,10 @@ from pathlib import Path
 
 from varuna_core.planner.cluster import Cluster, NodeKind
 from varuna_core.planner.errors import MissingData, PlanningError
+from varuna_core.planner.found import Candidate
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.profile_file import read_profile
-from varuna_core.planner.search import Candidate, Search
+from varuna_core.planner.search import Search
 from varuna_core.planner.space import Wishes
 from varuna_core.planner.training import Training
 

@@ -75,14 +75,17 @@ class Chain:
         costs = tuple(
             float(self.stages[s].kinds[kind][pairs[s]]) for kind in range(6) for s in stages
         )
-        hops = tuple(
-            0.0 if self.blocking else float(self.hops[s][way][bounds[s + 1]])
-            for s in stages[:-1]
-            for way in range(2)
+        hops, holds = (
+            tuple(
+                0.0 if self.blocking else float(self.hops[s][way][bounds[s + 1]])
+                for s in stages[:-1]
+                for way in ways
+            )
+            for ways in ((0, 1), (2, 3))
         )
         buckets = self.tables.find_buckets(self.shape)
         return StepCosts(
-            columns=(Column(costs=costs, hops=hops),),
+            columns=(Column(costs=costs, hops=hops, holds=holds),),
             reduce_s=tuple(float(self.sums[s][0][pairs[s]]) for s in stages),
             num_buckets=tuple(int(buckets[pair]) for pair in pairs),
             ties=self._find_ties(bounds),
@@ -105,15 +108,17 @@ class Chain:
         return tuple(ties)
 
     def _time_tie(self, stages: Sequence[int], parameters: int) -> float:
-        """The copies of each replica are summed at once, over the same links."""
+        """The copies of each replica are summed at once: over the same links, or within a node."""
         num_bytes = parameters / self.shape.tensor * self.tables.training.reduced_bytes
+        network = self.tables.profile.network
         sites = [self.placed.sites[s] for s in stages]
+        between = self.placed.boundaries[stages[0] : stages[-1]]
+        if all(route.where == "intra" for boundary in between for route in boundary.routes):
+            together = [(sites[0].kinds[0], len(sites))]
+            return float(network.find_all_reduce(together, num_bytes)[0])
         sharing = max(max(n for _, n in site.group) for site in sites) * self.shape.tensor
         nodes = [(site.kinds[0], 1) for site in sites]
-        between = self.placed.boundaries[min(stages) : max(stages)]
-        if all(route.where == "intra" for one in between for route in one.routes):
-            nodes, sharing = [(sites[0].kinds[0], len(sites))], 1  # all on one node
-        return float(self.tables.profile.network.find_all_reduce(nodes, num_bytes, sharing)[0])
+        return float(network.find_all_reduce(nodes, num_bytes, sharing)[0])
 
     # Memory.
 
@@ -219,12 +224,14 @@ class Chain:
             a, e = begins[:, s], ends[:, s]
             for kind, table in enumerate(self.stages[s].kinds):
                 costs[:, kind * self.num_stages + s] = table[a, e]
-        hops = np.zeros((len(cuts), 2 * (self.num_stages - 1)))
+        hops, holds = np.zeros((2, len(cuts), 2 * (self.num_stages - 1)))
         if not self.blocking:
             for s in stages[:-1]:
-                hops[:, 2 * s : 2 * s + 2] = self.hops[s][:, ends[:, s]].T
-        makespan, free, last = self.compiled.run_batch(costs, hops)
-        return self._add_tail(begins, ends, costs, makespan, free, last)
+                hops[:, 2 * s : 2 * s + 2] = self.hops[s][:2, ends[:, s]].T
+                holds[:, 2 * s : 2 * s + 2] = self.hops[s][2:, ends[:, s]].T
+        makespan, free, last = self.compiled.run_batch(costs, hops, holds)
+        lag = (holds - hops).max(axis=1, initial=0.0)
+        return lag + self._add_tail(begins, ends, costs, makespan, free, last)
 
     def find_step(self, bounds: Bounds) -> float:
         return simulate_step(self.compiled, self.build_costs(bounds)).step_s

@@ -12,6 +12,7 @@ the rest of their GPUs is left over, and so are nodes behind the last stage.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -185,19 +186,34 @@ def count_stages(kind: NodeKind, tensor: int, replicas: int) -> int:
 
 def list_all_orders(cluster: Cluster, most: int) -> list[Order] | None:
     """Every order of every choice of nodes; None if there are more than `most`."""
+    counts = tuple(kind.count for kind in cluster.kinds)
+    if not has_few_orders(counts, most):  # before thousands of nodes are put in orders
+        return None
     orders: list[Order] = []
-
-    def extend(order: Order, left: tuple[int, ...]) -> bool:
-        for number, kind in enumerate(cluster.kinds):
+    waiting: list[tuple[Order, tuple[int, ...]]] = [((), counts)]
+    while waiting:
+        order, left = waiting.pop()
+        if order:
+            orders.append(order)
+        for number, kind in reversed(list(enumerate(cluster.kinds))):
             if left[number]:
-                longer = (*order, (kind, kind.gpus))
-                orders.append(longer)
                 rest = (*left[:number], left[number] - 1, *left[number + 1 :])
-                if len(orders) > most or not extend(longer, rest):
-                    return False
-        return True
+                waiting.append(((*order, (kind, kind.gpus)), rest))
+    return orders
 
-    return orders if extend((), tuple(kind.count for kind in cluster.kinds)) else None
+
+def has_few_orders(counts: Sequence[int], most: int) -> bool:
+    """Whether so many nodes of each kind, or some of them, have at most so many orders."""
+    total = -1  # no node at all is no order
+    for chosen in itertools.product(*(range(count + 1) for count in counts)):
+        ways, length = 1, 0
+        for number in chosen:
+            length += number
+            ways *= math.comb(length, number)
+        total += ways
+        if total > most:
+            return False
+    return True
 
 
 def list_blocks(

@@ -130,10 +130,15 @@ class Compiled:
         costs: Sequence[float],
         hops: Sequence[float],
         *,
+        holds: Sequence[float] | None = None,
         keep_starts: bool = False,
         factors: Sequence[float] | None = None,
     ) -> Timed:
-        """`costs` by `list_costs`, `hops` 2 a boundary; `factors` multiply each action's cost."""
+        """`costs` by `list_costs`, `hops` 2 a boundary; `factors` multiply each action's cost.
+
+        A message keeps its link for its hop, or for what `holds` says.
+        """
+        holds = hops if holds is None else holds
         free = [0.0] * self.num_ranks
         busy = [0.0] * self.num_ranks
         link_free = [0.0] * self.num_links
@@ -154,8 +159,8 @@ class Compiled:
                 if link >= 0:
                     if link_free[link] > end:
                         end = link_free[link]
+                    link_free[link] = end + holds[hop]
                     end += hops[hop]
-                    link_free[link] = end
                 arrival[makes] = end
             if keep_starts:
                 starts.append(start)
@@ -189,8 +194,11 @@ class Compiled:
                 arrival[makes] = end
         return max(free)
 
-    def run_batch(self, costs: Array, hops: Array) -> tuple[Array, Array, Array]:
+    def run_batch(
+        self, costs: Array, hops: Array, holds: Array | None = None
+    ) -> tuple[Array, Array, Array]:
         """Rows of candidates: (makespans, ends of ranks, last backwards' begins)."""
+        holds = hops if holds is None else holds
         if self._levels is None:
             self._levels = self._find_levels()
         size = len(costs)
@@ -198,7 +206,9 @@ class Compiled:
         link_free = np.zeros((self.num_links + 1, size))
         arrival = np.zeros((self.num_slots + 1, size))  # the last row stays 0: takes of nothing
         costs = np.ascontiguousarray(np.asarray(costs).T)
-        hops = np.concatenate([np.asarray(hops).T, np.zeros((1, size))])
+        hops, holds = (
+            np.concatenate([np.asarray(rows).T, np.zeros((1, size))]) for rows in (hops, holds)
+        )
         begins = np.zeros((self.num_stages, size))
         for ranks, cost, takes, senders, makes, link, hop, of_link, final, stages in self._levels:
             start = np.maximum(free[ranks], arrival[takes])
@@ -208,8 +218,8 @@ class Compiled:
                 sent = end[senders]
                 if of_link:
                     sent = np.maximum(sent, link_free[link])
+                    link_free[link] = sent + holds[hop]
                     sent += hops[hop]
-                    link_free[link] = sent
                     link_free[-1] = 0.0  # what is handed over within a rank waits for no link
                 arrival[makes] = sent
             if len(final):

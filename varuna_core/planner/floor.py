@@ -12,6 +12,7 @@ The first and the last segment, which are unlike the others, come free.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -187,7 +188,7 @@ class Floors:
         shape = option.shape
         owners = shape.replicas if shape.zero else 1
         graphs = self._count_graphs(option)
-        key = shape.tensor, shape.micro_batch, owners, option.recompute, graphs, columns
+        key = shape.tensor, shape.micro_batch, owners, _recomputes(option), graphs, columns
         found = self._windows.get(key)
         if found is None:
             found = self._windows[key] = self._make_windows(option, columns)
@@ -205,7 +206,7 @@ class Floors:
         for kinds in columns:
             times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
             both = _add_up(times.by_name)
-            work = both + times.recompute if option.recompute == "full" else both
+            work = both + times.recompute if _recomputes(option) else both
             # gpipe holds the graphs of all micro-batches; others of one at least.
             holds = fixed + most * times.graph_bytes + times.work_bytes
             fits = holds <= times.memory_bytes
@@ -241,12 +242,19 @@ class Floors:
             each = max(1, *(group // shape.replicas for group in groups))
             # A stage's first node holds all its replicas, or as many as it can.
             flows = max(1, min(*groups, shape.replicas)) * shape.tensor
-            sent = flows // shape.tensor if training.split_messages else flows
+            # A message alone, or with all others where a rank waits for what it sends.
+            sent = shape.tensor if training.overlap_sends else flows
+            sent = sent // shape.tensor if training.split_messages else sent
             hop = tie = float("inf")
-            for a in {kind.gpu for kind in kinds}:
+            counts = Counter[str]()
+            for kind in kinds:
+                counts[kind.gpu] += kind.count
+            for a in counts:
                 outputs = self.tables.find_outputs(a, shape.micro_batch, shape.tensor)
                 least = float(outputs[1 : self.size].min(initial=np.inf))
-                for b in {kind.gpu for kind in kinds}:
+                for b in counts:
+                    if a == b and counts[a] == 1:
+                        continue  # one node crosses to no other of its kind
                     link = profile.network.find(a, b, "inter")
                     hop = min(hop, 2 * link.find_time(least * sent))
                     total = 0.0
@@ -271,6 +279,11 @@ def _find_share(figures: Mapping[str, Array]) -> float:
     both = np.atleast_1d(_add_up(figures))
     forward = np.minimum(np.atleast_1d(figures["forward_s"]), both)
     return float((forward[both > 0] / both[both > 0]).max(initial=0.0))
+
+
+def _recomputes(option: Option) -> bool:
+    """A single micro-batch's graph is used at once, and kept."""
+    return option.recompute == "full" and option.num_microbatches > 1
 
 
 def _group(values: Array, cells: int) -> list[tuple[float, float]]:

@@ -5,8 +5,8 @@
              │        x  x        both cheaper and faster
              └──────────────  s a step
 
-Of each kind of node all, a half, a quarter, .. or none may be used, in as fine steps as make no
-more than MOST_PARTS; a plan pays for the nodes it uses, whole.
+Of each kind of node any number may be used where that makes no more than MOST_PARTS; else all, a
+half, a quarter, .. or none, in as fine steps as do. A plan pays for the nodes it uses, whole.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 
 from varuna_core.planner.cluster import Cluster
 from varuna_core.planner.errors import MissingData, PlanningError
+from varuna_core.planner.found import Candidate
 from varuna_core.planner.profile import Profile
-from varuna_core.planner.search import Candidate, Search
+from varuna_core.planner.search import Search
 from varuna_core.planner.space import Wishes
 from varuna_core.planner.training import Training
 
@@ -94,11 +95,11 @@ def find_front(
 
 def list_parts(cluster: Cluster) -> Iterator[Cluster]:
     """Small ones first: they are quickly planned for."""
-    choices: list[list[int]] = []
+    choices = [list(range(kind.count + 1)) for kind in cluster.kinds]
     for parts in (64, 16, 8, 4, 2, 1):  # the finest steps that are not too many
-        choices = [_list_counts(kind.count, parts) for kind in cluster.kinds]
         if math.prod(map(len, choices)) <= MOST_PARTS:
             break
+        choices = [_list_counts(kind.count, parts) for kind in cluster.kinds]
     for chosen in sorted(itertools.product(*choices), key=sum):
         kinds = tuple(
             replace(kind, count=n) for kind, n in zip(cluster.kinds, chosen, strict=True) if n

@@ -9,8 +9,8 @@ from typing import Any
 
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import Cluster
+from varuna_core.planner.found import Candidate, Proof, Searched
 from varuna_core.planner.roles import find_work
-from varuna_core.planner.search import Candidate, Proof, Searched
 from varuna_core.planner.step import StepTime, find_peaks, simulate_step
 from varuna_core.planner.tables import Tables
 

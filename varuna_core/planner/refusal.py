@@ -14,8 +14,9 @@ from typing import Any
 
 from varuna_core.planner.cluster import Cluster
 from varuna_core.planner.errors import MissingData, PlanningError
+from varuna_core.planner.found import Candidate, Searched
 from varuna_core.planner.profile import Profile
-from varuna_core.planner.search import Candidate, Search, Searched
+from varuna_core.planner.search import Search
 from varuna_core.planner.space import Wishes
 from varuna_core.planner.training import Training
 

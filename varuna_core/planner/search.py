@@ -17,7 +17,6 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,11 +26,11 @@ from varuna_core.planner.chain import Bounds, Chain
 from varuna_core.planner.cluster import Cluster
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.floor import Floors
+from varuna_core.planner.found import Candidate, Proof, Searched
 from varuna_core.planner.partition import CLOSE, COARSE, FINE, find_partition, improve, is_allowed
 from varuna_core.planner.placements import NAMES, Placements, Tier
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.roles import find_work
-from varuna_core.planner.sites import Placed
 from varuna_core.planner.space import Option, Wishes, list_options
 from varuna_core.planner.tables import Array, Tables
 from varuna_core.planner.training import Training
@@ -63,60 +62,6 @@ class _Sharp(NamedTuple):
     """A chain whose bound was found cell by cell."""
 
     chain: Chain
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One plan, timed."""
-
-    option: Option
-    placed: Placed
-    bounds: Bounds
-    step_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proof:
-    """What is known of one class of placements."""
-
-    placement_class: str
-    best_s: float
-    bound_s: float
-    """No plan of it takes less."""
-
-    @property
-    def gap(self) -> float:
-        return max(0.0, 1 - self.bound_s / self.best_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Searched:
-    """What a search found, best first, and what it proved."""
-
-    candidates: tuple[Candidate, ...]
-    """The first is the best; the others are what was timed on the way, each shape once."""
-    proofs: tuple[Proof, ...]
-    """Of growing classes of placements; the last is of all that was looked through."""
-    num_options: int
-    num_placements: int
-    """Looked into; the floors spoke for the others."""
-    took_s: float
-
-    @property
-    def best(self) -> Candidate:
-        return self.candidates[0]
-
-    @property
-    def bound_s(self) -> float:
-        return self.proofs[-1].bound_s
-
-    @property
-    def placement_class(self) -> str:
-        return self.proofs[-1].placement_class
-
-    @property
-    def gap(self) -> float:
-        return max(0.0, 1 - self.bound_s / self.best.step_s)
 
 
 class Search:

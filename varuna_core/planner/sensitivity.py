@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from varuna_core.planner.found import Candidate
 from varuna_core.planner.links import LinkTime
 from varuna_core.planner.partition import improve
 from varuna_core.planner.plan import build_chain
 from varuna_core.planner.profile import TIMES, Cell, Profile
-from varuna_core.planner.search import Candidate
 from varuna_core.planner.tables import Tables
 from varuna_core.planner.training import Training
 

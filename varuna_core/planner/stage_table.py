@@ -72,13 +72,13 @@ def _make(
 ) -> StageTable:
     times = tables.find_times(kinds, shape.micro_batch, shape.tensor)
     blocking = not tables.training.overlap_sends
-    nothing = np.zeros((2, tables.size + 1))
+    nothing = np.zeros((4, tables.size + 1))
     out = nothing if after is None else tables.find_hops(after, shape)
     back = nothing if before is None else tables.find_hops(before, shape)
     forward, gradient, both = times.forward, times.input_grad, times.backward
     if blocking:
-        forward = forward + out[0][None, :]
-        gradient, both = (values + back[1][:, None] for values in (gradient, both))
+        forward = forward + out[2][None, :]
+        gradient, both = (values + back[3][:, None] for values in (gradient, both))
     costs = (forward, forward, times.recompute, both, gradient, times.weight_grad)
 
     inputs = tables.find_outputs(kinds[0], shape.micro_batch, shape.tensor)
@@ -98,7 +98,7 @@ def _make(
     rounds = -(-m // max(1, ahead))
     if role.gradients_last:
         # All forwards of all stages come before any gradient.
-        beyond = (m - 1) * (np.maximum(forward, sent[0][None, :]) + both + again)
+        beyond = (m - 1) * (np.maximum(forward, sent[2][None, :]) + both + again)
         rounds = 1
     else:
         beyond = (m - 1) * (forward + both + again) - (ahead - 1) * forward

@@ -30,7 +30,18 @@ class Column:
     costs: tuple[float, ...]
     """By kind, then by stage: `compiled.list_costs`."""
     hops: tuple[float, ...]
-    """Two a boundary: activations, gradients."""
+    """Two a boundary, activations and gradients: until a message is there."""
+    holds: tuple[float, ...] | None = None
+    """For how long its link is then taken, by those of the other replicas too; None: as long."""
+
+    @property
+    def lag_s(self) -> float:
+        """All replicas begin at once, and what they send first meets on a link: from then on they
+        follow one another, and the last one is behind by so much."""
+        if self.holds is None:
+            return 0.0
+        pairs = zip(self.hops, self.holds, strict=True)
+        return max((hold - hop for hop, hold in pairs), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +80,10 @@ class StepTime:
     """A simulated step."""
 
     step_s: float
+    lag_s: float
+    """What the last replica is behind the first one (`Column.lag_s`)."""
     pipeline_s: float
-    """Until the last action of any stage."""
+    """Until the last action of any stage, the last replica's."""
     reduced_s: float
     """Until all sums over replicas are done."""
     tied_s: float
@@ -110,10 +123,17 @@ def simulate_step(
             draw = random.Random(f"{jitter.seed}/{number}")
             factors = [1 + abs(draw.gauss(0, jitter.share)) for _ in compiled.ops]
         timed.append(
-            compiled.run(column.costs, column.hops, keep_starts=keep_starts, factors=factors)
+            compiled.run(
+                column.costs,
+                column.hops,
+                holds=column.holds,
+                keep_starts=keep_starts,
+                factors=factors,
+            )
         )
-    pipeline = max(one.makespan for one in timed)
-    reduced = [_find_reduced(compiled, costs, timed, stage) for stage in range(stages)]
+    lag = max(column.lag_s for column in costs.columns)
+    pipeline = lag + max(one.makespan for one in timed)
+    reduced = [lag + _find_reduced(compiled, costs, timed, stage) for stage in range(stages)]
     tied = list(reduced)
     for held, took in costs.ties:
         done = max(tied[stage] for stage in held) + took
@@ -125,6 +145,7 @@ def simulate_step(
     busy = [max(one.busy[r] for one in timed) for r in range(compiled.num_ranks)]
     return StepTime(
         step_s=step,
+        lag_s=lag,
         pipeline_s=pipeline,
         reduced_s=max(pipeline, *reduced),
         tied_s=agreed,

@@ -6,6 +6,7 @@ of place and shared by all stages and placements that have it.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,23 +132,25 @@ class Tables:
         return self._outputs[key]
 
     def find_hops(self, boundary: Boundary, shape: Shape) -> Array:
-        """Rows activations and gradients: a message's time after e segments."""
+        """A message's time after e segments, in rows: an activation alone and a gradient alone,
+        and with those of all replicas that use the link then."""
         key = boundary, shape.micro_batch, shape.tensor
         if key not in self._hops:
             rows = []
             network = self.profile.network
-            for forward in (True, False):
+            for forward, together in itertools.product((True, False), (False, True)):
                 longest = np.zeros(self.size + 1)
                 for route in boundary.routes:
                     ends = (route.sender, route.receiver)
                     link = network.find(*(ends if forward else ends[::-1]), route.where)
                     sent = self.find_outputs(route.sender, shape.micro_batch, shape.tensor)
-                    flows = route.flows
+                    # Ranks that share layers always send at once.
+                    flows = route.flows if together else min(route.flows, shape.tensor)
                     if self.training.split_messages:
                         flows = max(1, flows // shape.tensor)
                     longest = np.maximum(longest, link.find_times(sent * flows))
                 rows.append(longest)
-            self._hops[key] = np.array(rows)
+            self._hops[key] = np.array([rows[0], rows[2], rows[1], rows[3]])
         return self._hops[key]
 
     def find_sums(self, site: Site, shape: Shape) -> tuple[Array, Array]:

@@ -54,14 +54,3 @@ def show_memory(used_mb: float | None, total_mb: float | None) -> str:
         return ""
     used = f"{used_mb / 1024:.1f}"
     return f"{used}/{total_mb / 1024:.1f} GB" if total_mb else f"{used} GB"
-
-
-def show_ranges(numbers: tuple[int, ...]) -> str:
-    """`0-3,8`."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from jobs.monitor.screen.figures import show_ranges
 from jobs.monitor.snapshot import Gpu, Line, Node, Rank, Snapshot
 from jobs.monitor.verdict import Verdict
+from varuna_core.records.ranges import join_numbers
 
 PROCESS_STATES = {"D": "waits for disk", "T": "stopped", "Z": "zombie"}
 
@@ -87,13 +87,13 @@ def _make_row(
         verdict.rank is not None and not verdict.node and verdict.rank in numbers
     )
     state, is_bad = _find_state(snapshot, node, ranks)
-    stages = show_ranges(tuple(rank.stage for rank in ranks if rank.stage is not None))
+    stages = join_numbers(tuple(rank.stage for rank in ranks if rank.stage is not None))
     gpus = [gpu for gpu in node.gpus if gpu.index != "cpu"]
     row = NodeRow(
         node=node,
         index=index,
         is_culprit=is_culprit,
-        ranks=show_ranges(numbers),
+        ranks=join_numbers(numbers),
         stages=stages,
         state=state,
         is_bad=is_bad,

@@ -28,6 +28,9 @@ EXIT = RankExit(5, "n1", 9, None, False, 1.0, 2.0, "ValueError: x")
 LINE = Line(text="ValueError: x", node="n1", rank=5, file="n1.err", kind="error", num_same=64)
 
 
+MORPHS = ("from 8 x 4 to 7 x 4, 9 s", "from 7 x 4 to 6 x 4, 12 s")
+
+
 def make(**more: object) -> Snapshot:
     base = Snapshot(
         now=1000.0,
@@ -142,3 +145,15 @@ def test_ages_are_told_in_the_unit_that_fits(seconds: float, text: str) -> None:
 def test_nothing_at_all_is_no_trouble() -> None:
     empty = Snapshot(now=0.0, run="/logs", folder="/logs", scheduler=Scheduler(name=""))
     assert render(empty, None, all_nodes=False) == "/logs\n  files /logs"
+
+
+@pytest.mark.parametrize(
+    ("morphs", "said"),
+    [
+        (MORPHS[:1], "  morphed from 8 x 4 to 7 x 4, 9 s\n"),
+        (MORPHS, "  morphed 2 times, last from 7 x 4 to 6 x 4, 12 s\n"),
+    ],
+)
+def test_a_morph_that_is_over_is_told_with_what_it_cost(morphs: tuple[str, ...], said: str) -> None:
+    assert said in render(make(morphs=morphs), None, all_nodes=False)
+    assert "morphed" not in render(make(), None, all_nodes=False)

@@ -17,11 +17,11 @@ import pytest
 from tests.varuna_core.programs.trainings import GPT
 from tests.varuna_core.stage import TIMING, make_group, make_plan, wait_until
 from varuna_core.agent.bundle import write_bundle
-from varuna_core.morph.cost import PARTS
 from varuna_core.morph.orders import read_orders
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
+from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.plan import MorphPlan, read_attempt_plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
@@ -276,7 +276,8 @@ def test_the_next_attempt_takes_over_the_ranks_that_wait(tmp_path: Path) -> None
         assert [elastic.finish(node)[0] for node in nodes[:2]] == [0, 0]
         assert find_waiting(elastic.run) == [], "nobody is left behind"
         (morph,) = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
-        assert {name for name, _, _ in PARTS} | {"pause_s"} <= set(morph)
+        assert set(read_parts(morph)) == set(PARTS)
+        assert read_pause_s(morph) == pytest.approx(sum(read_parts(morph).values()), abs=0.01)
     finally:
         elastic.end()
 

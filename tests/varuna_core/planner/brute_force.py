@@ -253,35 +253,36 @@ class _Timer:
             each = tables.training.count_fixed_bytes(shape.zero, shape.replicas)
             held = tables.find_parameters(shape.tensor)[a, e] * each
             held = held + tables.training.framework_bytes + times.work_bytes[a, e]
-            inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)[a]
-            graph = times.graph_bytes[a, e]
-            most = [g * graph + i * inputs for g, i in self.compiled.held[s]]
+            sent = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
+            graph = times.graph_bytes[a, e] + sent[e]
+            most = [g * graph + i * sent[a] for g, i in self.compiled.held[s]]
             self._known[key] = held + np.max(most, axis=0) <= times.memory_bytes
         return self._known[key]
 
     def _list_rows(self, shape: Shape, placed: Placed, fits: Array) -> tuple[Array, ...]:
-        """Costs, messages, sums, buckets, optimizer, weights back, tied weights of each plan."""
+        """Costs, messages alone and together, sums, buckets, optimizer, weights back, tied weights
+        of each plan."""
         tables, training = self.tables, self.tables.training
         cuts = self.cuts[fits]
         costs = np.empty((len(cuts), 6, self.stages))
-        hops = np.zeros((len(cuts), self.stages - 1, 2))
+        hops, holds = np.zeros((2, len(cuts), self.stages - 1, 2))
         sums, buckets, optimizer, back = (np.empty((len(cuts), self.stages)) for _ in range(4))
         for s, site in enumerate(placed.sites):
             a, e = cuts[:, s], cuts[:, s + 1]
             times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
             forward, gradient = times.forward[a, e], times.input_grad[a, e]
+            both = times.backward[a, e]
             if s < self.stages - 1:
                 there = tables.find_hops(placed.boundaries[s], shape)
                 if training.overlap_sends:
-                    hops[:, s] = there[:, e].T
+                    hops[:, s], holds[:, s] = there[:2, e].T, there[2:, e].T
                 else:
-                    forward = forward + there[0][e]
+                    forward = forward + there[2][e]
             if s and not training.overlap_sends:
-                gradient = gradient + tables.find_hops(placed.boundaries[s - 1], shape)[1][a]
+                sent = tables.find_hops(placed.boundaries[s - 1], shape)[3][a]
+                gradient, both = gradient + sent, both + sent
             weights, again = times.weight_grad[a, e], times.recompute[a, e]
-            for kind, cost in enumerate(
-                (forward, forward, again, gradient + weights, gradient, weights)
-            ):
+            for kind, cost in enumerate((forward, forward, again, both, gradient, weights)):
                 costs[:, kind, s] = cost
             reduce, exchange = tables.find_sums(site, shape)
             sums[:, s], back[:, s] = reduce[a, e], exchange[a, e]
@@ -291,6 +292,7 @@ class _Timer:
         return (
             costs.reshape(len(cuts), -1),
             hops.reshape(len(cuts), -1),
+            holds.reshape(len(cuts), -1),
             sums,
             buckets,
             optimizer,
@@ -305,21 +307,26 @@ class _Timer:
             assert set(tie.segments) == {0, self.tables.size - 1}, "as make_profile ties them"
             if self.stages > 1:
                 ends = [placed.sites[0], placed.sites[-1]]
-                flows = max(n for site in ends for _, n in site.group) * shape.tensor
-                sent = tie.parameters / shape.tensor * self.tables.training.reduced_bytes
-                nodes = [(site.kinds[0], 1) for site in ends]
                 network = self.tables.profile.network
+                sent = tie.parameters / shape.tensor * self.tables.training.reduced_bytes
+                if {r.where for b in placed.boundaries for r in b.routes} == {"intra"}:
+                    pair = [(ends[0].kinds[0], 2)]  # on one node
+                    found += float(network.find_all_reduce(pair, sent)[0])
+                    continue
+                flows = max(n for site in ends for _, n in site.group) * shape.tensor
+                nodes = [(site.kinds[0], 1) for site in ends]
                 found += float(network.find_all_reduce(nodes, sent, flows)[0])
         return found
 
     def _time(
         self, held: Sequence[tuple[Placed, tuple[Array, ...]]]
     ) -> Iterator[tuple[Placed, float]]:
-        costs, hops, sums, buckets, optimizer, back, ties = map(
+        costs, hops, holds, sums, buckets, optimizer, back, ties = map(
             np.concatenate, zip(*(rows for _, rows in held), strict=True)
         )
         training, compiled = self.tables.training, self.compiled
-        makespan, free, begun = compiled.run_batch(costs, hops)
+        makespan, free, begun = compiled.run_batch(costs, hops, holds)
+        lag = (holds - hops).max(axis=1, initial=0.0)
         last = np.stack([costs[:, compiled.find_last_cost(s)] for s in range(self.stages)], axis=1)
         done = begun + last
         if training.overlap_reduction:
@@ -329,7 +336,7 @@ class _Timer:
         done = np.where(sums > 0, summed, done)
         tied = np.maximum(done[:, 0], done[:, -1]) + ties
         agreed = np.maximum(np.maximum(makespan, done.max(axis=1)), np.where(ties > 0, tied, 0))
-        steps = training.data_s + agreed + optimizer.max(axis=1) + back.max(axis=1)
+        steps = training.data_s + lag + agreed + optimizer.max(axis=1) + back.max(axis=1)
         begin = 0
         for placed, rows in held:
             end = begin + len(rows[0])

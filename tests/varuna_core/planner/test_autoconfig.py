@@ -61,6 +61,19 @@ def test_sizes_between_measured_ones_only_if_asked_for(folder: Path) -> None:
     assert set(filled.micro_batch.values()) == {3}
 
 
+def test_a_profile_of_one_machine_plans_for_one_machine(tmp_path: Path) -> None:
+    """Nobody measured a link between nodes, and no plan needs one; tied weights meet inside."""
+    whole = make_profile()
+    assert whole.model.ties
+    inside = {key: link for key, link in whole.network.links.items() if key[2] == "intra"}
+    alone = replace(whole, network=replace(whole.network, links=inside))
+    write_profile(tmp_path / "m.profile.json", alone)
+    config = AutoConfig(4, 4, 16, tmp_path, verbose=False)
+    assert config.batch_times.keys() == {1, 2, 3, 4}
+    with pytest.raises(MissingData, match="inter-node link from A10 to A10"):
+        AutoConfig(8, 4, 16, tmp_path, verbose=False)
+
+
 def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanningError, match="num_gpus 0"):
         AutoConfig(0, 4, 16, folder)

@@ -20,7 +20,7 @@ FOLDER = Path(os.environ.get("VJOB_PUBLIC_DATA", "none"))
 def test_the_measured_plan_of_gpt2_xl_is_predicted_term_by_term() -> None:
     plan = predict_seed(A10_8)
     # 1.402 s were measured; what is predicted of it is told, not tuned (benchmarks/results).
-    assert plan.step.step_s == pytest.approx(1.605, abs=0.005)
+    assert plan.step.step_s == pytest.approx(1.568, abs=0.005)
     assert plan.partition == "1-11-8-8-8-8-5-1"
     assert plan.step.tied_s - plan.step.pipeline_s == pytest.approx(0.129 + 0.0154, abs=0.001)
     # The most that was measured on stage 6 is 3,869 MB, without what the framework takes.
@@ -30,7 +30,7 @@ def test_the_measured_plan_of_gpt2_xl_is_predicted_term_by_term() -> None:
 def test_gpt2_xl_on_mixed_nodes_is_planned_with_proof() -> None:
     searched = Search(build_gpt2_profile(), Training(batch=64), MIXED_8).run()
     assert searched.gap == 0
-    assert searched.best.step_s == pytest.approx(1.1375, abs=0.001)
+    assert searched.best.step_s == pytest.approx(1.129, abs=0.001)
 
 
 @pytest.mark.skipif(not (FOLDER / "sailor").is_dir(), reason="VJOB_PUBLIC_DATA is not set")

@@ -6,12 +6,15 @@ import itertools
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import (
     Cluster,
     NodeKind,
+    list_all_orders,
 )
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.partition import is_allowed
@@ -26,6 +29,40 @@ CLUSTER = Cluster(
         NodeKind(name="s", gpu="small", gpus=2, count=2, price_per_hour=1.0),
     )
 )
+
+
+def count_by_hand(counts: tuple[int, ...]) -> int:
+    """Orders of some of so many nodes of each kind: the empty one and each that one node begins."""
+    return 1 + sum(
+        count_by_hand((*counts[:at], count - 1, *counts[at + 1 :]))
+        for at, count in enumerate(counts)
+        if count
+    )
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 60))
+def test_all_orders_are_listed_or_none(counts: list[int], most: int) -> None:
+    kinds = [
+        NodeKind(name=str(at), gpu="big", gpus=1, count=count) for at, count in enumerate(counts)
+    ]
+    expected = count_by_hand(tuple(counts)) - 1
+    orders = list_all_orders(Cluster(kinds=tuple(kinds)), most)
+    assert (orders is None) == (expected > most)
+    if orders is not None:
+        assert len(set(orders)) == len(orders) == expected
+
+
+def test_thousands_of_nodes_of_several_kinds_are_too_many_orders() -> None:
+    """It once went down a level for each node, and met Python's limit at a thousand."""
+    for counts in ((10240, 1), (1, 10240), (400, 400, 400)):
+        kinds = tuple(
+            NodeKind(name=str(at), gpu="big", gpus=8, count=count)
+            for at, count in enumerate(counts)
+        )
+        assert list_all_orders(Cluster(kinds=kinds), 3000) is None
+    alone = NodeKind(name="a", gpu="big", gpus=8, count=2000)
+    orders = list_all_orders(Cluster(kinds=(alone,)), 3000)
+    assert orders is not None and len(orders) == 2000
 
 
 def find_by_brute_force(chains: list[Chain], size: int) -> float:

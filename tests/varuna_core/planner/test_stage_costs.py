@@ -16,7 +16,7 @@ from varuna_core.planner.roles import find_work
 from varuna_core.planner.search import Search
 from varuna_core.planner.sites import Boundary, Placed, Route, Site
 from varuna_core.planner.space import Wishes
-from varuna_core.planner.step import find_peaks
+from varuna_core.planner.step import find_peaks, simulate_step
 from varuna_core.planner.tables import Shape, Tables
 from varuna_core.planner.training import Training
 
@@ -46,12 +46,12 @@ def build_profile() -> Profile:
     return replace(drawn, model=tied, gpus={"big": gpu}, network=network)
 
 
-def make_chain(schedule: str, stages: int = 2, count: int = 3) -> Chain:
+def make_chain(schedule: str, stages: int = 2, count: int = 3, flows: int = 1) -> Chain:
     training = Training(
         batch=count, weight_bytes=0, gradient_bytes=0, state_bytes=0, framework_bytes=0
     )
     sites = tuple(Site(("big",), (("big", 1),), 1) for _ in range(stages))
-    beside = Boundary((Route("big", "big", "intra", 1),))
+    beside = Boundary((Route("big", "big", "intra", flows),))
     return Chain(
         Tables(build_profile(), training),
         Shape(tensor=1, replicas=1, micro_batch=1),
@@ -71,6 +71,34 @@ def test_an_action_costs_its_segments_and_once_its_own() -> None:
     assert by_kind["I"] == pytest.approx((1.4, 0.3, 3.6))
     assert by_kind["W"] == pytest.approx((1.3, 0.4, 3.1))
     assert by_kind["R"] == pytest.approx((1.3, 0.5, 2.9))
+
+
+def test_messages_that_share_a_link_meet_once() -> None:
+    alone, shared = make_chain("1f1b"), make_chain("1f1b", flows=3)
+    one, three = (chain.build_costs((0, 2, 4)) for chain in (alone, shared))
+    took = 0.25 + OUTPUTS[1] * 1e-9
+    assert one.columns[0].hops == one.columns[0].holds == three.columns[0].hops
+    assert three.columns[0].hops == pytest.approx((took, took))
+    more = 2 * OUTPUTS[1] * 1e-9
+    assert three.columns[0].lag_s == pytest.approx(more) and not one.columns[0].lag_s
+    steps = [simulate_step(alone.compiled, costs) for costs in (one, three)]
+    # The last replica is behind by that, and nothing else waits for the link.
+    assert steps[1].lag_s == three.columns[0].lag_s
+    assert steps[1].step_s - steps[0].step_s == pytest.approx(more)
+    times = (float(chain.find_steps([(0, 2, 4)])[0]) for chain in (alone, shared))
+    assert list(times) == pytest.approx([step.step_s for step in steps])
+
+
+def test_a_link_that_is_full_holds_up_what_follows() -> None:
+    compiled = make_chain("gpipe", count=4).compiled
+    costs = [1.0] * 12
+    free, full = (compiled.run(costs, [2.0, 2.0], holds=[hold] * 2) for hold in (0.5, 5.0))
+    # Four forwards, the message, the last stage's forward and backward, the message, a backward:
+    # one after the other, but where the link is full the fourth message begins 15 later.
+    assert free.makespan == 1 + 2 + 4 + 4 + 2 + 1
+    assert full.makespan == 1 + 15 + 2 + 1 + 1 + 15 + 2 + 1
+    rows = [compiled.run_batch([costs], [[2.0] * 2], [[hold] * 2])[0][0] for hold in (0.5, 5.0)]
+    assert rows == [free.makespan, full.makespan]
 
 
 def test_a_micro_batch_keeps_what_its_stage_sent_on() -> None:
