@@ -18,8 +18,10 @@ def test_a_job_that_could_start_with_fewer_nodes_gets_all_that_are_idle(
     clean_lab: Lab, tmp_path: Path
 ) -> None:
     """It got the fewest: `--ntasks-per-node` had the tasks counted, of the smallest number."""
+    for ending in ("bin", "idx"):
+        (tmp_path / f"text.{ending}").touch()
     vjob = Vjob(tmp_path, clean_lab.env)
-    said = vjob("submit", vjob.write(CONF), "--dry-run", code=None).stdout
+    said = vjob("submit", vjob.write(CONF), "--dry-run").stdout
     options = re.findall(r"^\s*(#SBATCH .*)$", said, re.MULTILINE)
     assert "#SBATCH --nodes=2-4" in options
     script = tmp_path / "range.sh"
