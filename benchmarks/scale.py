@@ -224,13 +224,14 @@ def main() -> None:
         os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
         found = measure(sizes, options.only)
     text = render(sizes, found)
+    command = " ".join(["python -m benchmarks.scale", *sys.argv[1:]])
     print(text)
     if options.write:
         picture = RESULT.with_suffix(".svg")
         lines = {name: sorted(points.items()) for name, points in found.items()}
         picture.write_text(draw_growth("Growth with the number of nodes", "seconds", lines))
         RESULT.write_text(
-            "# Up to 10,240 nodes\n\nMade by `python -m benchmarks.scale --write`. "
+            f"# Up to {sizes[-1]:,} nodes\n\nMade by `{command}`. "
             f"{text}\n\n![Growth]({picture.name})\n"
         )
 

@@ -102,6 +102,7 @@ def submit(
     """
     from jobs import submit as submitting
     from jobs.planning.chosen import describe_promise, read_plan_file
+    from jobs.submitted import tell_submitted
 
     chosen = None if plan_file is None else read_plan_file(plan_file, overrides)
     if dry_run:
@@ -116,23 +117,9 @@ def submit(
         click.echo(ask(submitting.prepare(conf, overrides, chosen=chosen)))
         return
     run, record = submitting.submit(conf, overrides, chosen=chosen)
-    ids = [job.id for job in record.jobs]
-    if as_json:
-        click.echo(json.dumps({"run": run.name, "folder": str(run.path), "jobs": ids}))
-    else:
-        click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
-        promise = describe_promise(run)
-        if promise:
-            click.echo(f"  plan    {promise}")
-        click.echo(f"  files   {run.path}")
-        click.echo(f"  status  vjob status {ids[0]}")
-        click.echo(f"  logs    vjob logs -f {ids[0]}")
-    for warning in submitting.look_for_trouble(run):
-        click.echo(f"vjob: {warning}", err=True)
-    if follow:
-        from jobs.logs import follow_run
-
-        sys.exit(follow_run(run, click.echo))
+    promise = None if as_json else describe_promise(run)
+    more = {"plan": promise} if promise else {}
+    tell_submitted(run, record, more, as_json=as_json, follow=follow)
 
 
 cli.add_command(status)

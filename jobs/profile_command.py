@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,6 +75,7 @@ def profile(
     from jobs import submit as submitting
     from jobs.conf_read import read_conf
     from jobs.planning.settle import leave
+    from jobs.submitted import tell_submitted
 
     read = read_conf(conf, overrides, require_env=False)
     target = choose_output(read, conf.resolve().parent, output)
@@ -89,21 +88,7 @@ def profile(
         click.echo(render_preview(ready), nl=False)
         return
     run, record = submitting.submit(conf, overrides, words, layout)
-    ids = [job.id for job in record.jobs]
-    if as_json:
-        found = {"run": run.name, "folder": str(run.path), "jobs": ids, "profile": str(target)}
-        click.echo(json.dumps(found))
-    else:
-        click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
-        click.echo(f"  profile  {target}")
-        click.echo(f"  files    {run.path}")
-        click.echo(f"  logs     vjob logs -f {ids[0]}")
-    for warning in submitting.look_for_trouble(run):
-        click.echo(f"vjob: {warning}", err=True)
-    if follow:
-        from jobs.logs import follow_run
-
-        sys.exit(follow_run(run, click.echo))
+    tell_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
 
 
 def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:

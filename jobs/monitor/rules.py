@@ -33,10 +33,8 @@ def say_time(seconds: float) -> str:
     """`42 s`, `12 min`, `2 h 5 min`, `3 d 4 h`."""
     if not math.isfinite(seconds):
         return "ever"
-    if seconds < 0.95:
-        return f"{max(seconds, 0):.2g} s"
     if seconds < 9.5:
-        return f"{seconds:.1f} s"
+        return f"{max(seconds, 0):.2g} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jobs.monitor.rules import say_time
 from jobs.monitor.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
 from jobs.monitor.verdict import Verdict
 from varuna_core.records.tail import clean
@@ -83,7 +84,7 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         lines += _render_verdict(verdict)
     scheduler = snapshot.scheduler
     if scheduler.problem:
-        age = f"; what follows is {tell_time(scheduler.age_s)} old" if scheduler.jobs else ""
+        age = f"; what follows is {say_time(scheduler.age_s)} old" if scheduler.jobs else ""
         lines.append(f"  no answer: {_one_line(scheduler.problem)}{age}")
     lines += [f"  job {_render_job(job)}" for job in scheduler.jobs]
     lines += [f"  joined by job {_render_job(job)}" for job in scheduler.joined]
@@ -152,12 +153,12 @@ def tell_progress(snapshot: Snapshot) -> str:
     if loss is not None:
         words.append(f"loss {loss:.6g}")
     if progress.at is not None:
-        words.append(f"{tell_time(snapshot.now - progress.at)} ago")
+        words.append(f"{say_time(snapshot.now - progress.at)} ago")
     if snapshot.phase is not None:
         words.append(f"now at a{'n' if snapshot.phase.name[0] in 'aeiou' else ''} "
                      f"{snapshot.phase.name}")  # fmt: skip
     if snapshot.checkpoint_step is not None and snapshot.checkpoint_at is not None:
-        age = tell_time(snapshot.now - snapshot.checkpoint_at)
+        age = say_time(snapshot.now - snapshot.checkpoint_at)
         words.append(f"checkpoint of step {snapshot.checkpoint_step}, {age} old")
     return ", ".join(words)
 
@@ -189,7 +190,7 @@ def _render_node(node: Node, now: float) -> list[str]:
         words.append(node.phase)
     alive = max(filter(None, (node.beat_at, node.log_at)), default=None)
     if alive is not None and node.phase != "done":
-        words.append(f"alive {tell_time(now - alive)} ago")
+        words.append(f"alive {say_time(now - alive)} ago")
     counts = [f"{kind} {count:,} lines" for kind, count in node.num_lines.items()]
     words += counts or [f"{kind} {_size(size)}" for kind, size in node.sizes.items()]
     lines = [node.name + (f"  ({', '.join(words)})" if words else "")]
@@ -233,19 +234,6 @@ def _render_times(progress: Progress | None) -> list[str]:
         return []
     lines = [f"  iteration {point.step} : {point.step_s:.4f} s" for point in points[-NUM_POINTS:]]
     return ["iteration times", *lines]
-
-
-def tell_time(seconds: float) -> str:
-    """`3 s`, `5 min`, `2.5 h`, `3 d`."""
-    if seconds < 0:
-        seconds = 0.0
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 2 * 86400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.0f} d"
 
 
 def _size(count: int) -> str:

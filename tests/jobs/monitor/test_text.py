@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from jobs.monitor.rules import say_time
 from jobs.monitor.snapshot import (
     Attempt,
     Echo,
@@ -20,7 +21,7 @@ from jobs.monitor.snapshot import (
     Scheduler,
     Snapshot,
 )
-from jobs.monitor.text import choose_nodes, render, render_json, tell_time
+from jobs.monitor.text import choose_nodes, render, render_json
 from jobs.monitor.verdict import Health, Verdict
 from varuna_core.records.exits import Outcome, RankExit
 
@@ -136,10 +137,19 @@ def test_numbers_that_json_lacks_are_texts() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-5, "0 s"), (3.4, "3 s"), (119, "119 s"), (300, "5 min"), (9000, "2.5 h"), (864000, "10 d")],
+    [
+        (-5, "0 s"),
+        (3.42, "3.4 s"),
+        (3, "3 s"),
+        (119, "119 s"),
+        (300, "5 min"),
+        (9000, "2 h 30 min"),
+        (math.inf, "ever"),
+        (864000, "10 d"),
+    ],
 )
 def test_ages_are_told_in_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert tell_time(seconds) == text
+    assert say_time(seconds) == text
 
 
 def test_nothing_at_all_is_no_trouble() -> None:
