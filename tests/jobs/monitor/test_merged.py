@@ -12,7 +12,6 @@ from jobs.monitor.merged import (
     Log,
     LogLine,
     collapse,
-    join_numbers,
     merge_lines,
     split_tag,
 )
@@ -111,15 +110,6 @@ def test_a_growing_log_gives_each_line_once(tmp_path: Path) -> None:
         said.append([item.text for item in log.read()])
     assert said == [[], ["ab", "c"], []]
     assert [item.text for item in log.read(final=True)] == ["d"]
-
-
-@given(st.sets(st.integers(0, 40)))
-def test_numbers_joined_say_which(numbers: set[int]) -> None:
-    told: set[int] = set()
-    for part in filter(None, join_numbers(numbers).split(",")):
-        first, _, last = part.partition("-")
-        told |= set(range(int(first), int(last or first) + 1))
-    assert told == numbers
 
 
 def test_a_tag_is_a_number_and_a_colon() -> None:

@@ -16,7 +16,6 @@ from jobs.monitor.screen.figures import (
     show_age,
     show_duration,
     show_loss,
-    show_ranges,
     show_seconds,
 )
 from jobs.monitor.screen.heading import render_heading, say_jobs
@@ -91,16 +90,6 @@ def test_figures_read_as_one_would_say_them() -> None:
     steps = {0.0421: "0.042", 2.3: "2.30", 14.25: "14.2", 130.4: "130"}
     assert {seconds: show_seconds(seconds) for seconds in steps} == steps
     assert (show_loss(3.86891234), show_loss(math.nan)) == ("3.8689", "nan")
-    assert show_ranges((3, 0, 1, 2, 8)) == "0-3,8" and show_ranges(()) == ""
-
-
-@given(numbers=st.sets(st.integers(0, 60)))
-def test_ranges_name_each_number_once(numbers: set[int]) -> None:
-    named: list[int] = []
-    for part in filter(None, show_ranges(tuple(numbers)).split(",")):
-        low, _, high = part.partition("-")
-        named += range(int(low), int(high or low) + 1)
-    assert named == sorted(numbers)
 
 
 @given(
