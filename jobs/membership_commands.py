@@ -37,7 +37,8 @@ def grow(job: str, count: int, queue: str | None, walltime_min: int | None, as_j
         facts = {"run": run.name, "job": added, "group": join.name, "count": count}
         click.echo(json.dumps(facts))
         return
-    click.echo(f"job {added} brings {count} nodes to {run.name} when it starts")
+    nodes = "a node" if count == 1 else f"{count} nodes"
+    click.echo(f"job {added} brings {nodes} to {run.name} when it starts")
     click.echo(f"  status  vjob status {run.name}")
     click.echo(f"  log     {run.scheduler_log(join.name)}")
 

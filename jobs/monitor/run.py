@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jobs.errors import InputError
 from jobs.monitor.attempt import AttemptReader, AttemptView
@@ -13,6 +14,7 @@ from jobs.monitor.disks import look_at_disks
 from jobs.monitor.merge import merge_errors
 from jobs.monitor.node_files import count_lines
 from jobs.monitor.node_logs import LogFile
+from jobs.monitor.rules import say_names
 from jobs.monitor.scheduler import SchedulerDesk
 from jobs.monitor.settings import compare, read_asked, take_first
 from jobs.monitor.sift import Classifier
@@ -205,8 +207,19 @@ class RunReader:
         if self._plan is None or not self._plan.morph:
             return ()
         value = read_json(self.run.morph.manager)
-        said = value.get("left_out") if isinstance(value, dict) else None
-        return tuple(str(text) for text in said) if isinstance(said, list) else ()
+        if not isinstance(value, dict):
+            return ()
+        said = value.get("left_out")
+        left_out = tuple(str(text) for text in said) if isinstance(said, list) else ()
+        spare = [self._name_host(seat) for seat in list_spare(value)]
+        if spare:
+            names = say_names(spare)
+            left_out += (f"here and not used: {names}; the layout has no place for more",)
+        return left_out
+
+    def _name_host(self, seat: int) -> str:
+        value = read_json(self.run.morph.node(seat))
+        return str(value.get("host")) if isinstance(value, dict) else f"node {seat}"
 
     def _read_morphs(self) -> tuple[str, ...]:
         if self._plan is None or not self._plan.morph:
@@ -276,3 +289,13 @@ def _explain(
     if shown.stop is not None and shown.outcome is None:
         return f"ending: {shown.stop.get('reason')}"
     return ""
+
+
+def list_spare(manager: dict[str, Any]) -> list[int]:
+    """Seats whose nodes are here and take no part in the attempt that runs."""
+    nodes, members = manager.get("nodes"), manager.get("members")
+    runs = manager.get("phase") == "running"
+    if not runs or not isinstance(nodes, list) or not isinstance(members, list):
+        return []
+    seats = [str(name).partition("/")[0] for name in nodes if name not in members]
+    return sorted(int(seat) for seat in seats if seat.isdigit())

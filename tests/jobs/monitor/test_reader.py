@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.monitor.reader import open_reader
-from jobs.monitor.run import RunReader
+from jobs.monitor.run import RunReader, list_spare
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.files import write_json
 from varuna_core.records.runfolder import RunFolder
@@ -165,3 +165,10 @@ def test_a_torn_file_is_no_trouble(vjob: Vjob) -> None:
             path.write_bytes(path.read_bytes()[:20] + b"\xff\x00")
     found = RunReader(RunFolder(run.path)).read()
     assert found.world is None and {node.name for node in found.nodes} == {"local0", "local1"}
+
+
+def test_nodes_that_are_here_without_a_place_are_spare() -> None:
+    state = {"phase": "running", "nodes": ["0/a", "1/b", "12/c", "2/d"], "members": ["0/a", "1/b"]}
+    assert list_spare(state) == [2, 12]
+    assert list_spare({**state, "members": state["nodes"]}) == []
+    assert list_spare({**state, "phase": "gathering"}) == list_spare({}) == []
