@@ -21,7 +21,7 @@ from jobs.conf_read import parse_conf
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
 from jobs.joined import cancel_joined, find_joined_over
-from jobs.runs import RunView, view_run
+from jobs.runs import RunView, name_host, view_run
 from jobs.scripts import render_batch
 from jobs.submit import hold_back_interrupts
 from varuna_core.records import record as records
@@ -142,8 +142,7 @@ def read_members(view: RunView, plan: Plan) -> Members:
     nodes = [str(node).partition("/")[0] for node in state.get("nodes", ())]
     hosts = {}
     for seat in sorted(int(text) for text in nodes if text.isdigit()):
-        value = read_json(run.morph.node(seat))
-        hosts[seat] = str(value.get("host")) if isinstance(value, dict) else f"node {seat}"
+        hosts[seat] = name_host(run, seat)
     over = find_joined_over(view)
     joining = tuple(join for join in read_joins(run.morph) if join.number not in over)
     has_begun = state.get("phase", "gathering") != "gathering" or state.get("attempt", -1) >= 0

@@ -294,3 +294,9 @@ def _save(run: RunFolder, record: RunRecord) -> None:
         write_record(run, record)
     except OSError as error:
         log.warning("%s: what is shown could not be recorded: %s", run.name, error.strerror)
+
+
+def name_host(run: RunFolder, seat: int) -> str:
+    """The host of a node of a run that may morph, as the node itself says."""
+    value = read_json(run.morph.node(seat))
+    return str(value.get("host")) if isinstance(value, dict) else f"node {seat}"

@@ -20,7 +20,7 @@ from jobs.monitor.settings import compare, read_asked, take_first
 from jobs.monitor.sift import Classifier
 from jobs.monitor.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
 from jobs.pending import explain_reason
-from jobs.runs import RunView
+from jobs.runs import RunView, name_host
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
 from varuna_core.records.exits import read_outcome
@@ -211,15 +211,11 @@ class RunReader:
             return ()
         said = value.get("left_out")
         left_out = tuple(str(text) for text in said) if isinstance(said, list) else ()
-        spare = [self._name_host(seat) for seat in list_spare(value)]
+        spare = [name_host(self.run, seat) for seat in list_spare(value)]
         if spare:
             names = say_names(spare)
             left_out += (f"here and not used: {names}; the layout has no place for more",)
         return left_out
-
-    def _name_host(self, seat: int) -> str:
-        value = read_json(self.run.morph.node(seat))
-        return str(value.get("host")) if isinstance(value, dict) else f"node {seat}"
 
     def _read_morphs(self) -> tuple[str, ...]:
         if self._plan is None or not self._plan.morph:

@@ -255,7 +255,7 @@ class Snapshot:
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
     left_out: tuple[str, ...] = ()
-    """Why a run that may morph goes on without nodes that were there, a sentence each."""
+    """Why a run that may morph does not use nodes that are or were there, a sentence each."""
     morphs: tuple[str, ...] = ()
     """`from 8 x 4 to 6 x 4, 12 s`: those of this job that are over."""
     world: int | None = None
