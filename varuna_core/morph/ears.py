@@ -77,7 +77,7 @@ class Ears:
         if state.phase in (RUNNING, SAVING) and sight.stop is not None:
             reason = str(sight.stop.get("reason"))
             is_asked = sight.stop.get("kind") == "cancel"
-            said.append(CalledToEnd(reason) if is_asked else RankFailed(reason))
+            said.append(CalledToEnd(reason) if is_asked else RankFailed(reason, state.attempt))
         return said
 
     def when(self, node: str) -> Optional[float]:
@@ -117,7 +117,7 @@ class Ears:
             said.append(AskedToLeave(name))
         has_ended = item is not None and (item.state, item.attempt) == (ENDED, state.attempt)
         if has_ended and name in living and state.phase in ATTEMPTING:
-            said.append(RanksEnded(name))
+            said.append(RanksEnded(name, state.attempt))
         return said
 
     def _is_silent(self, state: State, since: float, now: float) -> bool:

@@ -187,6 +187,8 @@ def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
         return _lose(state, said, now, rules)
     if isinstance(said, AskedToLeave):
         return _let_go(state, said.node, now, rules)
+    if isinstance(said, (RanksEnded, RankFailed)) and said.attempt != state.attempt:
+        return state, []  # seen in the same look as the end of its attempt, and told after it
     if isinstance(said, RanksEnded):
         if state.phase not in ATTEMPTING or said.node not in state.living:
             return state, []

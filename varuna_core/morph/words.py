@@ -59,11 +59,13 @@ class RanksEnded:
     """All ranks of this node have ended, well or badly."""
 
     node: str
+    attempt: int
 
 
 @dataclass(frozen=True)
 class RankFailed:
     reason: str
+    attempt: int
 
 
 @dataclass(frozen=True)

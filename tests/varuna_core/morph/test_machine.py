@@ -77,8 +77,14 @@ class Story:
         self.tell(*map(Joined, NODES))
         assert self.state.phase == RUNNING
 
+    def ended(self, *nodes: str) -> list[Input]:
+        return [RanksEnded(node, self.state.attempt) for node in nodes]
+
+    def failed(self, reason: str) -> Input:
+        return RankFailed(reason, self.state.attempt)
+
     def end_ranks(self) -> list[Action]:
-        return self.tell(*map(RanksEnded, self.state.living))
+        return self.tell(*self.ended(*self.state.living))
 
 
 def test_all_nodes_start_at_once_and_a_normal_end_is_the_end() -> None:
@@ -100,20 +106,31 @@ def test_a_lost_node_is_fenced_and_the_others_go_on_once_they_have_ended() -> No
     story = Story()
     story.start()
     assert story.tell(Lost("3/d", "silent")) == [Fence("3/d"), StopRanks(0, "silent")]
-    assert story.tell(RanksEnded("0/a"), RanksEnded("1/b")) == []
-    assert story.tell(RanksEnded("2/c")) == [Judge(0)]
+    assert story.tell(*story.ended("0/a", "1/b")) == []
+    assert story.tell(*story.ended("2/c")) == [Judge(0)]
     assert story.tell(Saved(10), Judged(FAILED, 113, "lost")) == [Start(1, NODES[:2])]
     # What is fenced does not come back; another agent in its seat does, at the next attempt.
-    assert story.tell(Joined("3/d"), RanksEnded("3/d"), Joined("3/e")) == []
+    assert story.tell(Joined("3/d"), *story.ended("3/d"), Joined("3/e")) == []
     assert story.state.nodes == ("0/a", "1/b", "2/c", "3/e")
 
 
 def test_a_node_that_does_not_end_its_ranks_is_lost_at_the_deadline() -> None:
     story = Story()
     story.start()
-    story.tell(RankFailed("rank 1 exited 1"), *map(RanksEnded, NODES[:3]))
+    story.tell(story.failed("rank 1 exited 1"), *story.ended(*NODES[:3]))
     assert story.wait(19) == []
     assert story.wait(1) == [Fence("3/d"), Judge(0)]
+
+
+def test_what_is_told_of_an_attempt_after_its_end_does_not_end_the_next_one() -> None:
+    """All of it can come in one look at the files, and the last end starts the next attempt."""
+    story = Story()
+    story.start()
+    late = [story.failed("rank 1 exited 1"), *story.ended("0/a")]
+    story.end_ranks()
+    assert story.tell(Judged(FAILED, 1, "rank 1 exited 1")) == [Start(1, NODES)]
+    before = story.state
+    assert story.tell(*late) == [] and story.state == before
 
 
 def test_a_node_that_is_to_leave_leaves_after_a_checkpoint() -> None:
@@ -155,8 +172,8 @@ def test_nodes_that_no_plan_would_use_or_that_come_at_the_end_are_left_alone() -
     story.tell(Joined("0/a"), Joined("1/b"))
     assert story.wait(10) == [Start(0, NODES[:2])]
     assert story.tell(Joined("2/c")) == [] and story.wait(3) == []  # three would make two
-    assert story.tell(Joined("3/d"), RanksEnded("0/a")) == [] and story.wait(3) == []
-    story.tell(RanksEnded("1/b"))
+    assert story.tell(Joined("3/d"), *story.ended("0/a")) == [] and story.wait(3) == []
+    story.tell(*story.ended("1/b"))
     assert story.tell(Saved(9), Judged(DONE, 0, "fine")) == [End(0, "fine", False)]
 
 
@@ -178,10 +195,10 @@ def test_three_attempts_without_a_new_checkpoint_are_enough() -> None:
     story = Story()
     story.start()
     for number in range(2):
-        story.tell(RankFailed("bug"))
+        story.tell(story.failed("bug"))
         story.end_ranks()
         assert story.tell(Judged(FAILED, 1, "bug")) == [Start(number + 1, NODES)]
-    story.tell(RankFailed("bug"))
+    story.tell(story.failed("bug"))
     story.end_ranks()
     said = "no new checkpoint in 3 attempts; the last one: bug"
     assert story.tell(Judged(FAILED, 1, "bug")) == [End(1, said, False)]
@@ -190,7 +207,7 @@ def test_three_attempts_without_a_new_checkpoint_are_enough() -> None:
 def test_too_few_nodes_are_waited_for_up_to_a_deadline() -> None:
     story = Story(replace(RULES, may_requeue=False))
     story.start()
-    story.tell(Saved(8), *(Lost(node, "gone") for node in NODES[:3]), RanksEnded("3/d"))
+    story.tell(Saved(8), *(Lost(node, "gone") for node in NODES[:3]), *story.ended("3/d"))
     assert story.tell(Judged(FAILED, 113, "gone")) == []
     (end,) = story.wait(60)
     assert isinstance(end, End) and (end.code, end.requeue) == (113, False)
@@ -211,12 +228,12 @@ def test_a_state_of_another_version_is_not_taken() -> None:
 def test_a_checkpoint_that_turns_out_damaged_is_no_progress_and_not_called_safe() -> None:
     story = Story(replace(RULES, may_requeue=False))
     story.start()
-    story.tell(Saved(20), RankFailed("one"))
+    story.tell(Saved(20), story.failed("one"))
     story.end_ranks()
     story.tell(Judged(FAILED, 1, "one"))
     assert (story.state.attempt, story.state.fruitless) == (1, 0)
     for number in (1, 2):  # it begins at 10, comes to 20, and that is damaged again
-        story.tell(Saved(10), Saved(20), RankFailed("again"))
+        story.tell(Saved(10), Saved(20), story.failed("again"))
         story.end_ranks()
         story.tell(Judged(FAILED, 1, "again"))
         assert story.state.fruitless == number
@@ -236,7 +253,7 @@ def test_what_is_safe_is_what_is_whole() -> None:
 
 
 def fail_on(story: Story, node: str, *said: Input) -> list[Action]:
-    story.tell(*said, RankFailed(f"a rank on {node}"))
+    story.tell(*said, story.failed(f"a rank on {node}"))
     story.end_ranks()
     return story.tell(Judged(FAILED, 1, f"a rank on {node}", node))
 

@@ -149,7 +149,7 @@ class Cluster(RuleBasedStateMachine):
         """A node that was cut off and fenced is heard again."""
         node = data.draw(st.sampled_from(sorted(self.fenced)))
         self.tell(Joined(node))
-        self.tell(RanksEnded(node))
+        self.tell(RanksEnded(node, self.state.attempt))
 
     @precondition(lambda self: self.busy)
     @rule()
@@ -158,8 +158,7 @@ class Cluster(RuleBasedStateMachine):
         self.fail()
         while self.busy:
             node = min(self.busy)
-            del self.busy[node]
-            self.tell(RanksEnded(node))
+            self.tell(RanksEnded(node, self.busy.pop(node)))
             if node in self.busy:  # the next attempt has begun
                 break
 
@@ -183,13 +182,24 @@ class Cluster(RuleBasedStateMachine):
         self.answer = (outcome, 0 if outcome != FAILED else 1)
         if self.busy:
             node = data.draw(st.sampled_from(sorted(self.busy)))
-            del self.busy[node]
-            self.tell(RanksEnded(node))
+            self.tell(RanksEnded(node, self.busy.pop(node)))
 
     @rule()
     def fail(self) -> None:
         self.answer = (FAILED, 1)
-        self.tell(RankFailed("a rank failed"))
+        self.tell(RankFailed("a rank failed", self.state.attempt))
+
+    @precondition(lambda self: self.state.attempt >= 0)
+    @rule(data=st.data())
+    def tell_of_earlier_attempt(self, data: st.DataObject) -> None:
+        """What was seen with the end of an attempt, and comes when the next one has begun."""
+        number = data.draw(st.integers(-1, self.state.attempt - 1))
+        self.tell(Tick())
+        before = self.state
+        self.tell(RankFailed("a rank failed", number))
+        for node in self.state.members:
+            self.tell(RanksEnded(node, number))
+        assert self.state.living == before.living and self.state.phase == before.phase
 
     @precondition(lambda self: self.busy)
     @rule(heard=st.booleans())

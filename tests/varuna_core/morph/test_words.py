@@ -181,11 +181,11 @@ def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
     ("changes", "said"),
     [
         ({"saved": 5}, Saved(5)),
-        ({"stop": {"kind": "rank", "reason": "r"}}, RankFailed("r")),
+        ({"stop": {"kind": "rank", "reason": "r"}}, RankFailed("r", 0)),
         ({"stop": {"kind": "cancel", "reason": "c"}}, CalledToEnd("c")),
         ({"refused": {2: "disk"}}, Lost("2/k", "h2 is not fit: disk")),
         ({"leave": (2,)}, AskedToLeave("2/k")),
-        ({"presences": {2: replace(ME, state=ENDED)}}, RanksEnded("2/k")),
+        ({"presences": {2: replace(ME, state=ENDED)}}, RanksEnded("2/k", 0)),
         (
             {"presences": {2: replace(ME, state=GONE)}},
             Lost("2/k", "h2 has left: its job ends, or somebody ended its agent"),
