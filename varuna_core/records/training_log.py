@@ -243,6 +243,7 @@ def parse_job_info(line: str) -> Optional[Tuple[str, str]]:
 
 # Timers. The seed's own log lists, after each rank, when each call began and ended (epoch seconds).
 
+TIMERS_HEAD = re.compile(rb"(?:(\(min, max\) )?|(max )?)times? across ranks \(ms\):")
 _NAME = rb"([\w-]{1,80})"
 _NUMBER = rb"([-+.\deE]{1,40}|nan|inf)"
 TIMER_NUMBERS = re.compile(
