@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from containers.registry import RUNTIMES
-from jobs.submit import make_run_folder, prepare, write_run_folder
+from jobs.submit import prepare, write_run_folder
 from varuna_core.records.plan import read_plan
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.runfolder import RunFolder, make_run_folder
 
 RESULT = Path(__file__).parent / "results" / "containers.md"
 BOUND_S = 0.3
@@ -75,7 +75,7 @@ def make_node(folder: Path, runtime: str, image: str, scratch: Path) -> Node:
     (folder / "nothing.py").touch()
     conf.write_text(CONF.format(runtime=runtime, image=json.dumps(image), scratch=scratch))
     ready = prepare(conf, [f"name={runtime}"])
-    run = make_run_folder(ready.run)
+    run = make_run_folder(ready.run.path)
     write_run_folder(ready, run)
     return Node(run)
 

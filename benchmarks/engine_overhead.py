@@ -51,7 +51,7 @@ class Timed:
 
 
 def run_alone(stage: Stage, inputs: Any) -> None:
-    spec = None if stage.is_first else stage.record.cuts[stage.segments.start - 1].specs[0]
+    spec: Any = None if stage.is_first else stage.record.cuts[stage.segments.start - 1].specs[0]
     for _ in range(NUM_MICROBATCHES):
         out = stage.forward(inputs, spec and [torch.randn(SIZE, *spec.shape[1:])])
         tensors = [out] if stage.is_last else list(out.tensors)
@@ -76,7 +76,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     clock = time.thread_time if options.cpu else time.perf_counter
-    engine.time = SimpleNamespace(perf_counter=clock)  # type: ignore[assignment]  # its own clock
+    engine.time = SimpleNamespace(perf_counter=clock)  # type: ignore[assignment,attr-defined]  # its own clock
     torch.manual_seed(0)
     actions: Times = {"F": [], "B": []}
 
@@ -96,7 +96,7 @@ def main() -> None:
     )
     (stage,) = varuna.part.stages
     own = {"F": Timed(stage.forward, clock), "B": Timed(torch.autograd.backward, clock)}
-    stage.forward = own["F"]  # type: ignore[method-assign]
+    stage.forward = own["F"]
     torch.autograd.backward = own["B"]
     extra: Times = {"F": [], "B": []}
     alone: Times = {"F": [], "B": []}

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.morph_ours import BATCH, Size, wait_until
 from varuna_core.agent.proc import list_below, list_stats
@@ -132,7 +133,7 @@ def train(folder: Path, size: Size) -> None:
     step = find_newest(folder)
     if step >= 0:
         weights, moments = get_state_dict(model, optimizer)
-        state = {"model": weights, "optimizer": moments}
+        state: dict[str, Any] = {"model": weights, "optimizer": moments}
         dcp.load(state, checkpoint_id=str(folder / "save" / str(step)))
         set_state_dict(
             model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]

@@ -113,7 +113,7 @@ def measure_manager(folder: Path, nodes: int) -> Points:
         finish_s=60.0, may_requeue=False,
     )  # fmt: skip
     state = begin(rules, 0.0, None, -1, -1)
-    ears = Ears(60.0, 2.0)
+    ears = Ears(lost_s=60.0, beat_s=2.0, poll_s=0.25)
     for name in ("manager: all nodes are new", "manager: a turn"):
         with timed(points, name):
             sight = Sight(read_presences(morph, "7.0"), None, {}, (), -1)

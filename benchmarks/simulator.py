@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def join_profiles(profiles: Sequence[Profile]) -> Profile:
     """Of each figure the median."""
     first = profiles[0]
 
-    def middle(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    def middle(rows: Sequence[Sequence[float]]) -> Any:
         return tuple(np.median(np.array(rows, dtype=float), axis=0).tolist())
 
     gpus = {}
@@ -147,7 +147,10 @@ def measure(launch: Launch, rounds: int, cpu: bool, kept: Path | None) -> dict[s
         return found
     options = {"launch": asdict(launch), "rounds": rounds, "steps": STEPS, "cpu": cpu}
     inside: dict[str, Any] = {"environment": KEEP_MEMORY}
-    with network.slow_link(launch.rate_mbit) if launch.rate_mbit else nullcontext([]) as sides:
+    link: AbstractContextManager[Sequence[Sequence[str]]] = nullcontext(())
+    if launch.rate_mbit:
+        link = network.slow_link(launch.rate_mbit)
+    with link as sides:
         if sides:
             prefixes = [sides[node != launch.nodes[0]] for node in launch.nodes]
             environment = {**KEEP_MEMORY, "GLOO_SOCKET_IFNAME": "eth0"}

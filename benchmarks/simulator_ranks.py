@@ -107,7 +107,7 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     launch = rebuild(options["launch"])
     if options["cpu"]:
         by_thread = SimpleNamespace(perf_counter=time.thread_time)
-        engine.time = profiler_bench.time = by_thread  # type: ignore[assignment]  # their own clocks
+        engine.time = profiler_bench.time = by_thread  # type: ignore[assignment,attr-defined]  # their own
     os.environ["VJOB_NODE"] = launch.nodes[rank]
     kind = launch.kinds[rank]
     waits.jitter.factor = launch.slow_right if launch.nodes[rank] != launch.nodes[0] else 1.0

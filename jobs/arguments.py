@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import click
 
@@ -17,6 +18,14 @@ def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 job_argument = click.argument("job", shell_complete=complete_job)
+conf_argument = click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one key, such as --set parallel.pipeline=4.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 

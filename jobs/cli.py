@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from jobs.arguments import job_argument, json_option, paint_rank
+from jobs.arguments import conf_argument, job_argument, json_option, paint_rank, set_option
 from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
@@ -66,14 +66,8 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override one key, such as --set cluster.walltime_min=30.",
-)
+@conf_argument
+@set_option
 @click.option(
     "--plan",
     "plan_file",

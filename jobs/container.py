@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from jobs.arguments import json_option
 from jobs.conf import Container
 from jobs.errors import InputError, VjobError
 
@@ -72,7 +73,6 @@ cache_option = click.option(
     help="Folder of imported images, which all nodes must see.  [default: "
     "$XDG_CACHE_HOME/vjob/images or ~/.cache/vjob/images]",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 again_option = click.option("--again", is_flag=True, help="Make it anew if it is there.")
 
 

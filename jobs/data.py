@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from jobs.arguments import json_option
 from jobs.errors import InputError, VjobError
 
 TOKENIZERS = ("bpe", "wordpiece-lower", "wordpiece-cased", "whitespace")
@@ -194,7 +195,7 @@ def _render(summary: dict[str, Any]) -> str:
 @data.command()
 @click.argument("prefix")
 @split_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@json_option
 def inspect(prefix: str, split: str, as_json: bool) -> None:
     """Show what PREFIX.bin and .idx hold, and whether the index maps beside them are theirs.
 

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import click
 
+from jobs.arguments import conf_argument, set_option
 from jobs.errors import InputError, VjobError
 
 
 @click.command()
-@click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@conf_argument
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--host", "hosts", multiple=True, help="A machine; once for each node, in order.")
 @click.option("--elastic", help="MIN:MAX nodes, by torchrun's own rendezvous.")
 @click.option("--restarts", default=0, help="How often torchrun starts failed ranks again.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Replace one key.")
+@set_option
 def export(
     conf: Path,
     folder: Path,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from jobs.arguments import json_option
+from jobs.arguments import conf_argument, json_option, set_option
 from jobs.conf import JobConf
 from jobs.errors import InputError
 
@@ -23,14 +23,8 @@ def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -
 
 
 @click.command()
-@click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override one key, such as --set cluster.walltime_min=30.",
-)
+@conf_argument
+@set_option
 @click.option(
     "-o",
     "--output",

@@ -66,7 +66,8 @@ def build_ours(model: models.Gpt, batch: dict[str, Tensor], world: int) -> Calla
     varuna = Varuna(
         model, stages, dummies, size, CHUNK_SIZE, device=0, partition=partition, precision="bf16"
     )
-    for block in varuna.part.stages[0].module.blocks:
+    blocks: Any = varuna.part.stages[0].module.blocks
+    for block in blocks:
         block.compile()
     return lambda: (varuna.step(batch), varuna.zero_grad())
 

@@ -158,7 +158,7 @@ def build_ours(
         partition=partition,
         schedule=ours.schedule,
         stages_per_rank=ours.stages_per_rank,
-        recompute=ours.recompute,
+        recompute=ours.recompute,  # type: ignore[arg-type]
         trace=job.trace,
         costs=costs,
     )

@@ -107,7 +107,7 @@ def profile_engine(job: jobs.Job) -> list[str]:
         job.run()
     job.varuna.engine.run = run
     actions = 2 * NUM_MICROBATCHES * STEPS_A_ROUND
-    stats: dict[Any, Any] = pstats.Stats(profile).stats
+    stats: dict[Any, Any] = vars(pstats.Stats(profile))["stats"]
     dearest = sorted(stats.items(), key=lambda item: -item[1][2])[:NUM_SHOWN]
     return [
         f"| `{Path(file).name}:{name}` | {calls / actions:.2f} | {own / actions * 1e6:.1f} |"

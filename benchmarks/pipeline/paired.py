@@ -122,7 +122,9 @@ class Alone:
         shape = (CHUNK_SIZE, self.batch["ids"].shape[1], self.width)
         received = None if stage.is_first else [torch.randn(shape)]
         gradient = None if stage.is_last else torch.randn(shape)
-        taken, output, work = [], None, []
+        taken: list[tuple[str, float]] = []
+        output: Any = None
+        work = []
         for kind in kinds:
             begin = time.perf_counter()
             if kind in "FfR":

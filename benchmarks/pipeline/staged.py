@@ -161,7 +161,10 @@ def run(options: dict[str, Any]) -> Part:
     if obstacle is None:
         with network.slow_link(RATE_MBIT) as sides:
             prefixes = [sides[stage > SLOW_LINK] for stage in range(NUM_STAGES)]
-            inside = {"prefixes": prefixes, "environment": {"GLOO_SOCKET_IFNAME": "eth0"}}
+            inside: dict[str, Any] = {
+                "prefixes": prefixes,
+                "environment": {"GLOO_SOCKET_IFNAME": "eth0"},
+            }
             slow = run_ranks(__name__, NUM_STAGES, {**options, "conditions": [link]}, **inside)
     else:
         part.notes.append(f"Slow link: not measured: {obstacle}.")

@@ -30,8 +30,6 @@ class Suspect:
     reason: str
     node: str = ""
     rank: int | None = None
-    is_sure: bool = False
-    """No long silence is needed beside it: a stopped process does nothing."""
     remedy: str = ""
 
 
@@ -76,7 +74,6 @@ def _stopped(snapshot: Snapshot) -> Suspect | None:
         reason=f"{_say_ranks(found)} {_is_or_are(found)} stopped (SIGSTOP, or a debugger)",
         node=found[0].node,
         rank=found[0].rank,
-        is_sure=True,
         remedy=f"`kill -CONT {found[0].pid or 'PID'}` on {found[0].node or 'its node'}",
     )
 
@@ -89,7 +86,6 @@ def _zombie(snapshot: Snapshot) -> Suspect | None:
         reason=f"{_say_ranks(found)} {_is_or_are(found)} dead and not collected yet",
         node=found[0].node,
         rank=found[0].rank,
-        is_sure=True,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from jobs.arguments import json_option
+from jobs.arguments import json_option, set_option
 from jobs.errors import InputError
 
 
@@ -32,13 +32,7 @@ def read_prices(
 @click.argument(
     "conf", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override one key, such as --set parallel.pipeline=auto.",
-)
+@set_option
 @click.option(
     "--profile",
     "profile",

@@ -19,6 +19,7 @@ files could not be read.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Callable, List, Optional, Sequence, Tuple
 
@@ -72,7 +73,7 @@ class State:
     earlier: int = -1
     """The last one of the jobs before."""
     nodes: Tuple[str, ...] = ()
-    """Nodes that are here."""
+    """Nodes that are here, sorted."""
     members: Tuple[str, ...] = ()
     """Nodes of the attempt."""
     ended: Tuple[str, ...] = ()
@@ -116,6 +117,8 @@ class State:
     @property
     def free(self) -> Tuple[str, ...]:
         """Nodes that the next attempt may use."""
+        if not self.leaving:
+            return self.nodes
         return tuple(node for node in self.nodes if node not in self.leaving)
 
     @property
@@ -177,9 +180,10 @@ def repeat(state: State) -> List[Action]:
 
 def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
     if isinstance(said, Joined):
-        if said.node in state.nodes or said.node in state.fenced:
+        at = bisect_left(state.nodes, said.node)  # they are sorted; thousands come at once
+        if state.nodes[at : at + 1] == (said.node,) or said.node in state.fenced:
             return state, []
-        state = replace(state, nodes=tuple(sorted((*state.nodes, said.node))))
+        state = replace(state, nodes=(*state.nodes[:at], said.node, *state.nodes[at:]))
         if state.phase == RUNNING:
             state = replace(state, grow_at=now + rules.settle_s)
         return state, []

@@ -114,6 +114,8 @@ class Manager:
         self._next_beat = 0.0
         self._widen()
         self._state = self._open()
+        self._landed: Optional[State] = None
+        self._land()
 
     def run(self) -> int:
         """0 once manager.json has the answer; the batch script reads it with `answer`."""
@@ -123,9 +125,7 @@ class Manager:
             if self._is_replaced():
                 self._say("the run went on in another job; this one ends")
                 return 0
-            for said in self._listen():
-                self._tell(said)
-            self._tell(Tick())
+            self._tell(*self._listen(), Tick())
             if self._cost.look(self._state) or time.monotonic() >= self._next_beat:
                 with contextlib.suppress(OSError):  # the disk may be full for a while
                     self._write_orders()
@@ -151,9 +151,7 @@ class Manager:
             number = max(number, earlier.attempt)
         for path in self._run.morph.leave(0).parent.glob("*.json"):
             path.unlink()
-        state = begin(self._rules, time.monotonic(), earlier, self._find_saved(), number)
-        self._save(state)
-        return state
+        return begin(self._rules, time.monotonic(), earlier, self._find_saved(), number)
 
     # Inputs.
 
@@ -208,15 +206,18 @@ class Manager:
 
     # The machine.
 
-    def _tell(self, said: Input) -> None:
-        before = self._state
-        state, actions = advance(before, said, time.monotonic(), self._rules, self._choose)
-        if state != before:
-            self._cost.mark(before, state)
-            self._state = state
-            self._save(state)
-            self._tell_left_out(state.left_out[len(before.left_out) :])
-        self._do(actions)
+    def _tell(self, *said: Input) -> None:
+        for one in said:
+            before = self._state
+            state, actions = advance(before, one, time.monotonic(), self._rules, self._choose)
+            if state != before:
+                self._cost.mark(before, state)
+                self._state = state
+                self._tell_left_out(state.left_out[len(before.left_out) :])
+            if actions:
+                self._land()
+                self._do(actions)
+        self._land()
 
     def _tell_left_out(self, texts: Sequence[str]) -> None:
         for text in texts:
@@ -227,8 +228,12 @@ class Manager:
     def _choose(self, nodes: Sequence[str]) -> Tuple[str, ...]:
         return pick_nodes(self._plan, self._training, nodes)
 
-    def _save(self, state: State) -> None:
-        write_json(self._run.morph.manager, {**asdict(state), "session": self._session})
+    def _land(self) -> None:
+        """Before anything is done about it; once for all that was seen in one look: thousands of
+        nodes may join in it."""
+        if self._state != self._landed:
+            write_json(self._run.morph.manager, {**asdict(self._state), "session": self._session})
+            self._landed = self._state
 
     # Actions.
 

@@ -65,7 +65,7 @@ class Lines:
 
     def _begin_interval(self) -> None:
         self._sum: Tensor | None = None
-        self._count = self._skipped = self._nan = 0
+        self._count = self._skipped = 0
         self._paused = 0.0
         self._since = time.perf_counter()
 
