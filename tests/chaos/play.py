@@ -117,7 +117,7 @@ class Player:
             watch.blame(f"it ended as {record.get('verdict')}: {record.get('message')}")
         else:
             kinds = {fault.kind for fault in faults}
-            for text in judge_losses(self.run, lines_may_lack="fill run" in kinds):
+            for text in judge_losses(self.run, lines_may_lack="fill run" in kinds)[0]:
                 watch.blame(text)
         deadline = time.monotonic() + 30
         while (left := self.stage.list_left()) and time.monotonic() < deadline:
