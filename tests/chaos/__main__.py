@@ -1,6 +1,7 @@
 """`python -m tests.chaos --seed 7 --faults 5`: one schedule of faults, and what came of it.
 
     --stage local     real processes on this machine; `lab` is the real Slurm of tests/cluster
+    --fresh           ends a lab that is up: one that was not started for this has no disk to fill
     --replay FILE     the faults of a report again; --without 2 4 leaves some out, to find the least
     --report FILE     where the report goes; without it one is written where something is wrong
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from tests.chaos.faults import draw
 from tests.chaos.play import play, read_faults
 from tests.chaos.stage import Stage
+from tests.cluster.lifecycle import stop_lab
 
 PATIENCE_S = 150.0
 
@@ -28,7 +30,7 @@ def main(words: list[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     options = build_parser().parse_args(words)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{options.seed}-", dir=options.folder))
-    stage = open_stage(options.stage, folder)
+    stage = open_stage(options.stage, folder, is_fresh=options.fresh)
     if options.replay:
         faults = read_faults(options.replay)
         faults = tuple(f for i, f in enumerate(faults) if i not in options.without)
@@ -59,10 +61,12 @@ def main(words: list[str] | None = None) -> int:
     return 0 if is_good else 1
 
 
-def open_stage(name: str, folder: Path) -> Stage:
+def open_stage(name: str, folder: Path, *, is_fresh: bool) -> Stage:
     if name == "lab":
         from tests.chaos.lab_stage import LabStage
 
+        if is_fresh:
+            stop_lab()
         return LabStage(folder)
     return Stage(folder)
 
@@ -76,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=5, metavar="COUNT")
     parser.add_argument("--stage", choices=("local", "lab"), default="local")
+    parser.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="draw from these alone")
     parser.add_argument("--replay", type=Path, metavar="FILE")
     parser.add_argument("--without", type=int, nargs="+", default=[], metavar="NUMBER")

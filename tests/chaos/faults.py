@@ -32,7 +32,15 @@ ANYWHERE = (
     "kill waiting",
 )
 """Faults that real processes on one machine can have."""
-ON_SLURM = ("power off", "cut link", "stop slurmd", "restart controller", "requeue")
+ON_SLURM = (
+    "power off",
+    "cut link",
+    "slow link",
+    "stop slurmd",
+    "restart controller",
+    "requeue",
+    "preempt",
+)
 """Those that need the lab besides."""
 
 GAP = 40

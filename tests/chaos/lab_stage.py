@@ -18,15 +18,19 @@ from tests.cluster.processes import read_record, send_signal
 from tests.cluster.shape import LabError
 from varuna_core.records.files import read_json
 
+SLOW_MBIT = 1.0
+PREEMPT_S = 10.0
+"""Until a preempted job has let its nodes go (GraceTime of the lab and a little)."""
 NOTICED_S = 16.0
 """Until the controller calls a silent node down (docs/lab.md)."""
 
 
 class LabStage(Stage):
-    """Four of the lab's six nodes; spare ones take a requeued job."""
+    """Four of the lab's six nodes, in a queue that others may preempt; spare ones take a requeued
+    job."""
 
     kinds = (*ANYWHERE, *ON_SLURM)
-    cluster = "scheduler: slurm\n  nodes: [{group: all, count: 4, queue: all, ranks: 1}]"
+    cluster = "scheduler: slurm\n  nodes: [{group: all, count: 4, queue: low, ranks: 1}]"
 
     def __init__(self, folder: Path, lab: Lab | None = None) -> None:
         super().__init__(folder, lab.env if lab is not None else None)
@@ -71,6 +75,12 @@ class LabStage(Stage):
     def requeue(self) -> None:
         self.lab.run(["scontrol", "requeue", self.job], check=False)
 
+    def preempt(self, hosts: list[str]) -> str:
+        """A job of a better queue that wants these nodes; its id."""
+        words = ["sbatch", "--parsable", "--partition=all", "--exclusive", "--output=/dev/null"]
+        words += [f"--nodelist={','.join(hosts)}", f"--nodes={len(hosts)}", "--wrap=sleep 900"]
+        return self.lab.run(words).stdout.strip()
+
     def stop_slurmd(self, host: str) -> None:
         """The daemon alone: the steps on its node go on."""
         send_signal(read_record(self.lab.paths.pid_record(host)), signal.SIGKILL)
@@ -111,6 +121,17 @@ def cut_link(stage: Stage, fault: Fault, pause: Pause) -> str:
     return f"cut the link of {node.host} for {seconds:.1f} s"
 
 
+def slow_link(stage: Stage, fault: Fault, pause: Pause) -> str:
+    node = pick_node(stage, fault)
+    if node is None:
+        return NOBODY
+    cluster = as_lab(stage).lab
+    cluster.slow_link(node.host, SLOW_MBIT, latency_ms=200)
+    pause(fault.lasts_s)
+    cluster.clear_link(node.host)
+    return f"slowed the link of {node.host} to {SLOW_MBIT:g} Mbit/s for {fault.lasts_s} s"
+
+
 def stop_slurmd(stage: Stage, fault: Fault, pause: Pause) -> str:
     node = pick_node(stage, fault)
     if node is None:
@@ -131,7 +152,18 @@ def restart_controller(stage: Stage, fault: Fault, pause: Pause) -> str:
 
 def requeue(stage: Stage, fault: Fault, pause: Pause) -> str:
     as_lab(stage).requeue()
-    return "requeued the job, as a preemption does"
+    return "requeued the job, as an administrator does"
+
+
+def preempt(stage: Stage, fault: Fault, pause: Pause) -> str:
+    """By a job that wants one node: Slurm warns the whole job, and requeues it."""
+    node = pick_node(stage, fault)
+    if node is None:
+        return NOBODY
+    job = as_lab(stage).preempt([node.host])
+    pause(fault.lasts_s + PREEMPT_S)
+    as_lab(stage).lab.run(["scancel", job], check=False)
+    return f"a job of a better queue took {node.host}"
 
 
 def as_lab(stage: Stage) -> LabStage:
@@ -142,7 +174,9 @@ def as_lab(stage: Stage) -> LabStage:
 LAB_STRIKES: dict[str, Strike] = {
     "power off": power_off,
     "cut link": cut_link,
+    "slow link": slow_link,
     "stop slurmd": stop_slurmd,
     "restart controller": restart_controller,
     "requeue": requeue,
+    "preempt": preempt,
 }

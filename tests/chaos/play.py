@@ -12,7 +12,7 @@ from typing import Any
 from tests.chaos.faults import Fault, count_steps
 from tests.chaos.lab_stage import LAB_STRIKES
 from tests.chaos.stage import Stage
-from tests.chaos.strikes import STRIKES
+from tests.chaos.strikes import NOBODY, STRIKES
 from tests.chaos.watching import Watch, judge_losses
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json, write_json
@@ -20,6 +20,7 @@ from varuna_core.records.runfolder import RunFolder
 
 STRIKES_OF_ALL = {**STRIKES, **LAB_STRIKES}
 LOOK_S = 0.3
+MISS_S = 20.0
 OVER = ("ended", "refused")
 
 
@@ -76,13 +77,22 @@ class Player:
             if not self._wait_for(fault.at):
                 break
             self.watch.note("strike", **asdict(fault))
-            said = STRIKES_OF_ALL[fault.kind](self.stage, fault, self._pause)
+            said = self._strike(fault)
             if fault.kind == "damage newest":
                 self.watch.expect_damage()
             self.watch.note("struck", kind=fault.kind, said=said)
             self.watch.progress_at = time.monotonic()
         self._wait_for(None)
         self._judge(faults)
+
+    def _strike(self, fault: Fault) -> str:
+        """Again until there is something to hit, between two attempts there may be nothing."""
+        deadline = time.monotonic() + MISS_S
+        while True:
+            said = STRIKES_OF_ALL[fault.kind](self.stage, fault, self._pause)
+            if not said.startswith(NOBODY) or time.monotonic() > deadline:
+                return said
+            self._pause(LOOK_S)
 
     def _wait_for(self, iteration: int | None) -> bool:
         """Until it is saved, or the run is over; whether to go on."""
@@ -117,7 +127,7 @@ class Player:
             watch.blame(f"it ended as {record.get('verdict')}: {record.get('message')}")
         else:
             kinds = {fault.kind for fault in faults}
-            for text in judge_losses(self.run, lines_may_lack="fill run" in kinds):
+            for text in judge_losses(self.run, lines_may_lack="fill run" in kinds)[0]:
                 watch.blame(text)
         deadline = time.monotonic() + 30
         while (left := self.stage.list_left()) and time.monotonic() < deadline:

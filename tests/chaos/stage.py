@@ -59,6 +59,7 @@ class Stage:
     """One run on this machine, without Slurm."""
 
     kinds: tuple[str, ...] = ANYWHERE
+    conf = CONF
     cluster = "scheduler: local\n  nodes: [{group: all, count: 4, ranks: 1}]"
 
     def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
@@ -75,10 +76,12 @@ class Stage:
         """Folders and data."""
         from tests.varuna_core.data.tokens import write_tokens
 
-        documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
-        write_tokens(self.folder / "text", documents)
+        write_tokens(self.folder / "text", self.make_documents())
         for name in DISKS:
             (self.folder / name).mkdir()
+
+    def make_documents(self) -> list[list[list[int]]]:
+        return [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
 
     def mount(self) -> None:
         """Disks of its own that can be filled; without root those faults hit nothing."""
@@ -110,7 +113,7 @@ class Stage:
         self._mounted.clear()
 
     def submit(self, steps: int) -> RunFolder:
-        self._run = self.vjob.submit(CONF.format(steps=steps, cluster=self.cluster))
+        self._run = self.vjob.submit(self.conf.format(steps=steps, cluster=self.cluster))
         return self._run
 
     @property

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.strikes import NOBODY
+
 
 def render_summary(reports: Sequence[dict[str, Any]]) -> str:
     lines = [
@@ -24,17 +26,27 @@ def render_summary(reports: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in sorted(reports, key=lambda one: (one["stage"], one["seed"])):
-        kinds = ", ".join(fault["kind"] for fault in one["faults"])
+        kinds = ", ".join(list_kinds(one))
         wrong = "; ".join(one["problems"]) or "none"
         lines.append(
             f"| {one['stage']} | {one['seed']} | {kinds} | {one['attempts']} | "
             f"{len(one['morphs'])} | {one['seconds']:.0f} | {one['verdict']} | {wrong} |"
         )
-    count = Counter(fault["kind"] for one in reports for fault in one["faults"])
+    count = Counter(kind for one in reports for kind in list_kinds(one) if "(" not in kind)
     faults = ", ".join(f"{kind} {number}" for kind, number in sorted(count.items()))
     well = sum(not one["problems"] for one in reports)
     lines += ["", f"{well} of {len(reports)} runs were well. Faults: {faults}.", ""]
     return "\n".join(lines)
+
+
+def list_kinds(report: dict[str, Any]) -> list[str]:
+    """In order; those that found nothing to hit, or came after the end, say so."""
+    struck = [seen["said"] for seen in report["seen"] if seen["what"] == "struck"]
+    said = [*struck, *[NOBODY] * len(report["faults"])]
+    return [
+        fault["kind"] + (" (no hit)" if text.startswith(NOBODY) else "")
+        for fault, text in zip(report["faults"], said, strict=False)
+    ]
 
 
 if __name__ == "__main__":

@@ -126,8 +126,9 @@ def read_history(run: RunFolder) -> tuple[dict[int, float], list[str]]:
     return found, problems
 
 
-def judge_losses(run: RunFolder, *, lines_may_lack: bool) -> list[str]:
-    """Every step once, with the loss that the undisturbed training has there.
+def judge_losses(run: RunFolder, *, lines_may_lack: bool) -> tuple[list[str], dict[int, float]]:
+    """Every step once, with the loss that the undisturbed training has there; what is wrong with
+    that, and the undisturbed losses.
 
     The batch of each step is its own, so a sample that came twice or never would show in the loss.
     `lines_may_lack`: the disk that holds the logs was full.
@@ -149,4 +150,4 @@ def judge_losses(run: RunFolder, *, lines_may_lack: bool) -> list[str]:
         if loss != pytest.approx(expected[step], rel=ALIKE):
             problems.append(f"step {step}: loss {loss}, undisturbed {expected[step]}")
             break
-    return problems
+    return problems, expected

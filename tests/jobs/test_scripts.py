@@ -86,6 +86,31 @@ def test_a_job_that_may_start_with_fewer_nodes_asks_for_a_range_and_no_tasks() -
     assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n" in text and "--expected" not in text
 
 
+@pytest.mark.parametrize(("lives_s", "starts"), [(0, 10), (90, 15)])
+def test_only_managers_that_fail_in_a_row_end_the_job(
+    lives_s: int, starts: int, tmp_path: Path
+) -> None:
+    """The loop of the script, with a manager that is well at its fifteenth start at the latest."""
+    text = render_all(MORPH)["batch.sh"]
+    loop = text[text.index("failures=0") :]
+    loop = loop[: loop.index("\ndone\n") + len("\ndone\n")]
+    begin = f"""set -euo pipefail
+python=fake run=x session=1.0 calls= SLURM_JOB_NUM_NODES=2
+fake() {{ echo >>starts; [ "$(wc -l <starts)" -ge 15 ]; }}
+sleep() {{ :; }}
+wait() {{ SECONDS=$((SECONDS + {lives_s})); builtin wait "$@"; }}
+"""
+    done = subprocess.run(
+        ["bash", "-c", begin + loop],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert len((tmp_path / "starts").read_text().splitlines()) == starts, done.stderr
+
+
 def test_rank_zero_is_in_the_first_component_whatever_its_queue() -> None:
     conf = make_conf(HETJOB)
     text = render_batch(conf, make_plan(conf), RUN)

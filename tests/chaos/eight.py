@@ -1,0 +1,238 @@
+"""`python -m tests.chaos.eight`: trainings of 300 steps through eight morphs each, on the lab.
+
+    python -m tests.chaos.eight plain het split --reports FOLDER --write
+
+Without names all three (tests/chaos/stories.py), five minutes each. Exit code 0: each came to its
+end through all of its morphs, with the losses of the undisturbed training, and in the history that
+leads to the final weights every sample was read once. `--write` makes the table of all reports in
+the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.history import read_spans
+from tests.chaos.play import OVER
+from tests.chaos.stories import STORIES, Scene, Story
+from tests.chaos.theatre import BATCH, STEPS, Theatre
+from tests.chaos.watching import Watch, judge_losses, read_history
+from varuna_core.records.events import read_events
+from varuna_core.records.files import read_json, write_json
+from varuna_core.records.plan import read_attempt_plan
+
+SCENE_S = 100.0
+END_S = 200.0
+LOOK_S = 0.3
+STATUS_S = 5.0
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "eight_morphs.md"
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Of one story."""
+
+    name: str
+    folder: str
+    problems: list[str] = field(default_factory=list)
+    scenes: list[dict[str, Any]] = field(default_factory=list)
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    morphs: list[dict[str, Any]] = field(default_factory=list)
+    verdict: str = ""
+    seconds: float = 0.0
+    final_loss: float | None = None
+    undisturbed_loss: float | None = None
+    worst: float | None = None
+    """Largest relative difference of a loss from the undisturbed one."""
+
+
+class Director:
+    """Leads one run through its story."""
+
+    def __init__(self, theatre: Theatre, story: Story, report: Report) -> None:
+        self.theatre, self.story, self.report = theatre, story, report
+        self.run = theatre.submit(STEPS)
+        self.watch = Watch(theatre)
+        self._attempt = -1
+        self._status_at = 0.0
+
+    def play(self) -> None:
+        start = Scene(what="submitted", do=lambda it: None, members=self.story.members)
+        for scene in (start, *self.story.scenes):
+            begun, iteration = time.monotonic(), self.watch.best
+            scene.do(self.theatre)
+            if not self._wait_for(scene, begun + SCENE_S):
+                break
+            plan = read_attempt_plan(self.run, self._attempt)
+            assert plan is not None
+            facts = {
+                "what": scene.what,
+                "iteration": max(iteration, 0),
+                "attempt": self._attempt,
+                "nodes": scene.members,
+                "shape": f"{plan.pipeline} x {plan.data}",
+                "seconds": round(time.monotonic() - begun, 1),
+            }
+            self.report.scenes.append(facts)
+            print(facts, flush=True)
+        deadline = time.monotonic() + END_S
+        while not self._is_over():
+            self.watch.look()
+            if time.monotonic() > deadline:
+                self.watch.blame(f"not over in {END_S:g} s")
+                break
+            time.sleep(LOOK_S)
+        self._judge()
+
+    def _wait_for(self, scene: Scene, deadline: float) -> bool:
+        """Until ranks on so many nodes have saved something."""
+        while True:
+            self.watch.look()
+            state = self.theatre.read_state()
+            attempt, saved, base = (state.get(word, -1) for word in ("attempt", "saved", "base"))
+            assert isinstance(attempt, int) and isinstance(saved, int) and isinstance(base, int)
+            is_there = len(self.theatre.read_members()) == scene.members and saved > base
+            if state.get("phase") == "running" and attempt > self._attempt and is_there:
+                self._attempt = attempt
+                return True
+            if self._is_over():
+                self.watch.blame(f"the run was over before: {scene.what}")
+                return False
+            if time.monotonic() > deadline:
+                self.watch.blame(f"not {scene.members} nodes in {SCENE_S:g} s: {scene.what}")
+                return False
+            time.sleep(LOOK_S)
+
+    def _is_over(self) -> bool:
+        if time.monotonic() - self._status_at > STATUS_S:
+            self.theatre.vjob("status", str(self.run.path), "--json", code=None)
+            self._status_at = time.monotonic()
+        return read_json(self.run.record).get("state") in OVER
+
+    def _judge(self) -> None:
+        report = self.report
+        report.verdict = str(read_json(self.run.record).get("verdict"))
+        if report.verdict != "COMPLETED":
+            self.watch.blame(f"it ended as {report.verdict}")
+        report.morphs = [event for event in read_events(self.run) if event["kind"] == "morph"]
+        spans, problems = read_spans(self.run, BATCH)
+        report.spans = [asdict(span) for span in spans]
+        kept = sum(span.last - span.first + 1 for span in spans)
+        if report.verdict == "COMPLETED" and kept != STEPS:
+            problems.append(f"{kept} of {STEPS} steps lead to the final weights")
+        losses, _ = read_history(self.run)
+        found, expected = judge_losses(self.run, lines_may_lack=False)
+        for text in (*problems, *found):
+            self.watch.blame(text)
+        report.final_loss, report.undisturbed_loss = losses.get(STEPS), expected[STEPS]
+        report.worst = max(abs(losses[step] / expected[step] - 1) for step in losses)
+        report.problems = self.watch.problems
+
+
+def tell(name: str, folder: Path) -> Report:
+    """One story, from a lab that is up or is started for it."""
+    story = STORIES[name]
+    theatre = Theatre(folder, story.cluster)
+    report = Report(name=name, folder=str(folder))
+    begun = time.monotonic()
+    try:
+        theatre.open()
+        director = Director(theatre, story, report)
+        director.play()
+        write_json(folder / "seen.json", director.watch.seen)
+    finally:
+        theatre.close(keep=True)
+    report.seconds = round(time.monotonic() - begun, 1)
+    return report
+
+
+HEAD = f"""\
+# Eight morphs: trainings of 300 steps that never have their nodes for long
+
+Made by `python -m tests.chaos.eight --reports FOLDER --write` on [the lab](../../docs/lab.md): six
+nodes of one rank each on two CPUs, 6 layers, batches of {BATCH} samples, no two alike, a checkpoint
+every 5 steps. Each row is one thing that was done to the run, and the attempt that it came to;
+seconds are from there to that attempt's first checkpoint, on a machine that others used too. Held
+besides, as in [chaos](chaos.md): no complete checkpoint was lost, no two managers were seen.
+"""
+COLUMNS = {
+    "iteration": "after step",
+    "what": "what happened",
+    "attempt": "attempt",
+    "nodes": "nodes used",
+    "shape": "pipeline x data",
+    "seconds": "seconds",
+}
+
+
+def render(reports: list[dict[str, Any]]) -> str:
+    lines = HEAD.splitlines()
+    for one in reports:
+        lines += ["", f"## {one['name']}", "", f"| {' | '.join(COLUMNS.values())} |"]
+        lines += ["|---" * len(COLUMNS) + "|"]
+        for scene in one["scenes"]:
+            lines.append(f"| {' | '.join(str(scene[word]) for word in COLUMNS)} |")
+        kept = sum(span["last"] - span["first"] + 1 for span in one["spans"])
+        again = sum(span["done"] - span["last"] for span in one["spans"])
+        steps = ", ".join(f"{s['first']} to {s['last']} by {s['attempt']}" for s in one["spans"])
+        lines += [
+            "",
+            f"- Ended as {one['verdict']} after {one['seconds']:.0f} s; problems: "
+            f"{'; '.join(one['problems']) or 'none'}.",
+            f"- Loss of step {STEPS}: {one['final_loss']:.6E}, undisturbed "
+            f"{one['undisturbed_loss']:.6E}; the largest relative difference of all is "
+            f"{one['worst']:.1e}.",
+            f"- {kept} steps lead to the final weights, {kept * BATCH} samples, each read once; "
+            f"{again} steps were done again. By attempt: {steps}.",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def main(words: list[str] | None = None) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos.eight",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("stories", nargs="*", metavar="STORY", help=" or ".join(STORIES))
+    parser.add_argument("--reports", type=Path, default=Path(), metavar="FOLDER")
+    parser.add_argument("--write", action="store_true", help=f"writes {RESULTS.name}")
+    options = parser.parse_args(words)
+    if unknown := set(options.stories) - set(STORIES):
+        parser.error(f"no such story: {', '.join(sorted(unknown))}")
+    is_good = True
+    for name in options.stories or STORIES:
+        folder = Path(tempfile.mkdtemp(prefix=f"eight-{name}-"))
+        report = tell(name, folder)
+        write_json(options.reports / f"eight-{name}.json", asdict(report))
+        print(
+            f"{name}: {report.verdict}, {report.seconds:.0f} s, {len(report.morphs)} morph events"
+        )
+        for text in report.problems:
+            print(f"problem: {text}", file=sys.stderr)
+        if report.problems:
+            is_good = False
+            print(f"kept: {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder)
+    if options.write:
+        found = [options.reports / f"eight-{name}.json" for name in STORIES]
+        RESULTS.write_text(
+            render([json.loads(path.read_text()) for path in found if path.exists()])
+        )
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
