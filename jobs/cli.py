@@ -88,11 +88,12 @@ def submit(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Submit CONF: to Slurm where sbatch is there, else to this machine.
+    """Submit CONF: to its list of machines, to Slurm where sbatch is there, else to this machine.
 
     \b
     vjob submit conf.yaml --dry-run | less
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
+    vjob submit conf.yaml --set cluster.machine_list=available_machines.out
     """
     from jobs import submit as submitting
     from jobs.planning.chosen import describe_promise, read_plan_file

@@ -263,7 +263,12 @@ class Cluster:
     """Where it runs."""
 
     scheduler: Literal["auto", "slurm", "local", "machines"] = "auto"
-    """auto: slurm where sbatch is on PATH, else local; machines (over ssh): not in this version."""
+    """auto: machines where there is a machine_list, slurm where sbatch is on PATH, else local."""
+    machine_list: str | None = None
+    """File of machines that ssh reaches, a host a line, for a run that may morph. It is watched:
+    a host that appears joins, one that goes leaves."""
+    ssh_config: str | None = None
+    """File for `ssh -F` to the machines; default: ssh's own."""
     hetero: Literal["auto", "hetjob", "split"] = "auto"
     """Several groups as one het job, or as jobs that find each other."""
     walltime_min: int = 60

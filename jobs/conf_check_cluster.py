@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from jobs.conf import JobConf, NodeGroup
+from jobs.conf import Cluster, JobConf, NodeGroup
 from jobs.conf_paths import Finding
 
 # Linux hands these out to outgoing connections (net.ipv4.ip_local_port_range).
@@ -148,10 +148,29 @@ def check_cluster(conf: JobConf) -> Iterator[Finding]:
                 node,
                 "must be a node name such as n060 or n[060-067]",
             )
+    yield from _check_machines(cluster)
     yield from _check_port(cluster.port)
     yield from _check_sbatch("cluster.sbatch", cluster.sbatch)
     for index, group in enumerate(cluster.nodes):
         yield from _check_sbatch(f"cluster.nodes[{index}].sbatch", group.sbatch)
+
+
+def _check_machines(cluster: Cluster) -> Iterator[Finding]:
+    """Of a run on a list of machines."""
+    listed = cluster.machine_list
+    if cluster.scheduler == "machines" and listed is None:
+        message = "needs cluster.machine_list, a file with a host a line"
+        yield "cluster.scheduler", cluster.scheduler, message
+    if listed is None:
+        if cluster.ssh_config is not None:
+            yield "cluster.ssh_config", cluster.ssh_config, "needs cluster.machine_list"
+        return
+    if cluster.scheduler not in ("auto", "machines"):
+        message = f"cannot be with cluster.scheduler: {cluster.scheduler}; leave that out"
+        yield "cluster.machine_list", listed, message
+    if len(cluster.nodes) > 1:
+        message = f"wants one group in cluster.nodes, and there are {len(cluster.nodes)}"
+        yield "cluster.machine_list", listed, message
 
 
 def _check_port(port: int | str) -> Iterator[Finding]:

@@ -14,8 +14,12 @@ def check_version(conf: JobConf) -> Iterator[Finding]:
     runtime = conf.container.runtime
     if conf.program.kind in BUILT_IN:
         yield from _check_built_in(conf)
-    if conf.cluster.scheduler == "machines":
-        yield "cluster.scheduler", "machines", "is not in this version of vjob; use slurm or local"
+    if conf.cluster.machine_list is not None and not conf.morph.enabled:
+        message = (
+            "is in this version of vjob for runs that may morph (morph.enabled) alone; "
+            "`python -m varuna_core.launch` starts a script on a list of machines"
+        )
+        yield "cluster.machine_list", conf.cluster.machine_list, message
     if conf.morph.enabled:
         yield from _check_morph(conf)
     if conf.container.image is not None and runtime not in ("auto", "none", *RUNTIMES):

@@ -74,7 +74,7 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
     image = container.image
     if image and is_image_path(image, container.runtime):
         image = resolve(image)
-    checkpoint = conf.train.checkpoint
+    checkpoint, cluster = conf.train.checkpoint, conf.cluster
     return replace(
         conf,
         program=replace(
@@ -87,6 +87,11 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
         parallel=replace(conf.parallel, profile=resolve(conf.parallel.profile)),
         container=replace(
             container, image=image, mounts=tuple(map(resolve_mount, container.mounts))
+        ),
+        cluster=replace(
+            cluster,
+            machine_list=resolve(cluster.machine_list),
+            ssh_config=resolve(cluster.ssh_config),
         ),
         workdir=resolve(conf.workdir),
         log_folder=resolve_path(conf.log_folder, base, environ),

@@ -46,7 +46,7 @@ class Executor(ABC):
 
 def choose_executor(scheduler: str) -> Executor:
     """By the plan's word; imports what it needs only then."""
-    if scheduler == "local":
+    if scheduler in ("local", "ssh"):  # ssh: the batch script runs here, agents on the machines
         from jobs.local_executor import LocalExecutor
 
         return LocalExecutor()

@@ -19,6 +19,7 @@ from jobs import index, process
 from jobs.errors import VjobError
 from jobs.executor import Executor
 from jobs.slurm import JobInfo, parse_state
+from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
 from varuna_core.records.runfolder import RunFolder
@@ -55,7 +56,8 @@ class LocalExecutor(Executor):
             ) from None
         write_json(state_file(run, group), {"job": job, "state": "PENDING", "time": time.time()})
         command = [sys.executable, "-m", "jobs.local_job", str(run.path), job, group or ""]
-        env = {**clean_environment(os.environ), **_import_path()}
+        agent = keep_ssh_agent(os.environ)
+        env = {**clean_environment(os.environ), **agent, **_import_path()}
         process.start_detached(command, output=run.scheduler_log(group), env=env)
         return job
 

@@ -20,8 +20,11 @@ from pathlib import Path
 from types import FrameType
 
 from jobs import process
+from jobs.errors import VjobError
 from jobs.local_executor import state_file
 from jobs.local_step import OFFSET
+from jobs.machine_list import read_machines
+from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import write_atomic, write_json
 from varuna_core.records.joins import read_joins, widen
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
@@ -37,6 +40,11 @@ START_STEP = (
     "from jobs.local_step import main; sys.exit(main(sys.argv[1:]))"
 )
 """Not PYTHONPATH: that would reach the ranks."""
+START_WATCH = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from varuna_core.launch.watch import main; sys.exit(main())"
+)
+"""In the place of srun where a list of machines is watched."""
 
 
 class Supervisor:
@@ -60,6 +68,8 @@ class Supervisor:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if self._machine_list is not None:
+            write_atomic(self.run.master_pid, f"{os.getpid()}\n")
         self._write_state("RUNNING")
         code = 128 + signal.SIGTERM
         while self.asked is None:
@@ -140,19 +150,35 @@ class Supervisor:
         env["PATH"] = f"{tools}{os.pathsep}{env['PATH']}"
         if self.restarts:
             env["SLURM_RESTART_COUNT"] = str(self.restarts)
-        if len(names) > 1:
+        if self._machine_list is not None:
+            env["SLURM_JOB_NUM_NODES"] = str(self._count_machines())
+            env.update(keep_ssh_agent(os.environ))
+        elif len(names) > 1:
             env["SLURM_HET_SIZE"] = str(len(names))
             for number, nodes in enumerate(names):
                 env[f"{OFFSET}{number}"] = str(groups[number].first_node)
                 env[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] = ",".join(nodes)
         return env
 
+    @property
+    def _machine_list(self) -> str | None:
+        return self.plan.morphing.machine_list if self.plan.morphing is not None else None
+
+    def _count_machines(self) -> int:
+        """For how many the manager waits at the start."""
+        try:
+            return len(read_machines(self._machine_list or ""))
+        except VjobError as error:
+            print(f"vjob: {error}", file=sys.stderr, flush=True)
+            return self.plan.num_nodes
+
     def _make_tools(self) -> Path:
         """The folder with the stand-ins."""
         folder = self.run.path / f"local-bin.{self.job}"
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in ("srun", "scontrol"):
-            words = [sys.executable, "-c", START_STEP, str(ROOT), name]
+            is_watch = name == "srun" and self._machine_list is not None
+            words = [sys.executable, "-c", START_WATCH if is_watch else START_STEP, str(ROOT), name]
             text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
             write_atomic(folder / name, text, mode=0o700)
         return folder

@@ -104,7 +104,7 @@ def shrink(run: RunFolder, *, count: int | None, hosts: Sequence[str]) -> list[s
     By count: first jobs that have yet to start, then the nodes that joined last, never the first
     node, where the batch script runs.
     """
-    view, plan = _open(run)
+    view, plan = _open(run, is_shrink=True)
     members = read_members(view, plan)
     here = {seat: name for seat, name in members.hosts.items() if seat not in members.leaving}
     if hosts:
@@ -161,12 +161,16 @@ def _read_manager(run: RunFolder) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _open(run: RunFolder) -> tuple[RunView, Plan]:
+def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
     view = view_run(run)
     plan = read_plan(run.plan)
     if plan is None or plan.morphing is None:
         raise InputError(
             f"{run.name} keeps its nodes to the end: submit with `morph: {{enabled: true}}`"
+        )
+    if plan.morphing.machine_list is not None and not is_shrink:
+        raise InputError(
+            f"{run.name} runs on a list of machines: add hosts to {plan.morphing.machine_list}"
         )
     if view.record.state != records.SUBMITTED:
         raise InputError(

@@ -119,7 +119,25 @@ def build_morphing(conf: JobConf) -> MorphPlan:
         requeue=conf.cluster.requeue,
         save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
         warm=conf.morph.warm,
+        machine_list=conf.cluster.machine_list,
+        ssh_config=conf.cluster.ssh_config,
     )
+
+
+def add_seats(plan: Plan) -> Plan:
+    """For a run on a list of machines: seats for as many as may come, behind those of the conf."""
+    limits = plan.morphing
+    if limits is None or limits.machine_list is None or limits.max_nodes <= plan.num_nodes:
+        return plan
+    first, more = plan.groups[0], limits.max_nodes - plan.num_nodes
+    group = replace(
+        first,
+        name=f"{first.name}-more",
+        count=more,
+        first_node=plan.num_nodes,
+        first_rank=plan.world,
+    )
+    return replace(plan, groups=(*plan.groups, group), morphing=replace(limits, joined=more))
 
 
 def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:

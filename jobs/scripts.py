@@ -121,7 +121,7 @@ def render_batch(
             ],
             morph=plan.morph,
             guest=guest,
-            given=GIVEN if fewest else None,
+            given=GIVEN if fewest or plan.scheduler == "ssh" else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
             finish_s=conf.cluster.finish_s,
             node_script=str(run.node_script),
@@ -132,6 +132,7 @@ def render_batch(
 
 def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
     """The script that srun starts once on each node."""
+    give_back = "scontrol requeue" if conf.cluster.requeue else "scancel"
     inside = find_step_container(plan)
     # The interpreter that runs vjob may be there in a container, and not run.
     pythons = [plan.python, "python3"] if inside is None else ["python3", "/usr/bin/python3"]
@@ -144,7 +145,7 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
             run=str(run.path),
             agent=str(run.agent),
             morph=plan.morph,
-            give_back=Raw("scontrol requeue" if conf.cluster.requeue else "scancel"),
+            give_back=None if plan.scheduler == "ssh" else Raw(give_back),
             workdir=plan.workdir if inside is None else inside.workdir,
             setup=[Raw(line) for line in conf.setup],
             pythons=Raw(shlex.join(pythons)),

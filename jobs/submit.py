@@ -28,8 +28,9 @@ from jobs.conf_reader import BUILT_IN
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import Executor, choose_executor
 from jobs.image import classify_image, resolve_image, stamp_image
+from jobs.machine_list import settle_machines
 from jobs.pending import explain_reason
-from jobs.plan import Surroundings, build_plan
+from jobs.plan import Surroundings, add_seats, build_plan
 from jobs.planning.chosen import Chosen
 from jobs.planning.settle import choose
 from jobs.programs import start
@@ -88,7 +89,8 @@ def prepare(
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
     conf = replace(conf, container=resolve_image(conf.container, os.environ))
     scheduler = choose_scheduler(conf, for_preview=for_preview)
-    if scheduler == "local" and ":" in str(run.path):
+    conf = settle_machines(conf, is_preview=for_preview)
+    if scheduler != "slurm" and ":" in str(run.path):
         raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
     image = conf.container.image
     here = Surroundings(
@@ -106,13 +108,12 @@ def prepare(
     plan = replace(build_plan(conf, here), planned=chosen.why, prediction=chosen.prediction)
     plan = replace(plan, layouts=None if chosen.layouts is None else dict(chosen.layouts))
     plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
-    text = conf_path.read_text(encoding="utf-8")
     scripts = render_scripts(conf, plan, run)
     return Prepared(
         conf_path=conf_path.resolve(),
-        conf_text=text,
+        conf_text=conf_path.read_text(encoding="utf-8"),
         conf=conf,
-        plan=plan,
+        plan=add_seats(plan),
         scripts=scripts,
         files=start.build_files(conf, here.found, here.folder),
         run=run,
@@ -124,8 +125,8 @@ def make_run_id(name: str, now: time.struct_time) -> str:
 
 
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
-    """slurm where sbatch is on PATH, else this machine."""
-    asked = conf.cluster.scheduler
+    """ssh for a list of machines, slurm where sbatch is on PATH, else this machine."""
+    asked = "ssh" if conf.cluster.machine_list else conf.cluster.scheduler
     if asked == "slurm" and not for_preview and shutil.which("sbatch") is None:
         raise InputError(
             "cluster.scheduler is slurm, but sbatch is not on PATH; log in to a cluster node, or "

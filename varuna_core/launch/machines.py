@@ -94,12 +94,17 @@ def name_machines(machines: Sequence[Machine], own: str) -> tuple[str, ...]:
     """What files and log lines call them: short, and each its own; `own` is this host's name."""
     found: list[str] = []
     for machine in machines:
-        host = own if machine.is_local else machine.host
-        # A name loses its domain; of an address every part counts.
-        short = host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
-        name = re.sub(r"[^A-Za-z0-9_-]", "-", short).strip("-") or "node"
-        number, free = 2, name
-        while free in found:
-            free, number = f"{name}-{number}", number + 1
-        found.append(free)
+        found.append(name_machine(machine, own, found))
     return tuple(found)
+
+
+def name_machine(machine: Machine, own: str, taken: Sequence[str]) -> str:
+    """What one of them is called where these names are taken."""
+    host = own if machine.is_local else machine.host
+    # A name loses its domain; of an address every part counts.
+    short = host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", short).strip("-") or "node"
+    number, free = 2, name
+    while free in taken:
+        free, number = f"{name}-{number}", number + 1
+    return free

@@ -53,6 +53,10 @@ class Asked:
     script: str
     user: int
     """Who we are here."""
+    folder_key: str = "--log_folder"
+    python_key: str = "--python"
+    code_key: str = "--code_dir"
+    """What the user calls these."""
 
 
 def render_probe(asked: Asked, mark: str) -> str:
@@ -81,7 +85,7 @@ def find_problem(asked: Asked, said: Mapping[str, str]) -> str | None:
     if "sees" not in said:
         text = (
             f"it does not see the run folder {asked.folder}: the folder must be on a file system "
-            "that all machines share (NFS, Lustre); name one with --log_folder"
+            f"that all machines share (NFS, Lustre); name one with {asked.folder_key}"
         )
         if said.get("user") != str(asked.user):
             text += f"; you are user {asked.user} here and {said.get('user')} there"
@@ -91,9 +95,11 @@ def find_problem(asked: Asked, said: Mapping[str, str]) -> str | None:
     if "agent" not in said:
         return f"neither {asked.python} nor a python3 from 3.8 is there; install one"
     if "python" not in said:
-        return f"{asked.python} is not there: install it, or name another with --python"
+        return f"{asked.python} is not there: install it, or name another with {asked.python_key}"
     if "code" not in said:
-        return f"--code_dir {asked.code_dir} is not there: it must have the same path everywhere"
+        return (
+            f"{asked.code_key} {asked.code_dir} is not there: it must have the same path everywhere"
+        )
     if "script" not in said:
         return f"{asked.script} is not in {asked.code_dir} there"
     return None

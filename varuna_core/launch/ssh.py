@@ -65,6 +65,12 @@ def build_ssh_command(machine: Machine, config: str | None = None) -> list[str]:
     return [*command, machine.host, "exec /bin/sh -s"]
 
 
+def keep_ssh_agent(environ: Mapping[str, str]) -> dict[str, str]:
+    """What ssh needs of the user's shell to ask his agent for keys."""
+    name = "SSH_AUTH_SOCK"
+    return {name: environ[name]} if name in environ else {}
+
+
 def render_script(words: Sequence[str], env: Mapping[str, str]) -> str:
     """The script that becomes a command, its standard input left to it."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]

@@ -73,6 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--orphaned", default="", metavar="SHELL", help="what to become where the manager is gone"
     )
+    add.add_argument(
+        "--tether",
+        action="store_true",
+        help="standard input is held by who started us: its end, or its silence, ends us",
+    )
     add.set_defaults(run_command=_run_stay)
     add = commands.add_parser("manage", parents=[shared, job], help="own the run")
     add.add_argument(
@@ -118,7 +123,8 @@ def _load(path: Path) -> tuple[RunFolder, Plan]:
 def _run_stay(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
     plan = widen(plan, read_joins(run.morph))
-    return stay(run, plan, args.session, args.node, args.orphaned)
+    tether = sys.stdin.fileno() if args.tether else None
+    return stay(run, plan, args.session, args.node, args.orphaned, tether)
 
 
 def _run_standby(args: argparse.Namespace) -> int:

@@ -61,12 +61,18 @@ def beat_s(plan: Plan) -> float:
 
 
 def stay(
-    run: RunFolder, plan: Plan, session: str, given_index: Optional[int], orphaned: str = ""
+    run: RunFolder,
+    plan: Plan,
+    session: str,
+    given_index: Optional[int],
+    orphaned: str = "",
+    tether: Optional[int] = None,
 ) -> int:
     """The exit code of the node: 0 when the run ended, whatever its ranks came to.
 
     Without a session of its own it is a guest (orders.py). `orphaned` is a line of shell that this
     process becomes where the manager is gone for good: it gives the job back to the scheduler.
+    `tether` is an input by which whoever started us over ssh tells that it lives.
     """
     seat = find_index(plan, given_index, os.environ)
     host = host_name(plan, seat, os.environ, os.uname().nodename)
@@ -82,7 +88,7 @@ def stay(
         attempt=-1,
         code=0,
     )
-    node = Stay(run, plan, me)
+    node = Stay(run, plan, me, tether)
     code = node.run()
     if node.is_orphaned and orphaned:
         os.execvp("sh", ["sh", "-c", orphaned])
@@ -92,9 +98,13 @@ def stay(
 class Stay:
     """One node of the job."""
 
-    def __init__(self, run: RunFolder, plan: Plan, me: Presence) -> None:
+    def __init__(
+        self, run: RunFolder, plan: Plan, me: Presence, tether: Optional[int] = None
+    ) -> None:
         self._run, self._plan, self._me = run, plan, me
         self._signals = Signals()
+        if tether is not None:
+            self._signals.hold(tether, plan.timing.lost_s)
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._is_guest = not me.session
         self.is_orphaned = False

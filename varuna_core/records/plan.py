@@ -122,6 +122,10 @@ class MorphPlan:
     """How many nodes at the end of `groups` were asked for later (records/joins.py)."""
     warm: bool = False
     """Whether ranks of the next attempt wait on each node while this one trains."""
+    machine_list: Optional[str] = None
+    """Without a scheduler: the file that names the machines, which is watched."""
+    ssh_config: Optional[str] = None
+    """For `ssh -F`."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 <log_folder>/<run>/
   conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
   launch.json                                        asked of the launcher, where that was it
+  master.pid                                         of a run on a list of machines
   training.json  program.pyz                         of a built-in program: what it trains, itself
   batch.sh | batch.<group>.sh   node.sh   agent.pyz  what the scheduler runs
   events.jsonl  events.<group>.jsonl                 one writer a file: the batch scripts' hosts
@@ -201,6 +202,11 @@ class RunFolder:
     def launch(self) -> Path:
         """Who launched the run over ssh, and with which arguments."""
         return self.path / "launch.json"
+
+    @property
+    def master_pid(self) -> Path:
+        """Of a run on a list of machines: whom to send signals by hand."""
+        return self.path / "master.pid"
 
     @property
     def training(self) -> Path:

@@ -1,0 +1,202 @@
+"""A run without Slurm, on a watched list of machines: this one, and others over a real ssh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import Vjob, wait_for
+from tests.jobs.test_morph import (
+    CONF,
+    kill_node,
+    list_morphs,
+    names_run,
+    read_losses,
+    read_presence,
+    wait_for_checkpoint,
+)
+from tests.jobs.test_morph import vjob as vjob
+from tests.jobs.test_morph_grow import end_well, wait_for_morphs
+from tests.varuna_core.sshd import SSHD, Sshd
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import read_training
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        SSHD is None, reason="no sshd here: apt-get install openssh-server, `make packages` as root"
+    ),
+]
+
+HERE = os.uname().nodename.partition(".")[0]
+LONG = 20000
+"""Steps of a run that is ended before them."""
+
+
+class Machines:
+    """This machine, and others of any name that are it again, by way of ssh."""
+
+    def __init__(self, vjob: Vjob, sshd: Sshd) -> None:
+        self.vjob, self.sshd = vjob, sshd
+        self.file = vjob.folder / "available_machines.out"
+        self.config = vjob.folder / "ssh_config"
+        self.aliases: list[str] = []
+        for name in ("gpu-1", "gpu-2"):
+            self.add(name, sshd)
+
+    def add(self, name: str, sshd: Sshd, port: int | None = None, **more: object) -> None:
+        """An alias, whose own settings count before those of all."""
+        lines = {"HostName": "localhost", "Port": port or sshd.port, **more}
+        words = "".join(f"  {key} {value}\n" for key, value in lines.items())
+        self.aliases.append(f"Host {name}\n{words}")
+        self.config.write_text("".join(self.aliases) + self.sshd.config.read_text())
+        self.config.chmod(0o600)
+
+    def list(self, *names: str) -> None:
+        self.file.write_text("# machines\n\n" + "".join(f"{name}\n" for name in names))
+
+    def submit(self, *, nodes: int, fewest: int = 1) -> RunFolder:
+        listed = "\n  ".join(
+            ("machine_list: available_machines.out", "ssh_config: ssh_config", "join_s: 15")
+        )
+        text = CONF.replace("scheduler: local", listed).replace("  join_s: 30\n", "")
+        text = text.replace("count: 4", f"count: {nodes}").replace("line: 4", "line: 1")
+        text = text.replace("min_nodes: {min_nodes}", "min_nodes: {min_nodes}, max_nodes: 4")
+        return self.vjob.submit(text.format(steps=LONG, min_nodes=fewest))
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def machines(vjob: Vjob, sshd: Sshd) -> Iterator[Machines]:
+    yield Machines(vjob, sshd)
+    vjob("cancel", "last", "--now", code=None)
+    wait_for(lambda: not find_all(vjob), 60, lambda: f"still there: {find_all(vjob)}")
+
+
+def find_all(vjob: Vjob) -> list[Path]:
+    """Processes of any of the user's runs, on any machine."""
+    mark = RunFolder(vjob.folder / "log")
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if names_run(path, mark)]
+
+
+def wait_for_word(vjob: Vjob, run: RunFolder, text: str) -> None:
+    log = run.scheduler_log()
+    wait_for(lambda: text in log.read_text(), 60, lambda: f"no {text!r}\n{vjob.explain(run)}")
+
+
+def check_losses(run: RunFolder) -> None:
+    from tests.varuna_core.programs.plain import train_plainly
+
+    found = read_losses(run)
+    losses, _ = train_plainly(read_training(run.training), last=max(found))
+    assert found == pytest.approx(losses, rel=2e-5)
+
+
+def test_two_machines_become_three_lose_one_and_train_on_with_the_same_loss(
+    vjob: Vjob, machines: Machines
+) -> None:
+    machines.list("127.0.0.1", "gpu-1")
+    run = machines.submit(nodes=2)
+    wait_for_checkpoint(vjob, run, 10)
+    machines.list("127.0.0.1", "gpu-1", "gpu-2")
+    wait_for_morphs(vjob, run, 1)
+    assert [read_presence(run, seat)["host"] for seat in range(3)] == [HERE, "gpu-1", "gpu-2"]
+    kill_node(run, 1)
+    wait_for_morphs(vjob, run, 2)
+    wait_for_word(vjob, run, "gpu-1: its agent was killed there, or ssh ended without")
+    machines.list("127.0.0.1", "gpu-2")
+    end_well(vjob, run)
+    first, second = list_morphs(run)[:2]
+    assert (first["from"], first["nodes"]) == ("1 x 2", [0, 1, 2])
+    assert second["nodes"] == [0, 2] and "gpu-1 was lost" in second["reason"]
+    check_losses(run)
+
+
+def test_who_is_taken_off_the_list_leaves_and_usr1_starts_anew_on_the_list_as_it_is(
+    vjob: Vjob, machines: Machines
+) -> None:
+    machines.list("127.0.0.1", "gpu-1", "gpu-2")
+    run = machines.submit(nodes=3)
+    wait_for_checkpoint(vjob, run, 10)
+    machines.list("gpu-1", "gpu-2")  # the machine of the manager is one like others
+    wait_for_morphs(vjob, run, 1)
+    (morph,) = list_morphs(run)
+    assert (morph["nodes"], morph["to"]) == ([1, 2], "1 x 2")
+    assert morph["reason"] == "node 0 is to leave"
+    wait_for_checkpoint(vjob, run, morph["iteration"] + 10)
+    machines.list("127.0.0.1", "gpu-2")
+    os.kill(int(run.master_pid.read_text()), signal.SIGUSR1)
+    wait_for(lambda: [e for e in read_events(run) if e["kind"] == "requeued"], 60)
+    wait_for(lambda: len(run.attempts()) >= 3, 60, lambda: vjob.explain(run))
+    last = run.attempts()[-1]
+    wait_for(lambda: {p.name for p in last.path.glob("*.out")} == {f"{HERE}.out", "gpu-2.out"}, 60)
+    wait_for_checkpoint(vjob, run, max(read_losses(run)) + 10)
+    assert "checkpointed and left" in vjob("cancel", run.name).stdout
+    assert vjob.wait_over(run, 60)["verdict"] == "COMPLETED", vjob.explain(run)
+    check_losses(run)
+
+
+def test_what_is_wrong_with_a_machine_is_told_and_the_others_start(
+    vjob: Vjob, machines: Machines, tmp_path: Path
+) -> None:
+    hidden, sshd = vjob.folder / "log", machines.sshd
+    hidden.mkdir()
+    command = f"unshare -rm /bin/sh -c 'mount -t tmpfs none {hidden} && exec /bin/sh -s'"
+    can_hide = not subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL).returncode
+    server = Sshd(tmp_path / "elsewhere", *([f"ForceCommand {command}"] if can_hide else []))
+    try:
+        machines.add("closed", sshd, port=1)
+        machines.add("stranger", sshd, IdentityFile=sshd.folder / "stranger", IdentityAgent="none")
+        machines.add("unknown", sshd, UserKnownHostsFile=sshd.folder / "nobody")
+        machines.add("apart", server, IdentityFile=server.folder / "key",
+                     UserKnownHostsFile=server.known_hosts)  # fmt: skip
+        machines.list("127.0.0.1", "closed", "stranger", "unknown")
+        run = machines.submit(nodes=1)
+        wait_for_word(vjob, run, "closed (closed): it cannot be reached; take it off the list")
+        wait_for_word(vjob, run, "stranger (stranger): it refused the login: `ssh stranger` must")
+        wait_for_word(vjob, run, "unknown (unknown): its host key is not known here; `ssh unknown`")
+        machines.list("127.0.0.1", "apart")
+        if can_hide:
+            wait_for_word(vjob, run, f"apart (apart): it does not see the run folder {run.path}")
+            assert "name one with log_folder" in run.scheduler_log().read_text()
+        wait_for_checkpoint(vjob, run, 10)
+        assert "tried again in 15 s, if it is listed then" in run.scheduler_log().read_text()
+    finally:
+        server.stop()
+
+
+def test_term_to_the_master_ends_all_everywhere(vjob: Vjob, machines: Machines) -> None:
+    machines.list("127.0.0.1", "gpu-1")
+    run = machines.submit(nodes=2)
+    wait_for_checkpoint(vjob, run, 10)
+    os.kill(int(run.master_pid.read_text()), signal.SIGINT)
+    assert vjob.wait_over(run, 60)["verdict"] == "CANCELLED", vjob.explain(run)
+    wait_for(lambda: not find_all(vjob), 60, lambda: f"still there: {find_all(vjob)}")
+
+
+def test_a_killed_watch_ends_its_agents_and_the_run_comes_back(
+    vjob: Vjob, machines: Machines
+) -> None:
+    machines.list("127.0.0.1", "gpu-1")
+    run = machines.submit(nodes=2)
+    wait_for_checkpoint(vjob, run, 10)
+    os.kill(find_watch(run), signal.SIGKILL)
+    wait_for(lambda: [e for e in read_events(run) if e["kind"] == "requeued"], 90)
+    wait_for(lambda: len(run.attempts()) >= 2, 60, lambda: vjob.explain(run))
+    wait_for_checkpoint(vjob, run, max(read_losses(run)) + 20)
+
+
+def find_watch(run: RunFolder) -> int:
+    """The one that holds the agents' inputs."""
+    parent = int(Path(f"/proc/{read_presence(run, 0)['pid']}/stat").read_text().split()[3])
+    assert b"launch.watch" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    return parent

@@ -1,0 +1,327 @@
+"""The step of a run that morphs on a watched list of machines: what srun is to a Slurm job.
+
+    list ──► roster (pure) ──► look at a machine, start `stay` on it, over ssh or here
+                          └──► morph/leave/<seat>.json, which the manager hears
+    manager's orders: the run has ended ──► nobody starts any more, and agents go home
+
+What a lost machine means is the manager's to say, as on Slurm: here its agent is only started
+again later. Each agent holds our pipe (`--tether`), and goes home if we are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from varuna_core.agent.signals import Signals
+from varuna_core.launch.errors import LaunchError
+from varuna_core.launch.machines import Machine
+from varuna_core.launch.probe import Asked, find_problem, parse_probe, render_probe
+from varuna_core.launch.process import TICK_S, Child
+from varuna_core.launch.roster import (
+    ASK,
+    DROP,
+    HERE,
+    LOOKING,
+    TAKE_BACK,
+    Host,
+    Listing,
+    Move,
+    decide,
+    find_waiting,
+    note_end,
+    note_failure,
+    note_start,
+    read_listing,
+)
+from varuna_core.launch.ssh import (
+    FAILED,
+    build_ssh_command,
+    explain_failure,
+    keep_ssh_agent,
+    render_script,
+)
+from varuna_core.morph.orders import read_orders
+from varuna_core.records.files import write_json
+from varuna_core.records.machine import clean_environment
+from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.runfolder import RunFolder
+
+LOOK_S = 1.0
+"""Between two looks at the list."""
+BEAT_S = 5.0
+PROBE_S = 60.0
+MARGIN_S = 15.0
+"""Beyond what ranks get to end, before an agent's ssh is killed."""
+KEPT_LINES = 20
+
+
+class Agent:
+    """The look at a machine, and then its agent."""
+
+    def __init__(self, child: Child, until: float) -> None:
+        self.child, self.until = child, until
+        """When it is killed at the latest."""
+        self.last_lines: list[str] = []
+
+
+class Watch:
+    """One session of the run."""
+
+    def __init__(self, run: RunFolder, plan: Plan, session: str) -> None:
+        assert plan.morphing is not None and plan.morphing.machine_list is not None
+        self._run, self._plan, self._session = run, plan, session
+        self._list, self._ssh_config = Path(plan.morphing.machine_list), plan.morphing.ssh_config
+        self._signals = Signals()
+        self._listing = Listing()
+        self._hosts: tuple[Host, ...] = ()
+        self._agents: dict[Machine, Agent] = {}
+        self._waiting: list[Machine] = []
+        self._token = f".watch-{uuid.uuid4().hex}"
+        self._is_closing = False
+        self._next_look = self._next_beat = 0.0
+
+    def main(self) -> int:
+        """Until the run has ended, or we are told to end."""
+        self._run.morph.make()
+        (self._run.path / self._token).write_text(self._token)
+        try:
+            self._read_list()  # the second look follows at once: who submitted it has read it too
+            while not (self._is_closing and not self._agents):
+                if time.monotonic() >= self._next_look:
+                    self._look()
+                self._heed_agents()
+                self._beat()
+                self._signals.wait(TICK_S)
+            return 0
+        finally:
+            for agent in self._agents.values():
+                agent.child.close()
+            for path in self._run.path.glob(f"{self._token}*"):
+                path.unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        """At the list and the orders, and what follows from them."""
+        self._next_look = time.monotonic() + LOOK_S
+        self._close_when_over()
+        if self._is_closing:
+            return
+        self._read_list()
+        self._hosts, moves = decide(
+            self._hosts,
+            self._listing.machines,
+            time.monotonic(),
+            seats=self._plan.num_nodes,
+            own=platform.node(),
+        )
+        for move in moves:
+            self._do(move)
+        for host in self._hosts:
+            path = self._run.morph.leave(host.seat)
+            if host.is_asked and not path.exists():  # a new manager forgets who was asked
+                write_json(path, {"node": host.seat})
+        waiting = find_waiting(self._hosts, self._listing.machines)
+        if waiting != self._waiting and waiting:
+            names = ", ".join(map(str, waiting))
+            self._say(f"{names}: no seat is free, morph.max_nodes is {self._plan.num_nodes}")
+        self._waiting = waiting
+
+    def _read_list(self) -> None:
+        text, error = None, ""
+        try:
+            text = self._list.read_text(encoding="utf-8-sig")
+        except OSError as problem:
+            error = f"{self._list}: {problem.strerror}"
+        except UnicodeDecodeError:
+            error = f"{self._list}: this is not text in UTF-8"
+        self._listing, told = read_listing(self._listing, text, error, str(self._list))
+        if told:
+            self._say(told)
+
+    # Moves.
+
+    def _do(self, move: Move) -> None:
+        host = move.host
+        if move.kind == DROP:
+            self._agents.pop(host.machine).child.close()
+        elif move.kind == ASK:
+            self._say(f"{host.name} is not listed any more: asked to leave at the next checkpoint")
+        elif move.kind == TAKE_BACK:
+            self._run.morph.leave(host.seat).unlink(missing_ok=True)
+            self._say(f"{host.name} is listed again")
+        else:
+            script = render_probe(self._asked(), self._mark(host))
+            self._start(host, ["/bin/sh", "-s"], script, time.monotonic() + PROBE_S)
+            if host.machine in self._agents:
+                self._agents[host.machine].child.let_go()
+
+    def _start(self, host: Host, here: Sequence[str], script: str, until: float) -> None:
+        """`here` is the command on this machine, to which ssh gives the script there."""
+        command, env = list(here), clean_environment(os.environ)
+        if not host.machine.is_local:
+            command = build_ssh_command(host.machine, self._ssh_config)
+            env = {**env, **keep_ssh_agent(os.environ)}
+        try:
+            child = Child(command, script, env)
+        except LaunchError as error:
+            self._fail(host, str(error))
+            return
+        self._agents[host.machine] = Agent(child, until)
+
+    def _asked(self) -> Asked:
+        return Asked(
+            folder=self._run.path,
+            token=self._token,
+            python="python3" if self._plan.containers else self._plan.command[0],
+            code_dir=self._plan.workdir,
+            script=str(self._run.node_script),
+            user=os.getuid(),
+            folder_key="log_folder",
+            python_key="program.python",
+            code_key="workdir",
+        )
+
+    def _mark(self, host: Host) -> str:
+        return f"{self._token}.{host.seat}"
+
+    # What machines say.
+
+    def _heed_agents(self) -> None:
+        for host in self._hosts:
+            agent = self._agents.get(host.machine)
+            if agent is None:
+                continue
+            code = agent.child.code
+            if code is None and time.monotonic() >= agent.until:
+                agent.child.kill()
+            if host.phase == LOOKING:
+                agent.child.read()
+                if code is not None:
+                    self._judge(host, agent, code)
+            elif host.phase == HERE:
+                lines = agent.child.take_lines(final=code is not None)
+                for line in lines:
+                    print(f"{host.name}: {line}", file=sys.stderr, flush=True)
+                agent.last_lines = [*agent.last_lines, *lines][-KEPT_LINES:]
+                if code is not None:
+                    self._bury(host, agent, code, lines)
+
+    def _judge(self, host: Host, agent: Agent, code: int) -> None:
+        """The look at it is over: is it fit?"""
+        said = parse_probe(agent.child.out.decode("utf-8", "replace"))
+        errors = agent.child.err.decode("utf-8", "replace")
+        agent.child.close()
+        del self._agents[host.machine]
+        (self._run.path / self._mark(host)).unlink(missing_ok=True)
+        problem = find_problem(self._asked(), said)
+        if problem is not None and code == FAILED and not host.machine.is_local:
+            problem = explain_failure(host.machine, errors)
+        elif problem is not None and code < 0:
+            problem = f"no answer within {PROBE_S:g} s: a dead mount, or a shell that waits?"
+        if problem is not None:
+            self._fail(host, problem)
+        elif not self._is_closing:
+            self._start_agent(host)
+
+    def _start_agent(self, host: Host) -> None:
+        self._run.morph.leave(host.seat).unlink(missing_ok=True)  # for whoever sat there
+        self._put(note_start(host, time.monotonic()))
+        words = ["bash", str(self._run.node_script)]
+        env = {
+            "VJOB_RUN": str(self._run.path),
+            "VJOB_SESSION": self._session,
+            "VJOB_GROUP": "",
+            "VJOB_NODE_NAME": host.name,
+            "SLURM_NODEID": str(host.seat),
+        }
+        self._start(host, ["/bin/sh", "-s"], render_script(words, env), float("inf"))
+        if host.machine in self._agents:
+            self._say(f"{host.name} ({host.machine}): its agent starts, seat {host.seat}")
+
+    def _bury(self, host: Host, agent: Agent, code: int, lines: Sequence[str]) -> None:
+        """Its agent has ended, with these words."""
+        agent.child.close()
+        del self._agents[host.machine]
+        after = note_end(host, code, time.monotonic())
+        self._put(after)
+        self._close_when_over()
+        if self._is_closing:
+            return
+        if after.is_sent_home:
+            self._say(
+                f"{host.name} was sent home; to have it back take it off the list for a while"
+            )
+        elif code != 0:
+            reason = _explain(host, agent, code, lines)
+            self._say(f"{reason}; {_say_again(after)}")
+
+    def _fail(self, host: Host, reason: str) -> None:
+        after = note_failure(host, time.monotonic())
+        self._put(after)
+        self._say(f"{host.name} ({host.machine}): {reason}; {_say_again(after)}")
+
+    def _put(self, host: Host) -> None:
+        self._hosts = tuple(host if item.machine == host.machine else item for item in self._hosts)
+
+    # The end.
+
+    def _close_when_over(self) -> None:
+        orders = read_orders(self._run.morph)
+        is_over = orders is not None and orders.session == self._session and orders.end
+        if (is_over or self._signals.ending is not None) and not self._is_closing:
+            self._close(at_once=not is_over)
+
+    def _close(self, *, at_once: bool) -> None:
+        """Nobody starts any more. Agents have read the orders too, unless all ends `at_once`."""
+        self._is_closing = True
+        until = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
+        for host in self._hosts:
+            agent = self._agents.get(host.machine)
+            if agent is None:
+                continue
+            agent.until = min(agent.until, until)
+            if at_once or host.phase == LOOKING:
+                agent.child.let_go()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + BEAT_S
+        for host in self._hosts:
+            if host.phase == HERE and host.machine in self._agents:
+                self._agents[host.machine].child.beat()
+
+    def _say(self, text: str) -> None:
+        print(f"machines: {text}", file=sys.stderr, flush=True)
+
+
+def _explain(host: Host, agent: Agent, code: int, lines: Sequence[str]) -> str:
+    what = "its agent" if host.machine.is_local else "the ssh to it"
+    if code < 0:
+        return f"{host.name}: {what} was ended by signal {-code}"
+    if code == FAILED and not host.machine.is_local:
+        if not lines:
+            return f"{host.name}: its agent was killed there, or ssh ended without a word"
+        return f"{host.name}: {explain_failure(host.machine, chr(10).join(lines))}"
+    last = f": {agent.last_lines[-1]}" if agent.last_lines else ""
+    return f"{host.name}: its agent ended with {code}{last}"
+
+
+def _say_again(host: Host) -> str:
+    return f"tried again in {max(host.again_at - time.monotonic(), 0):.0f} s, if it is listed then"
+
+
+def main() -> int:
+    """In the place of srun, called by the batch script."""
+    run = RunFolder(Path(os.environ["VJOB_RUN"]))
+    plan = read_plan(run.plan)
+    if plan is None:
+        print(f"machines: {run.plan} cannot be read", file=sys.stderr)
+        return 1
+    return Watch(run, plan, os.environ["VJOB_SESSION"]).main()
