@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tests.jobs.test_morph import (
 from tests.jobs.test_morph import vjob as vjob
 from tests.jobs.test_morph_grow import end_well, wait_for_morphs
 from tests.varuna_core.sshd import SSHD, Sshd
+from varuna_core.records.events import read_events
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 
