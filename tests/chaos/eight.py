@@ -43,6 +43,7 @@ class Report:
 
     name: str
     folder: str
+    batch: int = BATCH
     problems: list[str] = field(default_factory=list)
     scenes: list[dict[str, Any]] = field(default_factory=list)
     spans: list[dict[str, Any]] = field(default_factory=list)
@@ -155,14 +156,14 @@ def tell(name: str, folder: Path) -> Report:
     return report
 
 
-HEAD = f"""\
+HEAD = """\
 # Eight morphs: trainings of 300 steps that never have their nodes for long
 
 Made by `python -m tests.chaos.eight --reports FOLDER --write` on [the lab](../../docs/lab.md): six
-nodes of one rank each on two CPUs, 6 layers, batches of {BATCH} samples, no two alike, a checkpoint
-every 5 steps. Each row is one thing that was done to the run, and the attempt that it came to;
-seconds are from there to that attempt's first checkpoint, on a machine that others used too. Held
-besides, as in [chaos](chaos.md): no complete checkpoint was lost, no two managers were seen.
+nodes of one rank each on two CPUs, 6 layers, no two samples alike, a checkpoint every 5 steps. Each
+row is one thing that was done to the run, and the attempt that it came to; seconds are until
+that attempt's first checkpoint, on a machine that others used too. Held besides, as in
+[chaos](chaos.md): no complete checkpoint was lost, no two managers were seen.
 """
 COLUMNS = {
     "iteration": "after step",
@@ -191,8 +192,9 @@ def render(reports: list[dict[str, Any]]) -> str:
             f"- Loss of step {STEPS}: {one['final_loss']:.6E}, undisturbed "
             f"{one['undisturbed_loss']:.6E}; the largest relative difference of all is "
             f"{one['worst']:.1e}.",
-            f"- {kept} steps lead to the final weights, {kept * BATCH} samples, each read once; "
-            f"{again} steps were done again. By attempt: {steps}.",
+            f"- {kept} steps lead to the final weights, with {kept * one['batch']} samples in "
+            f"batches of {one['batch']}, each read once; {again} steps were done again. "
+            f"By attempt: {steps}.",
         ]
     return "\n".join([*lines, ""])
 
