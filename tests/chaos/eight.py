@@ -29,6 +29,7 @@ from tests.chaos.watching import Watch, judge_losses, read_history
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.runfolder import RunFolder
 
 SCENE_S = 100.0
 END_S = 200.0
@@ -43,6 +44,7 @@ class Report:
 
     name: str
     folder: str
+    run: str = ""
     batch: int = BATCH
     problems: list[str] = field(default_factory=list)
     scenes: list[dict[str, Any]] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Director:
                 self.watch.blame(f"not over in {END_S:g} s")
                 break
             time.sleep(LOOK_S)
-        self._judge()
+        self.report.problems = self.watch.problems
 
     def _wait_for(self, scene: Scene, deadline: float) -> bool:
         """Until ranks on so many nodes have saved something."""
@@ -119,24 +121,23 @@ class Director:
             self._status_at = time.monotonic()
         return read_json(self.run.record).get("state") in OVER
 
-    def _judge(self) -> None:
-        report = self.report
-        report.verdict = str(read_json(self.run.record).get("verdict"))
-        if report.verdict != "COMPLETED":
-            self.watch.blame(f"it ended as {report.verdict}")
-        report.morphs = [event for event in read_events(self.run) if event["kind"] == "morph"]
-        spans, problems = read_spans(self.run, BATCH)
-        report.spans = [asdict(span) for span in spans]
-        kept = sum(span.last - span.first + 1 for span in spans)
-        if report.verdict == "COMPLETED" and kept != STEPS:
-            problems.append(f"{kept} of {STEPS} steps lead to the final weights")
-        losses, _ = read_history(self.run)
-        found, expected = judge_losses(self.run, lines_may_lack=False)
-        for text in (*problems, *found):
-            self.watch.blame(text)
-        report.final_loss, report.undisturbed_loss = losses.get(STEPS), expected[STEPS]
-        report.worst = max(abs(losses[step] / expected[step] - 1) for step in losses)
-        report.problems = self.watch.problems
+
+def judge(report: Report) -> None:
+    """What came out, from the files of the run."""
+    run = RunFolder(Path(report.run))
+    report.verdict = str(read_json(run.record).get("verdict"))
+    problems = [] if report.verdict == "COMPLETED" else [f"it ended as {report.verdict}"]
+    report.morphs = [event for event in read_events(run) if event["kind"] == "morph"]
+    spans, wrong = read_spans(run, report.batch)
+    report.spans = [asdict(span) for span in spans]
+    kept = sum(span.last - span.first + 1 for span in spans)
+    if kept != STEPS:
+        problems.append(f"{kept} of {STEPS} steps lead to the final weights")
+    losses, _ = read_history(run)
+    found, expected = judge_losses(run, lines_may_lack=False)
+    report.final_loss, report.undisturbed_loss = losses.get(STEPS), expected[STEPS]
+    report.worst = max(abs(losses[step] / expected[step] - 1) for step in losses)
+    report.problems += [*problems, *wrong, *found]
 
 
 def tell(name: str, folder: Path) -> Report:
@@ -148,6 +149,7 @@ def tell(name: str, folder: Path) -> Report:
     try:
         theatre.open()
         director = Director(theatre, story, report)
+        report.run = str(director.run.path)
         director.play()
         write_json(folder / "seen.json", director.watch.seen)
     finally:
@@ -209,25 +211,31 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("stories", nargs="*", metavar="STORY", help=" or ".join(STORIES))
     parser.add_argument("--reports", type=Path, default=Path(), metavar="FOLDER")
+    parser.add_argument(
+        "--only", choices=("play", "judge"), help="the lab is needed for the first alone"
+    )
     parser.add_argument("--write", action="store_true", help=f"writes {RESULTS.name}")
     options = parser.parse_args(words)
     if unknown := set(options.stories) - set(STORIES):
         parser.error(f"no such story: {', '.join(sorted(unknown))}")
     is_good = True
     for name in options.stories or STORIES:
-        folder = Path(tempfile.mkdtemp(prefix=f"eight-{name}-"))
-        report = tell(name, folder)
-        write_json(options.reports / f"eight-{name}.json", asdict(report))
-        print(
-            f"{name}: {report.verdict}, {report.seconds:.0f} s, {len(report.morphs)} morph events"
-        )
+        path = options.reports / f"eight-{name}.json"
+        if options.only == "judge":
+            report = Report(**json.loads(path.read_text()))
+        else:
+            report = tell(name, Path(tempfile.mkdtemp(prefix=f"eight-{name}-")))
+        if options.only != "play":
+            judge(report)
+        write_json(path, asdict(report))
+        print(f"{name}: {report.verdict}, {report.seconds:.0f} s, {len(report.scenes) - 1} morphs")
         for text in report.problems:
             print(f"problem: {text}", file=sys.stderr)
         if report.problems:
             is_good = False
-            print(f"kept: {folder}", file=sys.stderr)
-        else:
-            shutil.rmtree(folder)
+            print(f"kept: {report.folder}", file=sys.stderr)
+        elif options.only != "play":
+            shutil.rmtree(report.folder)
     if options.write:
         found = [options.reports / f"eight-{name}.json" for name in STORIES]
         RESULTS.write_text(
