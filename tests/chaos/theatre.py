@@ -42,7 +42,7 @@ cluster:
   lost_s: 15
   requeue: true
 morph: {{enabled: true, min_nodes: 2, max_nodes: 6}}
-env: {{OMP_NUM_THREADS: "1"}}
+env: {env}
 """.replace("BATCH", str(BATCH))
 
 
