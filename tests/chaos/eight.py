@@ -29,6 +29,7 @@ from tests.chaos.watching import Watch, judge_losses, read_history
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.runfolder import RunFolder
 
 SCENE_S = 100.0
 END_S = 200.0
@@ -43,6 +44,8 @@ class Report:
 
     name: str
     folder: str
+    run: str = ""
+    batch: int = BATCH
     problems: list[str] = field(default_factory=list)
     scenes: list[dict[str, Any]] = field(default_factory=list)
     spans: list[dict[str, Any]] = field(default_factory=list)
@@ -91,7 +94,7 @@ class Director:
                 self.watch.blame(f"not over in {END_S:g} s")
                 break
             time.sleep(LOOK_S)
-        self._judge()
+        self.report.problems = self.watch.problems
 
     def _wait_for(self, scene: Scene, deadline: float) -> bool:
         """Until ranks on so many nodes have saved something."""
@@ -118,24 +121,23 @@ class Director:
             self._status_at = time.monotonic()
         return read_json(self.run.record).get("state") in OVER
 
-    def _judge(self) -> None:
-        report = self.report
-        report.verdict = str(read_json(self.run.record).get("verdict"))
-        if report.verdict != "COMPLETED":
-            self.watch.blame(f"it ended as {report.verdict}")
-        report.morphs = [event for event in read_events(self.run) if event["kind"] == "morph"]
-        spans, problems = read_spans(self.run, BATCH)
-        report.spans = [asdict(span) for span in spans]
-        kept = sum(span.last - span.first + 1 for span in spans)
-        if report.verdict == "COMPLETED" and kept != STEPS:
-            problems.append(f"{kept} of {STEPS} steps lead to the final weights")
-        losses, _ = read_history(self.run)
-        found, expected = judge_losses(self.run, lines_may_lack=False)
-        for text in (*problems, *found):
-            self.watch.blame(text)
-        report.final_loss, report.undisturbed_loss = losses.get(STEPS), expected[STEPS]
-        report.worst = max(abs(losses[step] / expected[step] - 1) for step in losses)
-        report.problems = self.watch.problems
+
+def judge(report: Report) -> None:
+    """What came out, from the files of the run."""
+    run = RunFolder(Path(report.run))
+    report.verdict = str(read_json(run.record).get("verdict"))
+    problems = [] if report.verdict == "COMPLETED" else [f"it ended as {report.verdict}"]
+    report.morphs = [event for event in read_events(run) if event["kind"] == "morph"]
+    spans, wrong = read_spans(run, report.batch)
+    report.spans = [asdict(span) for span in spans]
+    kept = sum(span.last - span.first + 1 for span in spans)
+    if kept != STEPS:
+        problems.append(f"{kept} of {STEPS} steps lead to the final weights")
+    losses, _ = read_history(run)
+    found, expected = judge_losses(run, lines_may_lack=False)
+    report.final_loss, report.undisturbed_loss = losses.get(STEPS), expected[STEPS]
+    report.worst = max(abs(losses[step] / expected[step] - 1) for step in losses)
+    report.problems += [*problems, *wrong, *found]
 
 
 def tell(name: str, folder: Path) -> Report:
@@ -147,6 +149,7 @@ def tell(name: str, folder: Path) -> Report:
     try:
         theatre.open()
         director = Director(theatre, story, report)
+        report.run = str(director.run.path)
         director.play()
         write_json(folder / "seen.json", director.watch.seen)
     finally:
@@ -155,14 +158,14 @@ def tell(name: str, folder: Path) -> Report:
     return report
 
 
-HEAD = f"""\
+HEAD = """\
 # Eight morphs: trainings of 300 steps that never have their nodes for long
 
 Made by `python -m tests.chaos.eight --reports FOLDER --write` on [the lab](../../docs/lab.md): six
-nodes of one rank each on two CPUs, 6 layers, batches of {BATCH} samples, no two alike, a checkpoint
-every 5 steps. Each row is one thing that was done to the run, and the attempt that it came to;
-seconds are from there to that attempt's first checkpoint, on a machine that others used too. Held
-besides, as in [chaos](chaos.md): no complete checkpoint was lost, no two managers were seen.
+nodes of one rank each on two CPUs, 6 layers, no two samples alike, a checkpoint every 5 steps. Each
+row is one thing that was done to the run, and the attempt that it came to; seconds are until
+that attempt's first checkpoint, on a machine that others used too. Held besides, as in
+[chaos](chaos.md): no complete checkpoint was lost, no two managers were seen.
 """
 COLUMNS = {
     "iteration": "after step",
@@ -191,8 +194,9 @@ def render(reports: list[dict[str, Any]]) -> str:
             f"- Loss of step {STEPS}: {one['final_loss']:.6E}, undisturbed "
             f"{one['undisturbed_loss']:.6E}; the largest relative difference of all is "
             f"{one['worst']:.1e}.",
-            f"- {kept} steps lead to the final weights, {kept * BATCH} samples, each read once; "
-            f"{again} steps were done again. By attempt: {steps}.",
+            f"- {kept} steps lead to the final weights, with {kept * one['batch']} samples in "
+            f"batches of {one['batch']}, each read once; {again} steps were done again. "
+            f"By attempt: {steps}.",
         ]
     return "\n".join([*lines, ""])
 
@@ -207,25 +211,31 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("stories", nargs="*", metavar="STORY", help=" or ".join(STORIES))
     parser.add_argument("--reports", type=Path, default=Path(), metavar="FOLDER")
+    parser.add_argument(
+        "--only", choices=("play", "judge"), help="the lab is needed for the first alone"
+    )
     parser.add_argument("--write", action="store_true", help=f"writes {RESULTS.name}")
     options = parser.parse_args(words)
     if unknown := set(options.stories) - set(STORIES):
         parser.error(f"no such story: {', '.join(sorted(unknown))}")
     is_good = True
     for name in options.stories or STORIES:
-        folder = Path(tempfile.mkdtemp(prefix=f"eight-{name}-"))
-        report = tell(name, folder)
-        write_json(options.reports / f"eight-{name}.json", asdict(report))
-        print(
-            f"{name}: {report.verdict}, {report.seconds:.0f} s, {len(report.morphs)} morph events"
-        )
+        path = options.reports / f"eight-{name}.json"
+        if options.only == "judge":
+            report = Report(**json.loads(path.read_text()))
+        else:
+            report = tell(name, Path(tempfile.mkdtemp(prefix=f"eight-{name}-")))
+        if options.only != "play":
+            judge(report)
+        write_json(path, asdict(report))
+        print(f"{name}: {report.verdict}, {report.seconds:.0f} s, {len(report.scenes) - 1} morphs")
         for text in report.problems:
             print(f"problem: {text}", file=sys.stderr)
         if report.problems:
             is_good = False
-            print(f"kept: {folder}", file=sys.stderr)
-        else:
-            shutil.rmtree(folder)
+            print(f"kept: {report.folder}", file=sys.stderr)
+        elif options.only != "play":
+            shutil.rmtree(report.folder)
     if options.write:
         found = [options.reports / f"eight-{name}.json" for name in STORIES]
         RESULTS.write_text(

@@ -30,6 +30,7 @@ ANYWHERE = (
     "grow",
     "shrink",
     "kill waiting",
+    "step clock",
 )
 """Faults that real processes on one machine can have."""
 ON_SLURM = (

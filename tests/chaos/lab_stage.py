@@ -1,7 +1,7 @@
 """The same run on the real Slurm of tests/cluster: nodes with links, daemons, power of their own.
 
 The nodes share this machine's files. So a cut link cuts the ranks from each other and a node from
-the controller, but not from the run folder. Clocks are the machine's and are left alone.
+the controller, but not from the run folder. Slurm's daemons have the machine's clock.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tests.cluster import daemons, network
 from tests.cluster.lab import Lab
 from tests.cluster.processes import read_record, send_signal
 from tests.cluster.shape import LabError
+from varuna_core.morph.orders import Presence
 from varuna_core.records.files import read_json
 
 SLOW_MBIT = 1.0
@@ -71,6 +72,9 @@ class LabStage(Stage):
 
     def warn(self) -> None:
         self.lab.run(["scancel", "--signal=USR1", "--batch", self.job], check=False)
+
+    def name_clock(self, node: Presence) -> str:
+        return node.host
 
     def requeue(self) -> None:
         self.lab.run(["scontrol", "requeue", self.job], check=False)

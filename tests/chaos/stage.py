@@ -6,12 +6,14 @@ A stage starts no process of its own besides `vjob`; it signals only what belong
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.chaos.clock import Clocks
 from tests.chaos.faults import ANYWHERE
 from tests.cluster.processes import (
     ProcessId,
@@ -49,7 +51,7 @@ cluster:
   lost_s: 15
   requeue: true
 morph: {{enabled: true, min_nodes: 2, max_nodes: 6}}
-env: {{OMP_NUM_THREADS: "1"}}
+env: {env}
 """
 DISK_MB = 48
 DISKS = ("ckpt", "log")
@@ -64,7 +66,7 @@ class Stage:
 
     def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
         self.folder, self.vjob = folder, Vjob(folder, env)
-        self.store = folder / "ckpt"
+        self.store, self.clocks = folder / "ckpt", Clocks(folder)
         self._run: RunFolder | None = None
         self._mounted: list[Path] = []
 
@@ -79,6 +81,7 @@ class Stage:
         write_tokens(self.folder / "text", self.make_documents())
         for name in DISKS:
             (self.folder / name).mkdir()
+        self.clocks.build()
 
     def make_documents(self) -> list[list[list[int]]]:
         return [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
@@ -113,7 +116,9 @@ class Stage:
         self._mounted.clear()
 
     def submit(self, steps: int) -> RunFolder:
-        self._run = self.vjob.submit(self.conf.format(steps=steps, cluster=self.cluster))
+        env = json.dumps({"OMP_NUM_THREADS": "1", **self.clocks.env})
+        text = self.conf.format(steps=steps, cluster=self.cluster, env=env)
+        self._run = self.vjob.submit(text)
         return self._run
 
     @property
@@ -182,6 +187,10 @@ class Stage:
     def warn(self) -> None:
         """The time limit or a preemption is near."""
         os.kill(read_json(self.run.path / "local.json")["pid"], signal.SIGUSR1)
+
+    def name_clock(self, node: Presence) -> str:
+        """All nodes have the machine's."""
+        return os.uname().nodename
 
     def ask_to_leave(self, seat: int) -> None:
         words = ["morph", "leave", "--run", str(self.run.path), "--node", str(seat)]

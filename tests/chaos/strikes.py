@@ -182,6 +182,15 @@ def shrink(stage: Stage, fault: Fault, pause: Pause) -> str:
     return f"asked for one node less: {(done.stdout or done.stderr).splitlines()[:1]}"
 
 
+def step_clock(stage: Stage, fault: Fault, pause: Pause) -> str:
+    """Of one node, forward or back; it stays so."""
+    node = pick_node(stage, fault)
+    seconds = int((fault.lasts_s - 4.5) * 1000)
+    if node is None or not stage.clocks.step(stage.name_clock(node), seconds):
+        return NOBODY
+    return f"stepped the clock of {stage.name_clock(node)} by {seconds} s"
+
+
 STRIKES: dict[str, Strike] = {
     "kill rank": kill_rank,
     "kill agent": kill_agent,
@@ -198,4 +207,5 @@ STRIKES: dict[str, Strike] = {
     "grow": grow,
     "shrink": shrink,
     "kill waiting": kill_waiting,
+    "step clock": step_clock,
 }

@@ -1,6 +1,6 @@
 """A run on the lab that is led through a story: what its scenes can do to it.
 
-Steps are long enough (64 micro-batches) that all scenes come before the last of them, and no two
+Steps are long enough (40 micro-batches) that all scenes come before the last of them, and no two
 samples are alike, so that a wrong one shows in the loss.
 """
 
@@ -17,7 +17,7 @@ from varuna_core.morph.orders import get_seat
 from varuna_core.records.files import read_json
 
 STEPS = 300
-BATCH = 64
+BATCH = 40
 CONF = """
 name: eight
 program: pretrain_gpt
@@ -25,7 +25,7 @@ model: {{layers: 6, hidden: 32, heads: 2, sequence: 16, vocab: 64, dropout: 0.0}
 data: {{prefix: text, split: "8,1,1"}}
 train:
   steps: {steps}
-  global_batch_size: 64
+  global_batch_size: BATCH
   micro_batch_size: 1
   optimizer: {{lr: 1.0e-2, weight_decay: 0.1}}
   schedule: {{warmup_steps: 2, min_lr: 1.0e-3}}
@@ -42,8 +42,8 @@ cluster:
   lost_s: 15
   requeue: true
 morph: {{enabled: true, min_nodes: 2, max_nodes: 6}}
-env: {{OMP_NUM_THREADS: "1"}}
-"""
+env: {env}
+""".replace("BATCH", str(BATCH))
 
 
 class Theatre(LabStage):

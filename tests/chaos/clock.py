@@ -1,0 +1,46 @@
+"""The wall clock of a node, as the run's agents see it (clock.c)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tests.cluster.processes import run
+
+SOURCE = Path(__file__).with_name("clock.c")
+
+
+class Clocks:
+    """Those of all nodes of a stage."""
+
+    def __init__(self, folder: Path) -> None:
+        self._library, self._steps = folder / "clock.so", folder / "clocks"
+
+    def build(self) -> None:
+        """Nothing without a compiler: then clocks cannot be stepped."""
+        if compiler := shutil.which("cc"):
+            run([compiler, "-shared", "-fPIC", "-O1", "-o", str(self._library), str(SOURCE)])
+            self._steps.mkdir()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What an agent needs in its environment."""
+        if not self._library.exists():
+            return {}
+        return {"LD_PRELOAD": str(self._library), "CHAOS_CLOCKS": str(self._steps)}
+
+    def step(self, host: str, seconds: int) -> bool:
+        """Add to what it was stepped by before; whether it could be done."""
+        if not self._steps.is_dir():
+            return False
+        path = self._steps / host
+        if not path.exists():
+            whole = path.with_suffix(".new")
+            whole.write_bytes(bytes(8))
+            os.rename(whole, path)
+        with path.open("r+b", buffering=0) as file:  # readers have it mapped: eight bytes at once
+            before = int.from_bytes(file.read(8), "little", signed=True)
+            file.seek(0)
+            file.write((before + seconds).to_bytes(8, "little", signed=True))
+        return True
