@@ -104,7 +104,9 @@ def prepare(
         found=start.look_for(conf),
     )
     plan = replace(build_plan(conf, here), planned=chosen.why, prediction=chosen.prediction)
-    plan = replace(plan, layouts=None if chosen.layouts is None else dict(chosen.layouts))
+    if chosen.layouts is not None:
+        steps = dict(chosen.layout_steps or {})
+        plan = replace(plan, layouts=dict(chosen.layouts), layout_steps=steps)
     plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
     text = conf_path.read_text(encoding="utf-8")
     scripts = render_scripts(conf, plan, run)
