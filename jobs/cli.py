@@ -19,7 +19,7 @@ from jobs.container import container
 from jobs.data import data
 from jobs.errors import InputError, VjobError
 from jobs.export import export
-from jobs.membership_commands import grow, shrink
+from jobs.membership_commands import grow, shrink, tend
 from jobs.monitor.commands import status
 from jobs.monitor.stacks_command import stacks
 from jobs.monitor.watch_command import watch
@@ -214,6 +214,7 @@ def logs(
 
 cli.add_command(grow)
 cli.add_command(shrink)
+cli.add_command(tend)
 cli.add_command(stacks)
 cli.add_command(watch)
 cli.add_command(plan)

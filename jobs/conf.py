@@ -358,6 +358,14 @@ class Morph:
     warm: bool = True
     """While ranks train, keep a second set of them on each node, idle, with torch imported, so that
     a morph is short; costs their memory."""
+    grow: Literal["none", "auto"] = "none"
+    """auto looks for idle nodes in the queues of `cluster.nodes` and lets them join, up to
+    max_nodes, where the steps that they save are worth the pause; a script does not see it."""
+    leave_slow: bool = False
+    """Go on without a node that is over 15 % slower than its peers, where that is worth the pause;
+    a script does not see it."""
+    look_s: int = 60
+    """Seconds between two looks of these two; a script does not see it."""
 
 
 @dataclass(frozen=True, kw_only=True)

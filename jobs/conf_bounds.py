@@ -38,6 +38,7 @@ BOUNDS: Mapping[str, tuple[float | str | None, float | str | None]] = {
     "cluster.sample_s": (1, None),
     "morph.min_nodes": (1, None),
     "morph.max_nodes": (1, None),
+    "morph.look_s": (1, None),
     "model.layers": (1, None),
     "model.hidden": (1, None),
     "model.heads": (1, None),

@@ -218,6 +218,12 @@ def check_morph(conf: JobConf) -> Iterator[Finding]:
         yield "morph.min_nodes", low, f"must be at most the {nodes} nodes of cluster.nodes"
     elif morph.enabled and high is not None and high < nodes:
         yield "morph.max_nodes", high, f"must be at least the {nodes} nodes of cluster.nodes"
+    elif morph.enabled and morph.grow == "auto" and high is None:
+        message = f"needs morph.max_nodes: up to how many, where cluster.nodes has {nodes}"
+        yield "morph.grow", "auto", message
+    for key, value in (("grow", morph.grow == "auto"), ("leave_slow", morph.leave_slow)):
+        if value and not morph.enabled:
+            yield f"morph.{key}", getattr(morph, key), "needs morph.enabled: true"
 
 
 def check_others(conf: JobConf) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from jobs.idle_nodes import IdleNode
 from jobs.slurm import JobInfo
 from varuna_core.records.runfolder import RunFolder
 
@@ -35,6 +36,14 @@ class Executor(ABC):
     def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
         """Those of these nodes that the scheduler itself calls lost, by its word for them."""
         return {}
+
+    def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
+        """Nodes of these queues that nobody uses; none where the scheduler has no such thing."""
+        return []
+
+    def find_left_s(self, job: str) -> float | None:
+        """Seconds until the job's time limit; None where that is not known."""
+        return None
 
     @abstractmethod
     def find_orphans(self) -> dict[str, list[JobInfo]]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +20,14 @@ from jobs.conf import JobConf
 from jobs.conf_read import parse_conf
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import choose_executor
+from jobs.holding import hold_file
 from jobs.joined import cancel_joined, find_joined_over
 from jobs.runs import RunView, name_host, view_run
 from jobs.scripts import render_batch
 from jobs.submit import hold_back_interrupts
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
-from varuna_core.records.files import list_names, read_json, write_atomic, write_json
+from varuna_core.records.files import list_names, read_json, read_lines, write_atomic, write_json
 from varuna_core.records.joins import (
     Join,
     JoinJob,
@@ -38,6 +39,9 @@ from varuna_core.records.joins import (
 from varuna_core.records.machine import start_time
 from varuna_core.records.plan import GroupPlan, Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
+
+SLOW_ASKED = "slow-asked"
+"""Event: the run itself asks a slow node to leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,29 +58,43 @@ class Members:
     """Seats that were asked to leave before."""
 
     @property
+    def waiting(self) -> tuple[Join, ...]:
+        """Joins none of whose nodes is here yet."""
+        return tuple(
+            join for join in self.joining if not any(seat in self.hosts for seat in join.seats)
+        )
+
+    @property
     def count(self) -> int:
         return self.asked + sum(join.group.count for join in self.joining)
 
 
 def grow(
-    run: RunFolder, *, count: int, queue: str | None, walltime_min: int | None
+    run: RunFolder, *, count: int, queue: str | None, walltime_min: int | None, why: str = ""
 ) -> tuple[Join, str]:
-    """Submit a job of `count` nodes that joins the run; its join and its id."""
+    """Submit a job of `count` nodes that joins the run; its join and its id.
+
+    With `why` it is the run itself that asks, and no other such job may be on its way.
+    """
     if count < 1:
         raise InputError(f"--count {count}: must be at least 1")
     view, plan = _open(run)
-    conf = _read_conf(run)
-    like = _choose_group(plan, queue)
+    conf = read_submitted(run)
+    like = choose_group(plan, queue)
     members = read_members(view, plan)
 
     def build(joins: Sequence[Join]) -> Join:
-        _check_room(plan, read_members(view, plan), count)
-        return _build_join(plan, joins, like, count, queue)
+        now = read_members(view, plan)
+        _check_room(plan, now, count)
+        if why and any(join.by_itself for join in now.waiting):
+            raise InputError("a job that the run itself asked for is on its way already")
+        return _build_join(plan, joins, like, count, queue, by_itself=bool(why))
 
     join = reserve(run.morph, build)
     cluster = conf.cluster
     if view.record.scheduler == "slurm":  # names of files are those of hosts
-        cluster = replace(cluster, exclude=(*cluster.exclude, *sorted(set(members.hosts.values()))))
+        names = {*members.hosts.values(), *read_slow_hosts(run)}
+        cluster = replace(cluster, exclude=(*cluster.exclude, *sorted(names)))
     cluster = replace(cluster, walltime_min=walltime_min or cluster.walltime_min)
     wide = widen(plan, read_joins(run.morph))
     text = render_batch(replace(conf, cluster=cluster), wide, run, join.name, like.name)
@@ -91,7 +109,9 @@ def grow(
     except VjobError as error:
         write_join_job(run.morph, join, JoinJob(job=None, reason=str(error)))
         raise
-    facts = {"group": join.name, "job": job, "seats": list(join.seats)}
+    facts: dict[str, Any] = {"group": join.name, "job": job, "seats": list(join.seats)}
+    if why:
+        facts["why"] = why
     append_event(run.vjob_events, "grow-asked", count=count, **facts)
     with suppress(OSError):  # a shortcut only
         index.add_job(run, job)
@@ -105,7 +125,42 @@ def shrink(run: RunFolder, *, count: int | None, hosts: Sequence[str]) -> list[s
     node, where the batch script runs.
     """
     view, plan = _open(run, is_shrink=True)
-    members = read_members(view, plan)
+    with _hold_shrinking(run):
+        return _shrink(view, plan, count, hosts)
+
+
+def leave_out(run: RunFolder, seat: int, why: str) -> None:
+    """The run itself asks a slow node to leave at the next checkpoint; the manager says no where
+    too few would be left."""
+    view, plan = _open(run, is_shrink=True)
+    with _hold_shrinking(run):
+        members = read_members(view, plan)
+        here = {seat: name for seat, name in members.hosts.items() if seat not in members.leaving}
+        if seat in here:
+            _check_enough(run, plan, here, 1)
+            write_json(run.morph.leave(seat), {"node": seat, "why": why})
+            append_event(run.vjob_events, SLOW_ASKED, node=here[seat], seat=seat, why=why)
+
+
+def read_slow_hosts(run: RunFolder) -> set[str]:
+    """Hosts that the run itself asked to leave: they are not to come back."""
+    return {
+        str(event.get("node"))
+        for event in read_lines(run.vjob_events)
+        if isinstance(event, dict) and event.get("kind") == SLOW_ASKED
+    }
+
+
+@contextmanager
+def _hold_shrinking(run: RunFolder) -> Iterator[None]:
+    """One who asks nodes to leave at a time: else two of them could leave too few."""
+    run.morph.make()
+    with hold_file(run.morph.shrink_lock):
+        yield
+
+
+def _shrink(view: RunView, plan: Plan, count: int | None, hosts: Sequence[str]) -> list[str]:
+    run, members = view.run, read_members(view, plan)
     here = {seat: name for seat, name in members.hosts.items() if seat not in members.leaving}
     if hosts:
         by_host = {name: seat for seat, name in here.items()}
@@ -120,9 +175,8 @@ def shrink(run: RunFolder, *, count: int | None, hosts: Sequence[str]) -> list[s
     if count < 1:
         raise InputError(f"--count {count}: must be at least 1")
     waiting: list[Join] = []
-    for join in reversed(members.joining):
-        has_begun = any(seat in members.hosts for seat in join.seats)
-        if not has_begun and join.group.count <= count:
+    for join in reversed(members.waiting):
+        if join.group.count <= count:
             waiting.append(join)
             count -= join.group.count
     seats = sorted((seat for seat in here if seat), reverse=True)[:count]
@@ -147,13 +201,18 @@ def read_members(view: RunView, plan: Plan) -> Members:
     joining = tuple(join for join in read_joins(run.morph) if join.number not in over)
     has_begun = state.get("phase", "gathering") != "gathering" or state.get("attempt", -1) >= 0
     asked = sum(1 for seat in hosts if seat < plan.num_nodes) if has_begun else plan.num_nodes
-    leaving = [name[:-5] for name in list_names(run.morph.leave(0).parent)]
     return Members(
         hosts=hosts,
         asked=asked,
         joining=joining,
-        leaving=frozenset(int(stem) for stem in leaving if stem.isdigit()),
+        leaving=read_leaving(run),
     )
+
+
+def read_leaving(run: RunFolder) -> frozenset[int]:
+    """Seats that were asked to leave."""
+    stems = [name[:-5] for name in list_names(run.morph.leave(0).parent)]
+    return frozenset(int(stem) for stem in stems if stem.isdigit())
 
 
 def _read_manager(run: RunFolder) -> dict[str, Any]:
@@ -180,12 +239,12 @@ def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
     return view, plan
 
 
-def _read_conf(run: RunFolder) -> JobConf:
+def read_submitted(run: RunFolder) -> JobConf:
     """The conf as it was submitted; that its secrets are hidden in there does not matter here."""
     return parse_conf(run.resolved.read_text(encoding="utf-8"), str(run.resolved), run.path)
 
 
-def _choose_group(plan: Plan, queue: str | None) -> GroupPlan:
+def choose_group(plan: Plan, queue: str | None) -> GroupPlan:
     """The group of the conf that the new nodes are like: that of the queue, else the first."""
     if queue is None:
         return plan.groups[0]
@@ -204,7 +263,13 @@ def _check_room(plan: Plan, members: Members, count: int) -> None:
 
 
 def _build_join(
-    plan: Plan, joins: Sequence[Join], like: GroupPlan, count: int, queue: str | None
+    plan: Plan,
+    joins: Sequence[Join],
+    like: GroupPlan,
+    count: int,
+    queue: str | None,
+    *,
+    by_itself: bool,
 ) -> Join:
     wide = widen(plan, joins)
     taken = {group.name for group in wide.groups}
@@ -224,22 +289,27 @@ def _build_join(
         host=platform.node(),
         pid=os.getpid(),
         pid_start=start_time(os.getpid()),
+        by_itself=by_itself,
     )
 
 
 def _let_go(run: RunFolder, plan: Plan, here: dict[int, str], seats: Sequence[int]) -> list[str]:
-    assert plan.morphing is not None
-    fewest, left = plan.morphing.min_nodes, len(here) - len(seats)
-    if left < fewest:
-        raise InputError(
-            f"{len(here)} nodes without {len(seats)} are {left}, fewer than morph.min_nodes, "
-            f"{fewest}; at most {max(len(here) - fewest, 0)} may leave, or `vjob cancel {run.name}`"
-        )
+    _check_enough(run, plan, here, len(seats))
     for seat in seats:
         write_json(run.morph.leave(seat), {"node": seat})
     names = [here[seat] for seat in seats]
     append_event(run.vjob_events, "shrink-asked", nodes=names, seats=list(seats))
     return [f"{', '.join(names)}: asked to leave at the next checkpoint"]
+
+
+def _check_enough(run: RunFolder, plan: Plan, here: dict[int, str], count: int) -> None:
+    assert plan.morphing is not None
+    fewest, left = plan.morphing.min_nodes, len(here) - count
+    if left < fewest:
+        raise InputError(
+            f"{len(here)} nodes without {count} are {left}, fewer than morph.min_nodes, "
+            f"{fewest}; at most {max(len(here) - fewest, 0)} may leave, or `vjob cancel {run.name}`"
+        )
 
 
 def _withdraw(view: RunView, join: Join) -> str:

@@ -1,8 +1,9 @@
-"""`vjob grow` and `vjob shrink`."""
+"""`vjob grow`, `vjob shrink` and `vjob tend`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -64,3 +65,23 @@ def shrink(job: str, count: int | None, nodes: tuple[str, ...]) -> None:
         raise InputError("say how many nodes (--count N) or which (--node HOST), one of the two")
     for text in membership.shrink(find_run(job, Path.cwd()), count=count, hosts=nodes):
         click.echo(text)
+
+
+@click.command()
+@job_argument
+def tend(job: str) -> None:
+    """Look after JOB as `morph.grow` and `morph.leave_slow` of its conf say, to its end.
+
+    The batch script runs this beside the run. Where a compute node may not submit jobs, run it on
+    the login node: one of them is enough, and a second one ends at once.
+
+    \b
+    vjob tend last
+    """
+    from jobs.runs import find_run
+    from jobs.tend import tend as look_after
+
+    def say(text: str) -> None:
+        click.echo(f"tend: {text}", err=True)
+
+    sys.exit(look_after(find_run(job, Path.cwd()), say))

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -59,6 +60,10 @@ LEAVE_S = 30
 
 GIVEN = Raw('"$SLURM_JOB_NUM_NODES"')
 """The nodes of a job that asked for no certain number."""
+
+
+HOME = Path(__file__).resolve().parent.parent
+"""Where this very package is imported from, installed or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +125,8 @@ def render_batch(
                 for index, group in enumerate(groups)
             ],
             morph=plan.morph,
+            tend=plan.morph and (conf.morph.grow == "auto" or conf.morph.leave_slow),
+            home=str(HOME),
             guest=guest,
             given=GIVEN if fewest or plan.scheduler == "ssh" else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,

@@ -181,6 +181,24 @@ def parse_squeue_output(text: str) -> list[JobInfo]:
     return found
 
 
+def build_time_left_command(job: str) -> list[str]:
+    return ["squeue", "--noheader", f"--jobs={job}", "-O", "TimeLeft:|"]
+
+
+def parse_time_left(text: str) -> float | None:
+    """Seconds of `1-02:03:04|`; None for UNLIMITED, INVALID and what else is no time. Of a het job
+    the least."""
+    found = []
+    for line in text.splitlines():
+        match = re.fullmatch(r"(?:(\d+)-)?((?:\d+:){0,2}\d+)", line.rstrip("|").strip())
+        if match:
+            seconds = 0
+            for part in match[2].split(":"):
+                seconds = 60 * seconds + int(part)
+            found.append(float(86400 * int(match[1] or 0) + seconds))
+    return min(found, default=None)
+
+
 def build_show_job_command(job: str) -> list[str]:
     return ["scontrol", "-o", "show", "job", job]
 

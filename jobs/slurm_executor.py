@@ -19,6 +19,7 @@ from typing import Any
 from jobs import process, slurm
 from jobs.errors import UncertainError, VjobError
 from jobs.executor import Executor
+from jobs.idle_nodes import IdleNode, build_sinfo_idle_command, parse_idle_nodes
 from jobs.slurm import COMMENT_PREFIX, JobInfo
 from varuna_core.records.machine import clean_environment
 from varuna_core.records.runfolder import RunFolder
@@ -68,6 +69,12 @@ class SlurmExecutor(Executor):
     def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
         """Those of these nodes that the scheduler itself calls lost; none where it does not say."""
         return slurm.parse_lost_nodes(_ask(slurm.build_sinfo_command(nodes)))
+
+    def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
+        return parse_idle_nodes(_ask(build_sinfo_idle_command(queues)))
+
+    def find_left_s(self, job: str) -> float | None:
+        return slurm.parse_time_left(_ask(slurm.build_time_left_command(job)))
 
     def cancel(self, job: str) -> None:
         _tell(slurm.build_scancel_command(job))

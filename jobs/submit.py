@@ -106,7 +106,9 @@ def prepare(
         found=start.look_for(conf),
     )
     plan = replace(build_plan(conf, here), planned=chosen.why, prediction=chosen.prediction)
-    plan = replace(plan, layouts=None if chosen.layouts is None else dict(chosen.layouts))
+    if chosen.layouts is not None:
+        steps = dict(chosen.layout_steps or {})
+        plan = replace(plan, layouts=dict(chosen.layouts), layout_steps=steps)
     plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
     scripts = render_scripts(conf, plan, run)
     return Prepared(

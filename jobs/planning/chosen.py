@@ -28,6 +28,8 @@ class Chosen:
     """Where it is from, in a sentence."""
     layouts: Mapping[str, tuple[int, int, str]] | None = None
     """For other nodes than all, of a run that may morph: records/plan.py."""
+    layout_steps: Mapping[str, float] | None = None
+    """Seconds of a step there."""
     is_last: bool = False
     """It counts over what a person sets besides."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jobs.conf import JobConf, settled
 from jobs.plan import build_groups
@@ -85,17 +85,27 @@ def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
     return -(-question.training.batch // (size * replicas)) * size
 
 
-def plan_others(
-    question: Question, conf: JobConf, option: Option
-) -> Mapping[str, tuple[int, int, str]]:
-    """Pipeline, data and partition for other nodes than all that are asked for, by their name.
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """What was planned for other nodes than all that are asked for, by their name."""
 
-    All else is as `option` has it. Nearest numbers of nodes first; what time does not suffice for
-    is not there.
+    layouts: Mapping[str, tuple[int, int, str]]
+    """Pipeline, data and partition."""
+    steps: Mapping[str, float]
+    """Seconds of a step there, and on all."""
+
+
+def plan_others(question: Question, conf: JobConf, given: Plan) -> Others:
+    """All but depth, replicas and cuts is as `given` has it, which is the plan for all nodes.
+
+    Nearest numbers of nodes first; what time does not suffice for is not there.
     """
+    option = given.candidate.option
     tables = Tables(question.profile, question.training)
     until = time.monotonic() + LIMIT_S
     found: dict[str, tuple[int, int, str]] = {}
+    groups = build_groups(conf.cluster.nodes)
+    steps = {name_nodes([group for group in groups for _ in range(group.count)]): given.step.step_s}
     for counts in itertools.islice(_list_counts(conf), MOST_LAYOUTS):
         if time.monotonic() > until:
             break
@@ -105,10 +115,10 @@ def plan_others(
         if best is not None:
             cuts = itertools.pairwise(best.bounds)
             partition = "-".join(str(e - a) for a, e in cuts)
-            groups = build_groups(conf.cluster.nodes)
             name = name_nodes([groups[i] for i, n in chosen for _ in range(n)])
             found[name] = len(best.placed.sites), best.option.shape.replicas, partition
-    return found
+            steps[name] = best.step_s
+    return Others(layouts=found, steps=steps)
 
 
 def _list_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:

@@ -157,7 +157,7 @@ def _cut(conf: JobConf, file: Path) -> Chosen:
         plan = plan_given(question, conf)
         option = plan.candidate.option
         may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
-        layouts = plan_others(question, conf, option) if may_change else None
+        others = plan_others(question, conf, plan) if may_change else None
     settings = {
         "parallel.partition": plan.partition,
         "parallel.schedule": option.schedule,
@@ -167,5 +167,6 @@ def _cut(conf: JobConf, file: Path) -> Chosen:
         settings=settings,
         prediction=_predict(conf, plan, question.profile),
         why=f"stages cut at submit by {question.basis}",
-        layouts=layouts,
+        layouts=None if others is None else others.layouts,
+        layout_steps=None if others is None else others.steps,
     )

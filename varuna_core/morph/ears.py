@@ -34,7 +34,8 @@ class Sight(NamedTuple):
     """stop.json of the attempt."""
     refused: Dict[int, str]
     """Seats whose preflight said no, and why."""
-    leave: Tuple[int, ...]
+    leave: Dict[int, str]
+    """Seats that were asked to leave, and why where no person did."""
     saved: int
 
 
@@ -114,7 +115,7 @@ class Ears:
         if seat in sight.refused and name in state.members:
             said.append(Lost(name, f"{host} is not fit: {sight.refused[seat]}"))
         if seat in sight.leave:
-            said.append(AskedToLeave(name))
+            said.append(AskedToLeave(name, sight.leave[seat]))
         has_ended = item is not None and (item.state, item.attempt) == (ENDED, state.attempt)
         if has_ended and name in living and state.phase in ATTEMPTING:
             said.append(RanksEnded(name, state.attempt))

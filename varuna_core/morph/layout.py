@@ -76,10 +76,15 @@ def choose_layout(question: Question) -> Optional[Layout]:
     found = []
     for depth in range(min(question.pipeline, deepest), deepest + 1):
         replicas = min(question.shares // depth, question.micro_batches)
-        layers = -(-question.layers // depth)
-        slots = -(-question.micro_batches // replicas) + depth - 1
-        found.append((slots * layers, depth, Layout(depth, replicas)))
+        slots = count_slots(question.layers, question.micro_batches, depth, replicas)
+        found.append((slots, depth, Layout(depth, replicas)))
     return min(found, key=lambda item: item[:2])[2]
+
+
+def count_slots(layers: int, micro_batches: int, depth: int, replicas: int) -> int:
+    """How long a step is, in forwards of one layer: micro-batches of the fullest replica and the
+    pipeline's fill, times the most layers of a stage."""
+    return (-(-micro_batches // replicas) + depth - 1) * -(-layers // depth)
 
 
 def find_layout(

@@ -190,7 +190,7 @@ def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
     if isinstance(said, Lost):
         return _lose(state, said, now, rules)
     if isinstance(said, AskedToLeave):
-        return _let_go(state, said.node, now, rules)
+        return _let_go(state, said, now, rules)
     if isinstance(said, (RanksEnded, RankFailed)) and said.attempt != state.attempt:
         return state, []  # seen in the same look as the end of its attempt, and told after it
     if isinstance(said, RanksEnded):
@@ -293,13 +293,20 @@ def _lose(state: State, said: Lost, now: float, rules: Rules) -> Step:
     return state, actions
 
 
-def _let_go(state: State, node: str, now: float, rules: Rules) -> Step:
+def _let_go(state: State, said: AskedToLeave, now: float, rules: Rules) -> Step:
+    node = said.node
     if node not in state.nodes or node in state.leaving:
         return state, []
+    reason = f"node {node.partition('/')[0]} is to leave"
+    if said.why:  # nobody's wish, so the run's own limits count
+        if len(state.free) - 1 < rules.min_nodes:
+            return state, []
+        reason = f"node {node.partition('/')[0]} is left out: {said.why}"
+        state = replace(state, left_out=(*state.left_out, reason))
     if node not in state.living:
         return _without(state, node), [Fence(node)]
     state = replace(state, leaving=(*state.leaving, node))
-    return _ask_to_save(state, f"node {node.partition('/')[0]} is to leave", now, rules)
+    return _ask_to_save(state, reason, now, rules)
 
 
 def _ask_to_save(state: State, reason: str, now: float, rules: Rules) -> Step:

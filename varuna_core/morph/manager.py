@@ -34,7 +34,13 @@ from varuna_core.morph.machine import (
     begin,
     repeat,
 )
-from varuna_core.morph.orders import Orders, get_seat, read_presences, write_orders
+from varuna_core.morph.orders import (
+    Orders,
+    get_seat,
+    read_leave,
+    read_presences,
+    write_orders,
+)
 from varuna_core.morph.stay import beat_s, poll_s
 from varuna_core.morph.words import (
     DONE,
@@ -57,7 +63,7 @@ from varuna_core.morph.words import (
 from varuna_core.records.checkpoints import find_fit
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome
-from varuna_core.records.files import list_names, read_json, write_json
+from varuna_core.records.files import read_json, write_json
 from varuna_core.records.joins import read_joins, widen
 from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
@@ -190,13 +196,12 @@ class Manager:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + SAVE_LOOK_S
             self._saved = self._find_saved()
-        leave = [name[:-5] for name in list_names(self._run.morph.leave(0).parent)]
         presences = read_presences(self._run.morph, self._session)
         return Sight(
             presences={s: p for s, p in presences.items() if s < self._plan.num_nodes},
             stop=stop,
             refused=refused,
-            leave=tuple(int(stem) for stem in leave if stem.isdigit()),
+            leave=read_leave(self._run.morph),
             saved=self._saved,
         )
 

@@ -100,6 +100,16 @@ def read_presences(folder: MorphFolder, session: str) -> Dict[int, Presence]:
     return found
 
 
+def read_leave(folder: MorphFolder) -> Dict[int, str]:
+    """Seats whose nodes were asked to leave, and why where no person did."""
+    found = {}
+    for name in list_names(folder.leave(0).parent):
+        if name[:-5].isdigit():
+            value = read_json(folder.leave(int(name[:-5])))
+            found[int(name[:-5])] = str(value.get("why", "")) if isinstance(value, dict) else ""
+    return found
+
+
 def write_orders(folder: MorphFolder, value: Orders) -> None:
     write_json(folder.orders, asdict(value))
 

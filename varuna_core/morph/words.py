@@ -52,6 +52,8 @@ class Lost:
 @dataclass(frozen=True)
 class AskedToLeave:
     node: str
+    why: str = ""
+    """Where nobody asked for it but the run's own look at its nodes (a slow one)."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class Join:
     pid: int
     """Who asked, on `host`, as long as there is no job."""
     pid_start: Optional[str]
+    by_itself: bool = False
+    """Whether the run asked for it (`vjob tend`), and no person."""
 
     @property
     def name(self) -> str:

@@ -180,6 +180,8 @@ class Plan:
     layouts: Optional[Dict[str, Tuple[int, int, str]]] = None
     """Of a run that may morph: pipeline, data and partition that were planned at submit for other
     nodes than all, by `name_nodes`; replicas of a stage adjoin."""
+    layout_steps: Optional[Dict[str, float]] = None
+    """Seconds that a step was predicted to take on such nodes, and on all."""
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """What this rank runs, still to be filled in."""

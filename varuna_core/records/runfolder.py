@@ -148,6 +148,16 @@ class MorphFolder:
         return self.path / "manager.lock"
 
     @property
+    def shrink_lock(self) -> Path:
+        """Held while nodes are asked to leave, so that two who ask count each other's."""
+        return self.path / "shrink.lock"
+
+    @property
+    def tend_lock(self) -> Path:
+        """Held by `vjob tend` as long as it runs."""
+        return self.path / "tend.lock"
+
+    @property
     def orders(self) -> Path:
         return self.path / "orders.json"
 

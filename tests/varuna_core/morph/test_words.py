@@ -106,7 +106,7 @@ class Ear:
     def __init__(self, state: State) -> None:
         self.state, self.now = state, 0.0
         self.ears = Ears(lost_s=90, beat_s=1, poll_s=0.25)
-        self.sight = Sight({2: ME}, None, {}, (), -1)
+        self.sight = Sight({2: ME}, None, {}, {}, -1)
 
     def listen(self, seconds: float = 0.5, *, beats: bool = True, **changes: object) -> list[Input]:
         """After so long, in looks half a second apart."""
@@ -184,7 +184,8 @@ def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
         ({"stop": {"kind": "rank", "reason": "r"}}, RankFailed("r", 0)),
         ({"stop": {"kind": "cancel", "reason": "c"}}, CalledToEnd("c")),
         ({"refused": {2: "disk"}}, Lost("2/k", "h2 is not fit: disk")),
-        ({"leave": (2,)}, AskedToLeave("2/k")),
+        ({"leave": {2: ""}}, AskedToLeave("2/k")),
+        ({"leave": {2: "it is slow"}}, AskedToLeave("2/k", "it is slow")),
         ({"presences": {2: replace(ME, state=ENDED)}}, RanksEnded("2/k", 0)),
         (
             {"presences": {2: replace(ME, state=GONE)}},

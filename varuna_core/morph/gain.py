@@ -1,0 +1,81 @@
+"""Whether other nodes are worth a morph. Pure.
+
+    steps left, a step now ─┐
+    a step then ────────────┼─► pays: more done than without, by the end of the run or of its time
+    pause, seconds left ────┘
+
+A step then is the measured one times what the plan says of both layouts: by the steps that the
+planner predicted at submit, or by a count of the layouts' slots.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Optional, Sequence
+
+from varuna_core.morph.layout import Layout, count_slots, find_layout
+from varuna_core.records.plan import GroupPlan, Plan, name_nodes
+from varuna_core.records.training import Training
+
+
+def pays(
+    steps_left: float, step_s: float, then_s: float, pause_s: float, left_s: float = math.inf
+) -> bool:
+    """Whether a pause for shorter steps does more of the training.
+
+    `step_s` is a step as it is, `then_s` one after the pause, `left_s` what the time limit leaves.
+    Both ways are held against each other at the moment when the first of two things comes: the end
+    of the training as it goes now, or the end of its time.
+    """
+    if not (all(value > 0 for value in (steps_left, step_s, then_s, left_s)) and pause_s >= 0):
+        return False  # also where one of them is no number
+    horizon = min(steps_left * step_s, left_s)
+    return (horizon - pause_s) * step_s > horizon * then_s
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A step on other nodes, as a share of one on those of now."""
+
+    ratio: float
+    is_predicted: bool
+    """By the planner at submit; else by a count of slots and ranks."""
+
+
+def forecast(
+    plan: Plan, training: Training, before: Sequence[int], after: Sequence[int]
+) -> Optional[Forecast]:
+    """`plan` holds all the seats; None where no layout fits either of them."""
+    now, then = find_layout(plan, training, before), find_layout(plan, training, after)
+    if now is None or then is None:
+        return None
+    predicted = find_predicted_s(plan, before), find_predicted_s(plan, after)
+    if predicted[0] and predicted[1]:
+        return Forecast(predicted[1] / predicted[0], True)
+    slots = _count(plan, training, then) / _count(plan, training, now)
+    ranks = now.pipeline * now.data / (then.pipeline * then.data)
+    # A count of slots hopes for stages that are cut evenly: no more is expected than ranks bring.
+    return Forecast(max(slots, ranks) if slots < 1 else slots, False)
+
+
+def find_predicted_s(plan: Plan, seats: Sequence[int]) -> Optional[float]:
+    """What the planner said at submit of a step on such nodes."""
+    name = name_nodes([plan.node(seat).group for seat in sorted(seats)])
+    return (plan.layout_steps or {}).get(name)
+
+
+def with_more(plan: Plan, like: GroupPlan, count: int) -> Plan:
+    """So many seats behind all that there are, of a kind with `like`."""
+    assert plan.morphing is not None
+    more = replace(like, name="more", count=count, first_node=plan.num_nodes, first_rank=plan.world)
+    return replace(
+        plan,
+        groups=(*plan.groups, more),
+        morphing=replace(plan.morphing, joined=plan.morphing.joined + count),
+    )
+
+
+def _count(plan: Plan, training: Training, layout: Layout) -> int:
+    micro_batches = -(-training.global_batch_size // training.micro_batch_size)
+    return count_slots(training.layers, micro_batches, layout.pipeline, layout.data)
