@@ -161,7 +161,7 @@ def test_what_is_wrong_with_a_machine_is_told_and_the_others_start(
     server = Sshd(tmp_path / "elsewhere", *([f"ForceCommand {command}"] if can_hide else []))
     try:
         machines.add("closed", sshd, port=1)
-        machines.add("stranger", sshd, IdentityFile=sshd.folder / "stranger", IdentityAgent="none")
+        machines.add("stranger", sshd, PubkeyAuthentication="no")
         machines.add("unknown", sshd, UserKnownHostsFile=sshd.folder / "nobody")
         machines.add("apart", server, IdentityFile=server.folder / "key",
                      UserKnownHostsFile=server.known_hosts)  # fmt: skip
