@@ -234,7 +234,12 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("container: {image: x, mounts: [a]}", "container.mounts[0] = a: must be source:target"),
         ("container: {image: x, mounts: ['a:b']}", "mounts[0] = /conf/a:b: the target b must be"),
         ("container: {image: x, mounts: ['a:/b:rw']}", "must be source:target"),
-        ("cluster: {scheduler: machines}", "cluster.scheduler = machines: is not in this version"),
+        ("cluster: {scheduler: machines}", "machines: needs cluster.machine_list, a file with"),
+        ("cluster: {ssh_config: a}", "cluster.ssh_config = /conf/a: needs cluster.machine_list"),
+        (
+            "cluster: {machine_list: a}",
+            "cluster.machine_list = /conf/a: is in this version of vjob for runs that may morph",
+        ),
         ("container: {workdir: x}", "container.workdir = x: is a folder inside the container"),
         (
             "train: {checkpoint: {folder: a, local: b}}",

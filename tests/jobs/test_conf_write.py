@@ -31,7 +31,9 @@ PLAIN = TEXTS | WORDS
 PATHS = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0/:"), min_size=1
 ).map(lambda name: str(Path("/p", name)))
-PATH_FIELDS = {"path", "config", "prefix", "folder", "log_folder", "image"}
+PATH_FIELDS = {
+    "path", "config", "prefix", "folder", "log_folder", "image", "machine_list", "ssh_config",
+}  # fmt: skip
 PATHS_OF = (("workdir", JobConf), ("vocab", Data), ("profile", Parallel))
 MOUNTS = PATHS.map(lambda path: f"{path}:/x")
 SBATCH = st.dictionaries(PLAIN, st.booleans() | st.integers(-(10**9), 10**9) | PLAIN, max_size=3)

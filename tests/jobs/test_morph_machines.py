@@ -97,11 +97,14 @@ def wait_for_word(vjob: Vjob, run: RunFolder, text: str) -> None:
 
 
 def check_losses(run: RunFolder) -> None:
+    """Each step once, and to a little after the last change as if nothing had happened."""
     from tests.varuna_core.programs.plain import train_plainly
 
     found = read_losses(run)
-    losses, _ = train_plainly(read_training(run.training), last=max(found))
-    assert found == pytest.approx(losses, rel=2e-5)
+    assert sorted(found) == list(range(1, max(found) + 1))
+    *_, changed, _ = (event["iteration"] for event in read_events(run) if event["kind"] == "ended")
+    losses, _ = train_plainly(read_training(run.training), last=changed + 5)
+    assert {step: found[step] for step in losses} == pytest.approx(losses, rel=2e-5)
 
 
 def test_two_machines_become_three_lose_one_and_train_on_with_the_same_loss(
@@ -158,7 +161,7 @@ def test_what_is_wrong_with_a_machine_is_told_and_the_others_start(
     server = Sshd(tmp_path / "elsewhere", *([f"ForceCommand {command}"] if can_hide else []))
     try:
         machines.add("closed", sshd, port=1)
-        machines.add("stranger", sshd, IdentityFile=sshd.folder / "stranger", IdentityAgent="none")
+        machines.add("stranger", sshd, PubkeyAuthentication="no")
         machines.add("unknown", sshd, UserKnownHostsFile=sshd.folder / "nobody")
         machines.add("apart", server, IdentityFile=server.folder / "key",
                      UserKnownHostsFile=server.known_hosts)  # fmt: skip
