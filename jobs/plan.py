@@ -119,6 +119,7 @@ def build_morphing(conf: JobConf) -> MorphPlan:
         requeue=conf.cluster.requeue,
         save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
         warm=conf.morph.warm,
+        memory=conf.train.checkpoint.memory_every > 0,
     )
 
 

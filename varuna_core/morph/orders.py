@@ -38,6 +38,8 @@ class Presence:
     attempt: int
     """The last one that this agent started or ended; -1 before the first."""
     code: int
+    held: Tuple[str, ...] = ()
+    """What of the training lies in the node's memory (records/memory.py)."""
 
     @property
     def name(self) -> str:

@@ -122,6 +122,8 @@ class MorphPlan:
     """How many nodes at the end of `groups` were asked for later (records/joins.py)."""
     warm: bool = False
     """Whether ranks of the next attempt wait on each node while this one trains."""
+    memory: bool = False
+    """Whether ranks keep copies of their state in the memory of their nodes."""
 
 
 @dataclass(frozen=True)
