@@ -98,7 +98,7 @@ def read_presences(folder: MorphFolder, session: str) -> Dict[int, Presence]:
         value = read_json(folder.nodes / name) if name[:-5].isdigit() else None
         presence = _parse(Presence, value)
         if presence is not None and presence.session == session:
-            found[presence.seat] = presence
+            found[presence.seat] = replace(presence, held=tuple(presence.held))
     return found
 
 
