@@ -25,6 +25,7 @@ BOUNDS: Mapping[str, tuple[float | str | None, float | str | None]] = {
     "train.evaluate.steps": (1, None),
     "train.checkpoint.every": (0, None),
     "train.checkpoint.keep": (1, None),
+    "train.checkpoint.memory_every": (0, None),
     "parallel.pipeline": (1, None),
     "parallel.data": (1, None),
     "parallel.tensor": (1, None),

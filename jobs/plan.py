@@ -121,6 +121,7 @@ def build_morphing(conf: JobConf) -> MorphPlan:
         warm=conf.morph.warm,
         machine_list=conf.cluster.machine_list,
         ssh_config=conf.cluster.ssh_config,
+        memory=conf.train.checkpoint.memory_every > 0,
     )
 
 

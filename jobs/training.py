@@ -61,6 +61,8 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         checkpoint_every=train.checkpoint.every,
         checkpoint_keep=train.checkpoint.keep,
         checkpoint_local=train.checkpoint.local,
+        checkpoint_memory_every=train.checkpoint.memory_every,
+        from_memory=None,
         recompute=parallel.recompute,
         schedule=parallel.schedule,
         partition=None if parallel.partition == "auto" else parallel.partition,

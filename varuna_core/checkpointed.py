@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from varuna_core.agreement import Agreement, decode, encode
 from varuna_core.engine import Engine
+from varuna_core.laying import Laying
 from varuna_core.links import Links
 from varuna_core.own_part import OwnPart
 from varuna_core.preemption import CALLS, SignalCalls, ignore_calls
+from varuna_core.progress import Progress
 from varuna_core.save_news import PendingSave
-from varuna_core.saving import Progress, Saving
+from varuna_core.saving import Saving
 from varuna_core.updates import Updates
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Checkpointed(OwnPart):
         self.user_state: Any = None
         """What else the user wants kept: numbers, words, lists, dicts, small tensors; rank 0's."""
 
+        self._laying: Laying | None = None
         self._leave_to: tuple[Path, dict[str, Any]] | None = None
         self._calls = calls = SignalCalls()
         self.agreement = Agreement(
@@ -114,10 +117,41 @@ class Checkpointed(OwnPart):
         the same on all ranks; after one, what the weights are is not known until another load.
         """
         number, progress = self.saving.load(Path(global_store), iteration, check_complete)
+        self._take_up(progress)
+        return number
+
+    def _take_up(self, progress: Progress) -> None:
         self.iteration = progress.iteration
         self.data_position, self.user_state = progress.data_position, progress.user_state
         self.zero_grad()
-        return number
+
+    def keep_in_memory(self, home: str | os.PathLike[str], attempt: int, neighbours: int) -> None:
+        """Let `lay_copy` lay copies into this folder of the node's memory, which so many ranks
+        share; for programs whose group of all ranks is gloo's."""
+        self._laying = Laying(self.saving, Path(home), attempt, neighbours)
+
+    def load_copy(self, copy: str | None) -> bool:
+        """Take up a copy that the nodes hold between them, as `load_checkpoint` does a checkpoint;
+        whether it was whole. Without a name forget those that there are."""
+        assert self._laying is not None, "keep_in_memory comes first"
+        found = None
+        if copy is None:
+            self._laying.begin_anew()
+        else:
+            found = self._laying.load(copy)
+        if found is not None:
+            self._take_up(found[1])
+        return found is not None
+
+    def settle_copy(self) -> None:
+        """Before the step after which `lay_copy` follows: the last one is written then."""
+        if self._laying is not None:
+            self._laying.settle()
+
+    def lay_copy(self) -> None:
+        """After a step, on every rank: begin a copy of what there is now."""
+        if self._laying is not None:
+            self._laying.lay(self._find_progress())
 
     def set_scheduler(self, scheduler: Any) -> None:
         """Say which learning rate schedule the user steps: it is saved and loaded with the rest."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -30,6 +29,7 @@ from varuna_core.engine import Engine
 from varuna_core.links import Links
 from varuna_core.optimizer_restore import fit_rates, put_optimizer
 from varuna_core.precision import Masters
+from varuna_core.progress import Loaded, Progress
 from varuna_core.rank_part import RankPart as Stages
 from varuna_core.rank_words import RankWords
 from varuna_core.records.checkpoints import list_complete
@@ -45,28 +45,6 @@ if TYPE_CHECKING:
 
 LEFT = "left.json"
 """In the folder of checkpoints: the training has saved because of a signal, and left."""
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """How far a training is, in words: the same on every rank."""
-
-    iteration: int = 0
-    """Steps taken."""
-
-    data_position: Any = None
-    user_state: Any = None
-
-
-@dataclass(kw_only=True)
-class Loaded:
-    """What a load leaves for an optimizer and a schedule that are told of after it."""
-
-    folder: Path
-    loss_scale: Any
-    lr_schedule: Any
-    options: dict[int, Any] | None = None
-    """What each parameter had in the optimizer, once that is loaded."""
 
 
 class Saving:
@@ -110,7 +88,7 @@ class Saving:
         writer.keep = keep
         writer.set_background(tempdir)
         self.news.tell_begun(number, store)
-        self.news.expect(number, writer.save(self._take_part(progress, number, shard)))
+        self.news.expect(number, writer.save(self.take_part(progress, number, shard)))
         return PendingSave(writer) if tempdir is not None else None
 
     def save_whole(
@@ -165,28 +143,32 @@ class Saving:
             )
         return self._writers[store]
 
-    def _take_part(self, progress: Progress, number: int, shard: bool) -> RankPart:
+    def take_part(
+        self, progress: Progress, number: int, shard: bool, for_memory: bool = False
+    ) -> RankPart:
+        """What this rank writes; `for_memory` all that it has, whatever others have too."""
         replicas = self.links.stage_map.num_replicas
         owned = self.masters.owned is not None
         shared = (shard or owned) and replicas > 1
         segments: dict[int, list[Entry]] = {}
         optimizer: dict[str, Any] = {}
-        if shared or self.links.replica == 0:
+        if shared or self.links.replica == 0 or for_memory:
             segments, optimizer = take_tensors(
                 self.split, self.part, self.masters, self.updates.optimizer
             )
         segments = self.shares.place(segments)
-        if shared and not owned:  # else each has its own already
+        if shared and not owned and not for_memory:  # else each has its own already
             segments = deal(segments, replicas, self.links.replica)
+        gives_buffers = self.links.replica == 0 or (for_memory and not owned)
         if (
-            self.links.replica == self.shares.tensor_rank == 0
+            gives_buffers and self.shares.tensor_rank == 0
         ):  # those of the other replicas may differ (batch norm)
             for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
                 segments.setdefault(segment, []).extend(entries)
         return RankPart(
             iteration=number,
             segments=segments,
-            shared=shared or self.links.stage_map.tensor > 1,
+            shared=shared or self.links.stage_map.tensor > 1 or for_memory,
             optimizer=optimizer,
             own={
                 "place": self.links.place,
@@ -196,7 +178,7 @@ class Saving:
                 "seed": self.engine.seed,
                 "random": take_random_state(),
             },
-            state=self._take_state(progress) if self.words.rank == 0 else None,
+            state=self._take_state(progress) if self.words.rank == 0 or for_memory else None,
         )
 
     def _take_state(self, progress: Progress) -> TrainingState:
@@ -240,6 +222,24 @@ class Saving:
             number, self._line, progress = found
             return number, progress
 
+    def load_folder(self, folder: Path) -> tuple[int, Progress]:
+        """Of one checkpoint, wherever it lies; an error is the same on all ranks."""
+        found: list[Any] = []
+        self.words.judge(lambda: found.extend(self._load_part(folder)))
+        number, line, progress = found
+        self._line = line or None
+        return number, progress
+
+    @property
+    def line(self) -> str:
+        """Of the training, as far as it has one: what was loaded, or was saved first, began it."""
+        return next((writer.line for writer in self._writers.values()), self._line) or ""
+
+    def list_names(self) -> list[str]:
+        """Stored tensors of which this rank holds a part."""
+        held = (*self.masters.by_name, *self.part.buffers())
+        return [name for name in held if name in self._shapes]
+
     def _load_part(self, folder: Path) -> tuple[int, str, Progress]:
         self.close()  # those that follow go on in the line of what is loaded
         self._loaded = None
@@ -258,7 +258,9 @@ class Saving:
             own = self._find_own(reader)
             if own is not None:
                 put_random_state(own["random"])
-            first = reader.own(0) or {"seed": self.engine.seed, "iteration": reader.iteration}
+            # Of a copy in memory that of rank 0 may be lost; these two are the same on all ranks.
+            number = min(reader.manifest.own, default=0)
+            first = reader.own(number) or {"seed": self.engine.seed, "iteration": reader.iteration}
             self.engine.seed = first["seed"]
             self._loaded = loaded
             return (

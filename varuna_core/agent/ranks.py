@@ -14,6 +14,7 @@ from typing import Mapping
 from varuna_core.agent.container import build_environment
 from varuna_core.agent.entry import COMMAND, build_entry
 from varuna_core.agent.insiders import MARKS
+from varuna_core.records.memory import HOME
 from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan, decode_stage_map
 
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -69,6 +70,7 @@ def build_rank(
         **_world(plan, node, local_rank, meeting),
         **_place(plan, rank),
         **_run(plan, node, rank, meeting),
+        **{name: own[name] for name in (HOME,) if name in own and container is None},
     }
     devices = map_devices(node.group, own.get("CUDA_VISIBLE_DEVICES"))
     env = {

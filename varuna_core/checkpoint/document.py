@@ -55,6 +55,11 @@ def read_document(path: Path, what: str) -> Any:
         raise DamagedCheckpoint(f"{path} is missing") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return parse_document(data, path, what)
+
+
+def parse_document(data: bytes, path: Path, what: str) -> Any:
+    """The same of the bytes of a file, which may lie on another machine."""
     try:
         found = json.loads(data)
     except ValueError as error:

@@ -110,7 +110,7 @@ class CheckpointWriter:
             line=self.line,
         )
         folder = SaveFolder(self.store, save)
-        part = _encode(part)
+        part = encode_part(part)
         if not self._background:
             self._write(folder, part)
             return folder
@@ -194,7 +194,7 @@ class CheckpointWriter:
             self._publish(self._last)
 
 
-def _encode(part: RankPart) -> RankPart:
+def encode_part(part: RankPart) -> RankPart:
     """Everything that goes into JSON as JSON takes it, copied, before training goes on."""
     state = part.state
     if state is not None:

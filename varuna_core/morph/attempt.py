@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from dataclasses import replace
-from typing import Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 from varuna_core.morph.layout import build_attempt
-from varuna_core.morph.orders import get_seat
+from varuna_core.morph.orders import get_seat, read_presences
 from varuna_core.morph.words import Start
+from varuna_core.records.events import append_event
 from varuna_core.records.files import is_listed, write_atomic
+from varuna_core.records.memory import Held, WholeCopy, find_whole, pick_holders
 from varuna_core.records.plan import Plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import Training, render_training
 
 
-def pick_nodes(plan: Plan, training: Training, nodes: Sequence[str]) -> Tuple[str, ...]:
-    """Those of these nodes that an attempt would use, in the order of its plan."""
+def pick_nodes(plan: Plan, training: Training, nodes: Sequence[str], held: Held) -> Tuple[str, ...]:
+    """Those of these nodes that an attempt would use, in the order of its plan.
+
+    Where not all are used, and those that are lack a part of the copy that all `held` have in
+    memory, others of the same groups take their places.
+    """
+    used = _pick_first(plan, training, nodes)
+    first = pick_holders({node: held.get(node, ()) for node in nodes})
+    if set(first) <= set(used) or len(first) > len(used):
+        return used
+    rest = [node for node in used if node not in first]
+    others = _pick_first(plan, training, [*first, *rest][: len(used)])
+    return others if _count_groups(plan, others) == _count_groups(plan, used) else used
+
+
+def _pick_first(plan: Plan, training: Training, nodes: Sequence[str]) -> Tuple[str, ...]:
     assert plan.morphing is not None
     ordered = sorted(nodes, key=get_seat)[: plan.morphing.max_nodes]
     by_seat = {get_seat(node): node for node in ordered}
@@ -23,17 +41,49 @@ def pick_nodes(plan: Plan, training: Training, nodes: Sequence[str]) -> Tuple[st
     return () if found is None else tuple(by_seat[seat] for seat in found.seats)
 
 
-def make_attempt(run: RunFolder, plan: Plan, training: Training, start: Start) -> None:
-    """Its folder with its plan, which lands last; nothing where it is there already."""
+def _count_groups(plan: Plan, nodes: Sequence[str]) -> Counter[str]:
+    return Counter(plan.node(get_seat(node)).group.name for node in nodes)
+
+
+def read_held(run: RunFolder, session: str) -> Held:
+    """What each node has in memory, as it tells."""
+    return {item.name: item.held for item in read_presences(run.morph, session).values()}
+
+
+def make_attempt(
+    run: RunFolder, plan: Plan, training: Training, start: Start, session: str, whole: int
+) -> None:
+    """Its folder with its plan, which lands last; nothing where it is there already.
+
+    `whole` is the iteration of the newest checkpoint that is there, or -1.
+    """
     attempt = run.attempt(start.attempt)
     attempt.make()
     if is_listed(attempt.plan):
         return
     found = build_attempt(plan, training, [get_seat(node) for node in start.nodes])
     assert found is not None, "the nodes were chosen because a plan fits them"
-    own = replace(training, pipeline=found.plan.pipeline, partition=found.partition)
+    copy = _find_copy(run, start, session, whole)
+    own = replace(
+        training,
+        pipeline=found.plan.pipeline,
+        partition=found.partition,
+        from_memory=None if copy is None else copy.name,
+    )
     write_atomic(attempt.training, render_training(own))
     command = tuple(
         str(attempt.training) if word == str(run.training) else word for word in found.plan.command
     )
     write_plan(attempt.plan, replace(found.plan, command=command))
+
+
+def _find_copy(run: RunFolder, start: Start, session: str, whole: int) -> Optional[WholeCopy]:
+    """What its nodes hold between them in memory, if that is newer than the checkpoint."""
+    held = read_held(run, session)
+    found = find_whole({node: held.get(node, ()) for node in start.nodes})
+    if found is None or found.iteration <= whole:
+        return None
+    facts = {"iteration": found.iteration, "nodes": [get_seat(node) for node in found.holders]}
+    with contextlib.suppress(OSError):
+        append_event(run.morph_events, "from-memory", attempt=start.attempt, **facts)
+    return found

@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.closing import Scene, judge
 from varuna_core.agent.signals import Signals
-from varuna_core.morph.attempt import make_attempt, pick_nodes
+from varuna_core.morph.attempt import make_attempt, pick_nodes, read_held
 from varuna_core.morph.blame import find_culprit
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.ears import Ears, Sight
@@ -231,7 +231,7 @@ class Manager:
                 append_event(self._run.morph_events, "left-out", reason=text)
 
     def _choose(self, nodes: Sequence[str]) -> Tuple[str, ...]:
-        return pick_nodes(self._plan, self._training, nodes)
+        return pick_nodes(self._plan, self._training, nodes, read_held(self._run, self._session))
 
     def _land(self) -> None:
         """Before anything is done about it; once for all that was seen in one look: thousands of
@@ -245,7 +245,8 @@ class Manager:
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                make_attempt(self._run, self._plan, self._training, action)
+                held = (self._session, self._state.whole)
+                make_attempt(self._run, self._plan, self._training, action, *held)
             elif isinstance(action, AskToSave):
                 write_signal(self._run.attempt(action.attempt), "USR1", KEY)
             elif isinstance(action, StopRanks):

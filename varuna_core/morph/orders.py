@@ -38,6 +38,8 @@ class Presence:
     attempt: int
     """The last one that this agent started or ended; -1 before the first."""
     code: int
+    held: Tuple[str, ...] = ()
+    """What of the training lies in the node's memory (records/memory.py)."""
 
     @property
     def name(self) -> str:
@@ -96,7 +98,7 @@ def read_presences(folder: MorphFolder, session: str) -> Dict[int, Presence]:
         value = read_json(folder.nodes / name) if name[:-5].isdigit() else None
         presence = _parse(Presence, value)
         if presence is not None and presence.session == session:
-            found[presence.seat] = presence
+            found[presence.seat] = replace(presence, held=tuple(presence.held))
     return found
 
 

@@ -26,6 +26,7 @@ from varuna_core.agent.opening import open_attempt
 from varuna_core.agent.process import start_agent
 from varuna_core.agent.signals import Signals
 from varuna_core.morph.hearing import Hearing
+from varuna_core.morph.memory import Home
 from varuna_core.morph.orders import (
     ENDED,
     GONE,
@@ -41,6 +42,7 @@ from varuna_core.morph.orders import (
 )
 from varuna_core.morph.standby import can_wait
 from varuna_core.records.exits import NOT_READY
+from varuna_core.records.memory import HOME, list_held
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -77,6 +79,7 @@ def stay(
     seat = find_index(plan, given_index, os.environ)
     host = host_name(plan, seat, os.environ, os.uname().nodename)
     run.morph.make()
+    home = _open_home(run, plan)
     me = Presence(
         seat=seat,
         key=uuid.uuid4().hex,
@@ -88,20 +91,42 @@ def stay(
         attempt=-1,
         code=0,
     )
-    node = Stay(run, plan, me, tether)
-    code = node.run()
+    node = Stay(run, plan, me, home, tether)
+    try:
+        code = node.run()
+    finally:
+        if home is not None:
+            home.close()
     if node.is_orphaned and orphaned:
         os.execvp("sh", ["sh", "-c", orphaned])
     return code
+
+
+def _open_home(run: RunFolder, plan: Plan) -> Optional[Home]:
+    """The folder for copies of the training, told to ranks by the environment; None without."""
+    if plan.morphing is None or not plan.morphing.memory or plan.containers:
+        return None
+    try:
+        home = Home(run.path.name)
+    except OSError as error:
+        print(f"no copies in this node's memory: {error}", file=sys.stderr, flush=True)
+        return None
+    os.environ[HOME] = str(home.path)
+    return home
 
 
 class Stay:
     """One node of the job."""
 
     def __init__(
-        self, run: RunFolder, plan: Plan, me: Presence, tether: Optional[int] = None
+        self,
+        run: RunFolder,
+        plan: Plan,
+        me: Presence,
+        home: Optional[Home],
+        tether: Optional[int] = None,
     ) -> None:
-        self._run, self._plan, self._me = run, plan, me
+        self._run, self._plan, self._me, self._home = run, plan, me, home
         self._signals = Signals()
         if tether is not None:
             self._signals.hold(tether, plan.timing.lost_s)
@@ -265,7 +290,8 @@ class Stay:
         self._beat()
 
     def _beat(self) -> None:
-        self._me = replace(self._me, count=self._me.count + 1)
+        held = () if self._home is None else list_held(self._home.path)
+        self._me = replace(self._me, count=self._me.count + 1, held=held)
         self._next_beat = time.monotonic() + beat_s(self._plan)
         try:
             write_presence(self._run.morph, self._me)

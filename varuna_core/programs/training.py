@@ -6,7 +6,8 @@ each step: batch ─► step ─► optimizer ─► lines, evaluation, checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.learning_rate import LearningRate
 from varuna_core.programs.lines import Lines
 from varuna_core.programs.place import Place
+from varuna_core.records.memory import HOME
 from varuna_core.records.trace import TraceWriter
 from varuna_core.records.training import Training
 from varuna_core.stage_map import parse_stage_map
@@ -176,6 +178,9 @@ class Trainer:
         """Steps that were taken: those that no overflow skipped."""
 
         self.lines = Lines(training, place, self.model)
+        self.copies = self._open_memory()
+        """Whether nodes keep copies."""
+
         self._resume()
         if training.apex:
             for stage in self.model.part.stages:
@@ -188,15 +193,29 @@ class Trainer:
         folder = self.training.checkpoint_folder
         if folder is None:
             return
+        is_copied, copy = False, self.training.from_memory
+        if self.copies:
+            is_copied = self.model.load_copy(copy)
         try:
-            self.model.load_checkpoint(folder)
+            if not is_copied:
+                self.model.load_checkpoint(folder)
             self._expect_same_batch(self.model.data_position["consumed"])
             self.source.check_state(self.model.data_position["order"])
             self.taken = int(self.model.user_state["taken"])
-            self.lines.tell_resumed(self.model.iteration, folder)
+            where = "the memory of the nodes" if is_copied else folder
+            self.lines.tell_resumed(self.model.iteration, where)
         except NoCheckpoint:
-            pass
+            if self.copies and copy is not None:  # the weights may be half of it
+                raise
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
+
+    def _open_memory(self, environ: Mapping[str, str] = os.environ) -> bool:
+        home = environ.get(HOME)
+        if home is None or not self.training.checkpoint_memory_every:
+            return False
+        attempt, neighbours = int(environ["VJOB_ATTEMPT"]), int(environ["LOCAL_WORLD_SIZE"])
+        self.model.keep_in_memory(home, attempt, neighbours)
+        return True
 
     def _expect_same_batch(self, consumed: int) -> None:
         size, steps = self.training.global_batch_size, self.model.iteration
@@ -231,6 +250,9 @@ class Trainer:
         rate = self.rate.at(self.taken)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        lays = step < training.steps and _divides(training.checkpoint_memory_every, step)
+        if lays:
+            model.settle_copy()
         loss, overflow = model.step(batch, training.clip_grad_norm)
         with self._span("optimizer"):
             self.optimizer.step()
@@ -241,6 +263,9 @@ class Trainer:
         if step < training.steps and _divides(training.checkpoint_every, step):
             with self._span("checkpoint"), self.lines.apart():
                 self._save()
+        if lays:
+            with self._span("checkpoint"), self.lines.apart():
+                model.lay_copy()
         if self.trace is not None:
             self.trace.end_step()
         if _divides(training.evaluate_every, step):

@@ -1,8 +1,8 @@
 """events*.jsonl: what happened to a run, in order. One writer a file, one line an event.
 
 Kinds: intent, submitted, refused, adopted, started, preflight, stopping, ended, cancel-asked,
-requeued, morph, left-out, grow-asked, shrink-asked, slow-asked, withdrawn; of `vjob watch` verdict,
-notice, action; a later one (checkpoint) joins the list.
+requeued, morph, left-out, grow-asked, shrink-asked, slow-asked, withdrawn,
+from-memory; of `vjob watch` verdict, notice, action; a later one (checkpoint) joins the list.
 `time` is seconds since the epoch, UTC.
 """
 

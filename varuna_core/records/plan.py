@@ -126,6 +126,8 @@ class MorphPlan:
     """Without a scheduler: the file that names the machines, which is watched."""
     ssh_config: Optional[str] = None
     """For `ssh -F`."""
+    memory: bool = False
+    """Whether ranks keep copies of their state in the memory of their nodes."""
 
 
 @dataclass(frozen=True)

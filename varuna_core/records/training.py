@@ -61,6 +61,10 @@ class Training:
     checkpoint_every: int
     checkpoint_keep: int
     checkpoint_local: Optional[str]
+    checkpoint_memory_every: int
+    """Steps between copies in the memory of the nodes; 0 for none."""
+    from_memory: Optional[str]
+    """Of an attempt: the copy that it begins with (records/memory.py); None for a checkpoint."""
     recompute: str
     schedule: str
     partition: Optional[str]
