@@ -6,14 +6,17 @@ recorded text.
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 
 from jobs.conf import Cluster
 from jobs.doctor_containers import examine_containers
 from jobs.finding import Finding, ask, read_text
+from varuna_core.agent.gpus import DRIVER
 
 EXIT_S = 5
 """What the agents need after the grace, to end what is left and to write the exits."""
@@ -33,6 +36,8 @@ def examine() -> list[Finding]:
         )
     else:
         findings += examine_slurm()
+    has_gpus = any(DRIVER.glob("*/information"))
+    findings.append(judge_python(find_version("torch"), find_version("numpy"), has_gpus))
     findings += examine_containers()
     findings.append(judge_host_name(socket.gethostname(), _resolve(socket.gethostname())))
     findings.append(judge_interfaces(ask("ip", "-o", "-4", "addr") or ""))
@@ -161,6 +166,33 @@ def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -
         )
     text = f"KillWait is {kill_wait_s} s: cluster.grace_s up to {most_s} is kept"
     return Finding(name="kill wait", status="ok", text=text)
+
+
+def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Finding:
+    """By their packages' own word: importing torch takes seconds."""
+    missing = [name for name, version in (("torch", torch), ("numpy", numpy)) if version is None]
+    if missing:
+        return Finding(
+            name="training",
+            status="note",
+            text=f"no {' and no '.join(missing)} under {sys.executable}, where bare ranks run",
+            remedy="pip install 'vjob[train,data]' there; or program.python, or container.image",
+        )
+    if has_gpus and str(torch).endswith("+cpu"):
+        return Finding(
+            name="training",
+            status="warn",
+            text=f"torch {torch} is a build without CUDA, and there are GPUs here",
+            remedy=f"install torch for CUDA under {sys.executable}, or set container.image",
+        )
+    return Finding(name="training", status="ok", text=f"torch {torch}, numpy {numpy}")
+
+
+def find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def judge_host_name(name: str, address: str | None) -> Finding:

@@ -153,6 +153,11 @@ REFUSALS = (
         "unable to contact slurm controller",
         "the controller is down or SLURM_CONF points elsewhere: try `scontrol ping`",
     ),
+    (
+        "configuration source",
+        "Slurm's commands are here and know no cluster: submit where `sinfo` answers, or set "
+        "cluster.scheduler: local to run on this machine",
+    ),
 )
 """What sbatch says when it refuses, and what to do."""
 

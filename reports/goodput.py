@@ -57,7 +57,7 @@ def measure_goodput(
     """`times` as of build_step_times, its `begin_s` counted from `zero_s`; `labels` in order."""
     order = {label: at for at, label in enumerate(labels)}
     steps = times.assign(order=times["attempt"].map(order)).sort_values(["step", "order"])
-    steps["all_s"] = steps["took_s"] * steps["count"]
+    steps["all_s"] = _count_once(steps)
     steps["again"] = steps.duplicated("step", keep="last")
     attempts = []
     for label in labels:
@@ -92,6 +92,14 @@ def measure_goodput(
         useful_s=sum(item.steps_s - item.repeated_s for item in attempts),
         between_s=between,
     )
+
+
+def _count_once(steps: pd.DataFrame) -> pd.Series[float]:
+    """Seconds of each row; the first stage begins a step while the last one ends that before."""
+    all_s = steps["took_s"] * steps["count"]
+    until_next = -steps.groupby("attempt")["begin_s"].diff(-1)
+    is_cut = (steps["count"] == 1) & (until_next > 0) & (until_next < all_s)
+    return all_s.mask(is_cut, until_next)
 
 
 def _list_numbers(table: pd.DataFrame, name: str) -> list[float]:

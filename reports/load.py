@@ -156,7 +156,7 @@ def _read_exits(sources: Sources) -> pd.DataFrame:
             value = read_json(path)
             if isinstance(value, dict):
                 rows.append({"attempt": attempt.label, **{n: value.get(n) for n in names[1:]}})
-    return pd.DataFrame(rows, columns=names)
+    return pd.DataFrame(rows, columns=names, dtype=object)  # numbers would make NaN of no signal
 
 
 def _read_outcomes(sources: Sources) -> dict[str, str]:

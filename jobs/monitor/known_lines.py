@@ -315,6 +315,12 @@ PROGRAM = (
         "ordinary in the first steps of fp16, and now and then later",
     ),
     _known(
+        "warning",
+        "nothing to do",
+        r"^nothing to do: train\.steps is \d+",
+        "raise train.steps to go on, or name another train.checkpoint.folder to begin anew",
+    ),
+    _known(
         "root",
         "shared memory",
         r"(?i)(out of|insufficient|unable to (open|allocate|mmap|resize)) shared memory"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.conf import JobConf, NodeGroup
-from jobs.errors import InputError, VjobError
+from jobs.errors import VjobError
 from jobs.planning.cluster_nodes import build_sinfo_nodes_command, parse_sinfo_nodes
 from jobs.planning.conf_file import find_profile, read_open_conf
 from jobs.planning.question import Question, build_question, keep_known
 from jobs.process import run
-from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.profile_file import read_profile
 
@@ -32,17 +29,6 @@ class Asked:
     prices: Mapping[str, float]
     from_slurm: bool = False
     queue: str | None = None
-
-
-@contextmanager
-def explain_errors() -> Iterator[None]:
-    """What the planner refuses is the user's input."""
-    if importlib.util.find_spec("numpy") is None:
-        raise VjobError("planning needs numpy, which is not installed: pip install 'vjob[plan]'")
-    try:
-        yield
-    except PlanningError as error:
-        raise InputError(str(error)) from None
 
 
 def ask(path: Path, asked: Asked) -> tuple[JobConf, Question]:

@@ -132,7 +132,7 @@ def plan(
     vjob submit conf.yaml --plan plan.json
     vjob plan --recalibrate last
     """
-    from jobs.planning.ask import Asked, ask, explain_errors
+    from jobs.planning.explained import explain_errors
 
     if job is not None:
         with explain_errors():
@@ -146,6 +146,7 @@ def plan(
         raise click.UsageError("which conf? such as: vjob plan conf.yaml")
     with explain_errors():
         from jobs.planning.answer import build_json, find_answer
+        from jobs.planning.ask import Asked, ask
         from jobs.planning.plan_file import write_plan_file
         from jobs.planning.text import render
 

@@ -108,9 +108,10 @@ def _find_reason(conf: JobConf) -> str:
 
 
 def _search(path: Path, conf: JobConf) -> Chosen:
-    from jobs.planning.ask import Asked, ask_about, explain_errors
+    from jobs.planning.explained import explain_errors
 
     with explain_errors():
+        from jobs.planning.ask import Asked, ask_about
         from jobs.planning.plan_file import build_settings
         from varuna_core.planner.plan import build_plan
         from varuna_core.planner.refusal import search_or_explain
@@ -148,9 +149,10 @@ def _predict(conf: JobConf, plan: Plan, profile: Profile) -> dict[str, Any]:
 
 
 def _cut(conf: JobConf, file: Path) -> Chosen:
-    from jobs.planning.ask import Asked, ask_about, explain_errors
+    from jobs.planning.explained import explain_errors
 
     with explain_errors():
+        from jobs.planning.ask import Asked, ask_about
         from jobs.planning.given import plan_given, plan_others
 
         question = ask_about(conf, KEYS, file.parent, Asked(prices={}, profile=file))

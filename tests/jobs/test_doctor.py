@@ -78,6 +78,24 @@ def test_ports_above_the_ephemeral_range_are_ours() -> None:
     assert doctor.judge_ports("1024\t65000\n").status == "warn"
 
 
+@pytest.mark.parametrize(
+    ("torch", "numpy", "has_gpus", "status", "says"),
+    [
+        ("2.13.0", "2.4.6", True, "ok", "torch 2.13.0, numpy 2.4.6"),
+        ("2.13.0+cpu", "2.4.6", False, "ok", "torch 2.13.0+cpu"),
+        ("2.13.0+cpu", "2.4.6", True, "warn", "a build without CUDA"),
+        (None, None, False, "note", "no torch and no numpy under"),
+        ("2.13.0", None, True, "note", "no numpy under"),
+    ],
+)
+def test_what_training_needs_is_looked_for(
+    torch: str | None, numpy: str | None, has_gpus: bool, status: str, says: str
+) -> None:
+    finding = doctor.judge_python(torch, numpy, has_gpus)
+    assert finding.status == status and says in finding.text
+    assert finding.remedy or status == "ok"
+
+
 def test_it_runs_here() -> None:
     findings = doctor.examine()
     assert findings and doctor.render(findings)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from jobs.conf import JobConf
 from jobs.conf_read import read_conf
 from jobs.planning.chosen import read_plan_file
 from jobs.training import build_training
+from tests.command import ROOT
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.profile_file import read_profile, write_profile
 from varuna_core.planner.transformer import Transformer, estimate_profile
@@ -343,3 +346,20 @@ def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> N
     sinfo.write_text("#!/bin/sh\n")
     assert "no node with GPUs" in plan(conf, "--from-slurm", code=2)
     assert "--from-slurm" in plan(conf, "--queue", "x", code=2)
+
+
+@pytest.mark.parametrize("words", [["plan", "conf.yaml"], ["plan", "--recalibrate", "last"]])
+def test_without_numpy_it_says_how_to_get_it(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "conf.yaml").write_text(CONF)
+    code = f"import sys; sys.modules['numpy'] = None; from jobs.cli import cli; cli.main({words})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1 and "pip install 'vjob[plan]'" in done.stderr
+    assert "Traceback" not in done.stderr

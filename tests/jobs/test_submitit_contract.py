@@ -59,11 +59,17 @@ def test_our_text_is_submitted_in_a_cleaned_environment(
     assert "--dependency=after:7" in (tmp_path / "args").read_text()
 
 
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("sbatch: error: invalid partition specified: gpux", "sinfo"),
+        ("sbatch: fatal: Could not establish a configuration source", "scheduler: local"),
+    ],
+)
 def test_a_refusal_comes_with_slurms_words_and_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "sbatch: error: invalid partition specified: gpux"
     fake_sbatch(tmp_path, f'echo "{said}" >&2; exit 1')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(VjobError, match=r"(?s)invalid partition specified: gpux.*sinfo"):
+    with pytest.raises(VjobError, match=f"(?s){said}.*{remedy}"):
         slurm_executor._submit_text("x", folder=tmp_path, after=None)

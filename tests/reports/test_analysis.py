@@ -19,6 +19,7 @@ from reports.finding import Finding
 from reports.findings import find_all
 from reports.load import load_job
 from reports.prediction import read_prediction
+from reports.sections import build_sections
 from reports.stragglers import find_medians_of_others
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.training_log import Iteration, format_iteration
@@ -92,6 +93,54 @@ def test_a_restart_costs_what_was_done_again(tmp_path: Path) -> None:
     assert goodput.share == pytest.approx(8 / 110)
     found = find(report(tmp_path), "was useful steps")
     assert "1 restart cost 2 s of steps done again and 100 s between" in found.sentence
+
+
+def test_steps_that_overlap_count_once(tmp_path: Path) -> None:
+    """In turn one rank and the other has the longer step: 1.3 s and 1.2 s, of 2 s for both."""
+    spans = {0: ((0, 1300), (1300, 700)), 1: ((500, 800), (1300, 1200))}
+    for rank, pair in spans.items():
+        events = [
+            ("F", 2 * at + half, rank, 0, (2000 * at + begin) * MS, 0, took * MS, 0, "")
+            for at in range(5)
+            for half, (begin, took) in enumerate(pair)
+        ]
+        write_rank(tmp_path, rank, events, stage=rank)
+    goodput = analyse(load_job(tmp_path)).goodput
+    assert goodput.wall_s == pytest.approx(10.5)
+    assert goodput.useful_s == pytest.approx(10.5)
+
+
+def test_ranks_that_ended_well_are_no_failed_ones(tmp_path: Path) -> None:
+    """Where some rank has a signal, the others' none is still none."""
+    write_rank(tmp_path / "attempt-0", 0, [("F", 1, 0, 0, 0, 0, MS, 0, "")])
+    ends = ({"code": 0}, {"code": None, "signal": 9}, {"code": 1}, {"code": 1, "stopped": True})
+    (tmp_path / "attempt-0" / "exit").mkdir()
+    for rank, end in enumerate(ends):
+        base = {"rank": rank, "node": "a", "signal": None, "stopped": False, "last_error": "x"}
+        path = tmp_path / "attempt-0" / "exit" / f"{rank}.json"
+        path.write_text(json.dumps({**base, "started": 0.0, "ended": 1.0, **end}))
+    job = load_job(tmp_path)
+    (table,) = [
+        table for table in build_sections(job, analyse(job)) if table.title == "failed ranks"
+    ]
+    assert [row[1:4] for row in table.rows] == [
+        ("rank 1", "a", "signal 9"),
+        ("rank 2", "a", "exit 1"),
+    ]
+
+
+@pytest.mark.parametrize("unknown", [(), (0,), (1,)])
+def test_only_rank_0_needs_no_offset(tmp_path: Path, unknown: tuple[int, ...]) -> None:
+    for attempt in (0, 1):
+        for rank in (0, 1, 2):
+            event = ("F", 1 + attempt, 0, 0, 0, 0, MS, 0, "")
+            folder = tmp_path / f"attempt-{attempt}"
+            path = write_rank(folder, rank, [event], replica=rank, host=f"n{rank}")
+            if rank in unknown:
+                lines = path.read_text().splitlines(keepends=True)
+                path.write_text("".join([lines[0], *lines[2:]]))
+    told = [finding.sentence for finding in report(tmp_path) if "not held" in finding.sentence]
+    assert bool(told) == (unknown == (1,))
 
 
 def test_tries_set_aside_are_attempts_of_their_own(tmp_path: Path) -> None:

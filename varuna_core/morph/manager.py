@@ -289,7 +289,7 @@ class Manager:
         self._tell(Saved(self._saved))
         outcome = judge(Scene(self._run, self._own_plan(attempt), attempt, 0))
         if self._state.gone and outcome.code != 0:  # whoever failed first lost them, and says less
-            reason = f"{self._state.why}; {outcome.reason}"
+            reason = "; ".join(dict.fromkeys((self._state.why, outcome.reason)))
             outcome = replace(outcome, code=NODE_LOST, reason=reason, culprit_rank=None)
         kind = FAILED
         if outcome.code == 0:

@@ -49,6 +49,8 @@ def find_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.e
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+    elif environ.get("VJOB_RUN"):
+        refuse_missing_gpus(environ.get("CUDA_VISIBLE_DEVICES", ""), torch.version.cuda)
     return Place(
         rank=rank,
         world=world,
@@ -56,6 +58,24 @@ def find_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.e
         stage_map=stage_map,
         tensor=tensor,
         device=device,
+    )
+
+
+def refuse_missing_gpus(visible: str, built_for: str | None) -> None:
+    """A job that got GPUs and trained on its CPUs would be taken for a slow one."""
+    if visible.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
+        return
+    why = (
+        "it is a build without CUDA: install torch for your GPUs in the ranks' Python, or set "
+        "container.image to an image that has it."
+        if built_for is None
+        else f"it is built for CUDA {built_for}: is the node's driver as new, and does "
+        "`nvidia-smi` answer there?"
+    )
+    raise ProgramError(
+        f"this rank was given GPUs (CUDA_VISIBLE_DEVICES={visible}), and torch "
+        f"{torch.__version__} finds none: {why} To train on the CPUs all the same, "
+        'env: {CUDA_VISIBLE_DEVICES: ""}'
     )
 
 

@@ -150,6 +150,7 @@ OTHERS = {
         "1: [rank1]: varuna_core.failure.RankFailed: rank 1 (stage 0, replica 1) stops: rank 5 "
         "(stage 1, replica 1): OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
     ),
+    "nothing to do": "0: nothing to do: train.steps is 1000, and so many are done",
     "nccl warning": "n061:2193:2201 [1] NCCL WARN Cuda graphs are not supported",
     "launcher summary": "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
     "srun ends the step": "srun: error: n061: tasks 4-7: Killed",
