@@ -83,7 +83,6 @@ def prepare(
     """
     chosen, overrides = choose(conf_path, overrides, chosen)
     conf = read_conf(conf_path, overrides, require_env=not for_preview)
-    base = conf_path.resolve().parent
     run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
     if "%" in str(run.path):
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
@@ -97,7 +96,7 @@ def prepare(
         run=run.name,
         scheduler=scheduler,
         python=sys.executable,
-        base=str(base),
+        base=str(conf_path.resolve().parent),
         user_id=os.getuid(),
         environ=os.environ,
         folder=str(run.path),

@@ -13,7 +13,8 @@ from typing import Iterator
 
 from varuna_core.agent.errors import WRONG_INPUT, Refusal
 from varuna_core.agent.host import group_of, open_run
-from varuna_core.morph.manager import Manager, parse_state
+from varuna_core.morph.kept import parse_state
+from varuna_core.morph.manager import Manager
 from varuna_core.morph.standby import stand_by
 from varuna_core.morph.stay import stay
 from varuna_core.records.exits import NOT_READY

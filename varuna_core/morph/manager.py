@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.closing import Scene, judge
 from varuna_core.agent.signals import Signals
@@ -24,6 +24,7 @@ from varuna_core.morph.attempt import make_attempt, pick_nodes, read_held
 from varuna_core.morph.blame import find_culprit
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.ears import Ears, Sight
+from varuna_core.morph.kept import parse_state
 from varuna_core.morph.machine import (
     ENDED,
     RUNNING,
@@ -340,17 +341,3 @@ class Manager:
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
             print(f"manager: {text}", file=sys.stderr, flush=True)
-
-
-def parse_state(value: Any) -> Optional[State]:
-    """From manager.json; None where it is missing or of another version."""
-    if not isinstance(value, dict) or not isinstance(value.get("session"), str):
-        return None
-    rest: dict[str, Any] = {
-        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
-    }
-    del rest["session"]
-    try:
-        return State(**rest)
-    except TypeError:
-        return None

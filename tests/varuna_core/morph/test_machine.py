@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from varuna_core.morph.kept import parse_state
 from varuna_core.morph.machine import (
     RUNNING,
     State,
     advance,
     begin,
 )
-from varuna_core.morph.manager import parse_state
 from varuna_core.morph.words import (
     DONE,
     FAILED,

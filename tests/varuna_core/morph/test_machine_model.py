@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.varuna_core.morph.test_machine import RULES, choose
+from varuna_core.morph.kept import parse_state
 from varuna_core.morph.machine import (
     ENDED,
     GATHERING,
@@ -23,7 +24,6 @@ from varuna_core.morph.machine import (
     begin,
     repeat,
 )
-from varuna_core.morph.manager import parse_state
 from varuna_core.morph.words import (
     DONE,
     FAILED,
