@@ -61,7 +61,9 @@ def test_help_teaches_and_imports_no_torch() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--batch_size", "4", "a.py"], "a later one has a planner"),
+        (["--batch_size", "4", "a.py"], "--profile, a file that varuna_core.Profiler"),
+        (["--batch_size", "4", "--profile", "none", "a.py"], "none holds no profile"),
+        (["--batch_size", "4", "--profile", ".", "--chunk_size", "2", "a.py"], "give both, or"),
         (["--nstages", "1", "--batch_size", "4", "a.py"], "--nstages and --chunk_size are both"),
         (["--nstages", "1", "--chunk_size", "1", "a.py"], "--batch_size is needed"),
         ([*SIZES], "which training script"),

@@ -92,6 +92,13 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--nstages", type=int, metavar="P", help="stages of the pipeline")
     how.add_argument("--chunk_size", type=int, metavar="C", help="samples of a micro-batch")
     how.add_argument(
+        "--profile",
+        metavar="PATH",
+        help="what was measured of the model (`vjob profile`, varuna_core.Profiler), or the folder "
+        "of one such file: --nstages and --chunk_size may be left out then, and the fastest are "
+        "taken",
+    )
+    how.add_argument(
         "--batch_size",
         "--batch-size",
         type=int,
@@ -141,7 +148,7 @@ def _run(given: dict[str, Any]) -> int:
     kill, resume = given.pop("kill"), given.pop("resume")
     named, log_folder = given.pop("run"), given.pop("log_folder")
     asked = {name: value for name, value in given.items() if value not in (None, [])}
-    for name in ("machine_list", "code_dir", "env_file", "ssh_config"):
+    for name in ("machine_list", "code_dir", "env_file", "ssh_config", "profile"):
         if name in asked:
             asked[name] = os.path.abspath(asked[name])
     if os.sep in asked.get("python", ""):
@@ -171,5 +178,6 @@ def _defaults() -> dict[str, Any]:
         "python": sys.executable,
         "ssh_config": None,
         "cpu": False,
+        "profile": None,
         "command": [],
     }

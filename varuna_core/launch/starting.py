@@ -40,8 +40,8 @@ PROBE_S = 60.0
 KILL_MARGIN_S = 60.0
 POLL_S = 0.2
 PLANNER = (
-    "--nstages and --chunk_size are both needed: this version does not choose them. A later one "
-    "has a planner that does, from the folder that a profile of the model was written to"
+    "--nstages and --chunk_size are both needed; with --profile, a file that "
+    "varuna_core.Profiler or `vjob profile` wrote of the model, what is left out is planned"
 )
 
 
@@ -63,6 +63,7 @@ class Arguments:
     cpu: bool
     command: list[str]
     """The training script and its arguments."""
+    profile: str | None = None
 
 
 def start_run(arguments: Arguments, folder: Path) -> int:
@@ -129,25 +130,26 @@ class _Ready:
     machines: tuple[Machine, ...]
     layout: Layout
     program: Program
+    planned: str
+    """What was chosen for the user, if anything."""
 
 
 def _prepare(arguments: Arguments) -> _Ready:
     """All that can be refused without a look at any machine."""
     if not arguments.command:
         raise InputError("which training script? It comes last, its own arguments after it")
-    if arguments.nstages is None or arguments.chunk_size is None:
-        raise InputError(PLANNER)
     if arguments.batch_size is None:
         raise InputError("--batch_size is needed: the samples of a step, over all replicas")
     if arguments.manager_ip is not None and not is_own_address(arguments.manager_ip):
         raise InputError(f"--manager_ip {arguments.manager_ip} is no address of this machine")
     machines = parse_machine_list(_read(arguments.machine_list, "--machine_list"), "--machine_list")
+    stages, chunk_size, planned = _choose(arguments, len(machines), arguments.batch_size)
     layout = lay_out(
         machines=len(machines),
         gpus_per_node=arguments.gpus_per_node,
-        stages=arguments.nstages,
+        stages=stages,
         batch_size=arguments.batch_size,
-        chunk_size=arguments.chunk_size,
+        chunk_size=chunk_size,
     )
     env = {}
     if arguments.env_file is not None:
@@ -164,7 +166,30 @@ def _prepare(arguments: Arguments) -> _Ready:
         env=env,
         is_on_gpus=not arguments.cpu,
     )
-    return _Ready(machines=machines[: layout.machines], layout=layout, program=program)
+    used = machines[: layout.machines]
+    return _Ready(machines=used, layout=layout, program=program, planned=planned)
+
+
+def _choose(arguments: Arguments, machines: int, batch_size: int) -> tuple[int, int, str]:
+    """Stages, samples of a micro-batch, and how they were found."""
+    stages, chunk_size = arguments.nstages, arguments.chunk_size
+    if stages is not None and chunk_size is not None:
+        return stages, chunk_size, ""
+    if arguments.profile is None:
+        raise InputError(PLANNER)
+    if chunk_size is not None:
+        raise InputError("--chunk_size is given and --nstages is not: give both, or leave both out")
+    try:
+        from varuna_core.launch.choosing import choose_shape
+    except ImportError as error:
+        raise InputError(f"--profile: planning needs {error.name}, which is not here") from None
+    return choose_shape(
+        arguments.profile,
+        gpus=machines * arguments.gpus_per_node,
+        gpus_per_node=arguments.gpus_per_node,
+        batch_size=batch_size,
+        stages=stages,
+    )
 
 
 def _read(path: str, flag: str) -> str:
@@ -180,7 +205,7 @@ def _launch(run: RunFolder, number: int, ready: _Ready, arguments: Arguments) ->
     """Play one attempt in the run folder."""
     signals, console = Signals(), Console()
     console.keep(run.scheduler_log())
-    for line in ready.layout.describe():
+    for line in [*filter(None, [ready.planned]), *ready.layout.describe()]:
         console.say(line)
     if not arguments.no_morphing:
         console.say("this version does not morph: the run keeps its machines to the end")
