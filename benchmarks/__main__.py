@@ -10,6 +10,7 @@ the README quotes; --quick takes smaller inputs and leaves those files alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 import platform
@@ -40,6 +41,7 @@ PACKAGES = (
     "megatron-core",
 )
 QUICK_LIMIT_S = 150.0
+LEAVE_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,12 @@ def run_benchmark(benchmark: Benchmark, is_quick: bool, limit_s: float) -> Outco
 
 
 def end_group(child: subprocess.Popen[str]) -> None:
-    """The benchmark and whatever it started, where any of it is left."""
+    """The benchmark and whatever it started, where any of it is left: first as Ctrl-C does, for
+    peers are sessions of their own, which it alone knows."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=LEAVE_S)
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
