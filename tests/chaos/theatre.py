@@ -42,7 +42,8 @@ cluster:
   lost_s: 15
   requeue: true
 morph: {{enabled: true, min_nodes: 2, max_nodes: 6}}
-env: {env}
+setup: {setup}
+env: {{OMP_NUM_THREADS: "1"}}
 """.replace("BATCH", str(BATCH))
 
 
