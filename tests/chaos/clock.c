@@ -1,4 +1,4 @@
-/* A wall clock that a test may step, for the agents and the manager of a run: preloaded.
+/* A wall clock that a test may step, for the agents of a run: preloaded.
  *
  * The seconds to add lie in $CHAOS_CLOCKS/<host name>, eight bytes, and are read at each look at
  * the clock. Ranks keep the machine's: what waits there until a time of the wall clock is woken by

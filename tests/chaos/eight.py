@@ -31,8 +31,8 @@ from varuna_core.records.files import read_json, write_json
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 
-SCENE_S = 100.0
-END_S = 200.0
+SCENE_S = 150.0
+END_S = 400.0
 LOOK_S = 0.3
 STATUS_S = 5.0
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "eight_morphs.md"

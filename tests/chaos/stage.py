@@ -51,7 +51,8 @@ cluster:
   lost_s: 15
   requeue: true
 morph: {{enabled: true, min_nodes: 2, max_nodes: 6}}
-env: {env}
+setup: {setup}
+env: {{OMP_NUM_THREADS: "1"}}
 """
 DISK_MB = 48
 DISKS = ("ckpt", "log")
@@ -116,8 +117,8 @@ class Stage:
         self._mounted.clear()
 
     def submit(self, steps: int) -> RunFolder:
-        env = json.dumps({"OMP_NUM_THREADS": "1", **self.clocks.env})
-        text = self.conf.format(steps=steps, cluster=self.cluster, env=env)
+        setup = json.dumps([f"export {name}={path}" for name, path in self.clocks.env.items()])
+        text = self.conf.format(steps=steps, cluster=self.cluster, setup=setup)
         self._run = self.vjob.submit(text)
         return self._run
 
@@ -191,6 +192,11 @@ class Stage:
     def name_clock(self, node: Presence) -> str:
         """All nodes have the machine's."""
         return os.uname().nodename
+
+    def has_clock(self, node: Presence) -> bool:
+        """Whether its agent looks at a clock that can be stepped."""
+        stat = read_stat(node.pid)
+        return stat is not None and b"CHAOS_CLOCKS=" in _read(stat[0], "environ")
 
     def ask_to_leave(self, seat: int) -> None:
         words = ["morph", "leave", "--run", str(self.run.path), "--node", str(seat)]

@@ -186,7 +186,9 @@ def step_clock(stage: Stage, fault: Fault, pause: Pause) -> str:
     """Of one node, forward or back; it stays so."""
     node = pick_node(stage, fault)
     seconds = int((fault.lasts_s - 4.5) * 1000)
-    if node is None or not stage.clocks.step(stage.name_clock(node), seconds):
+    if node is None or not stage.has_clock(node):
+        return NOBODY
+    if not stage.clocks.step(stage.name_clock(node), seconds):
         return NOBODY
     return f"stepped the clock of {stage.name_clock(node)} by {seconds} s"
 

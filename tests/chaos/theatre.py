@@ -27,8 +27,8 @@ train:
   steps: {steps}
   global_batch_size: BATCH
   micro_batch_size: 1
-  optimizer: {{lr: 1.0e-2, weight_decay: 0.1}}
-  schedule: {{warmup_steps: 2, min_lr: 1.0e-3}}
+  optimizer: {{lr: 2.0e-3, weight_decay: 0.1}}
+  schedule: {{warmup_steps: 20, min_lr: 5.0e-4}}
   log_every: 1
   evaluate: {{every: 0}}
   checkpoint: {{folder: ckpt, every: 5, keep: 3}}
@@ -42,7 +42,8 @@ cluster:
   lost_s: 15
   requeue: true
 morph: {{enabled: true, min_nodes: 2, max_nodes: 6}}
-env: {env}
+setup: {setup}
+env: {{OMP_NUM_THREADS: "1"}}
 """.replace("BATCH", str(BATCH))
 
 

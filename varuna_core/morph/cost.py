@@ -39,6 +39,8 @@ class Cost:
         self._marks: Dict[str, float] = {}
         self._before: Optional[Dict[str, str]] = None
         """The attempt that the morph leads away from."""
+        self._ordered = float("-inf")
+        """When the last attempt was."""
         self.trained = -1
         """The last attempt that was seen to have done a step."""
 
@@ -57,7 +59,7 @@ class Cost:
             self._marks["sign"] = self._find_sign(state, self._marks["ending"])
             self._before = {"shape": self._describe(before.attempt), "reason": state.why}
         if state.phase == RUNNING:
-            self._marks["ordered"] = now
+            self._marks["ordered"] = self._ordered = now
 
     def look(self, state: State) -> bool:
         """At what the ranks of the attempt have come to; whether they did their first step."""
@@ -91,7 +93,7 @@ class Cost:
 
     def _find_sign(self, state: State, ending: float) -> float:
         """When all was still well, for all that is known: before a lost node's last sign of life
-        or the end of the first rank that failed."""
+        or the end of the first rank that failed, as far as its node's clock can be believed."""
         attempt = self._run.attempt(state.attempt)
         plan = read_attempt_plan(self._run, state.attempt)
         exits = [] if plan is None else read_exits(attempt, plan.world).values()
@@ -99,7 +101,7 @@ class Cost:
         ages = [time.time() - min(failed)] if failed else []
         heard = [self._ears.when(node) for node in state.gone]
         ages += [time.monotonic() - at for at in heard if at is not None]
-        return min(ending, time.monotonic() - max(ages, default=0.0))
+        return max(self._ordered, min(ending, time.monotonic() - max(ages, default=0.0)))
 
     def _write(self, state: State) -> None:
         """The event, with the parts that there were."""

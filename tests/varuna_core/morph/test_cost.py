@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.varuna_core.stage import make_group, make_plan
+from varuna_core.morph import cost
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.ears import Ears
 from varuna_core.morph.machine import GATHERING, JUDGING, RUNNING, SAVING, STOPPING, State
@@ -96,19 +98,25 @@ def test_an_attempt_that_never_stepped_has_the_parts_that_it_had(story: Story) -
     assert story.train() and len(story.morphs()) == 2
 
 
-def test_the_notice_counts_from_the_first_rank_that_failed(story: Story) -> None:
+@pytest.mark.parametrize(("age_s", "notice_s"), [(50, 50), (5000, 100)])
+def test_the_notice_counts_from_the_first_rank_that_failed(
+    story: Story, monkeypatch: pytest.MonkeyPatch, age_s: int, notice_s: int
+) -> None:
+    """But not from before its attempt: a node's clock may be wrong."""
     story.start()
     story.train()
     attempt = story.run.attempt(0)
+    later = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + 100)
+    monkeypatch.setattr(cost, "time", later)
     told = {"stopped": True, "started": 0.0, "ended": time.time() - 500, "error": ""}
     write_exit(attempt, rank_exit(0, "n0", 143, **told))  # type: ignore[arg-type]
-    failed = {"stopped": False, "started": 0.0, "ended": time.time() - 50, "error": "x"}
+    failed = {"stopped": False, "started": 0.0, "ended": time.time() - age_s, "error": "x"}
     write_exit(attempt, rank_exit(1, "n1", 1, **failed))  # type: ignore[arg-type]
     end(story)
     story.start()
     story.train()
     (event,) = story.morphs()
-    assert event["notice_s"] == pytest.approx(50, abs=5)
+    assert event["notice_s"] == pytest.approx(notice_s, abs=5)
 
 
 def test_who_was_asked_to_leave_was_noticed_at_once(story: Story) -> None:
