@@ -141,7 +141,7 @@ class Tender:
             self._tell(f"{few or 'no'} idle nodes fit" + (", too few to be worth it" * (few > 0)))
             return
         why = (
-            f"{offer.count} more nodes: about {offer.then_s:.3g} s a step "
+            f"{offer.count} more node{'s' * (offer.count > 1)}: about {offer.then_s:.3g} s a step "
             f"({say_basis(is_predicted=offer.is_predicted)}), now {standing.step_s:.3g} s; worth "
             f"{standing.pause}"
         )
