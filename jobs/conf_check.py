@@ -230,6 +230,9 @@ def check_morph(conf: JobConf) -> Iterator[Finding]:
     for key, value in (("grow", morph.grow == "auto"), ("leave_slow", morph.leave_slow)):
         if value and not morph.enabled:
             yield f"morph.{key}", getattr(morph, key), "needs morph.enabled: true"
+    if morph.enabled and morph.leave_slow and not conf.profile.timeline:
+        message = "needs profile.timeline: true, for the times of each rank"
+        yield "morph.leave_slow", True, message
 
 
 def check_others(conf: JobConf) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ path can never become shell text. An undefined name in a template is an error.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -127,6 +128,9 @@ def render_batch(
             morph=plan.morph,
             tend=plan.morph and (conf.morph.grow == "auto" or conf.morph.leave_slow),
             home=str(HOME),
+            state=os.environ.get(
+                "XDG_STATE_HOME", ""
+            ),  # where local jobs are found (jobs/index.py)
             guest=guest,
             given=GIVEN if fewest or plan.scheduler == "ssh" else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,

@@ -48,6 +48,8 @@ from varuna_core.records.training import read_training
 
 LONGEST_WAIT_S = 3600.0
 """After jobs that never came to anything."""
+LONGEST_PENDING_S = 600.0
+"""Its nodes were idle when it was asked for."""
 SPARE_MIN = 2
 """Minutes beyond the run's own time that a job which joins asks for."""
 
@@ -141,7 +143,7 @@ class Tender:
             self._tell(f"{few or 'no'} idle nodes fit" + (", too few to be worth it" * (few > 0)))
             return
         why = (
-            f"{offer.count} more nodes: about {offer.then_s:.3g} s a step "
+            f"{offer.count} more node{'s' * (offer.count > 1)}: about {offer.then_s:.3g} s a step "
             f"({say_basis(is_predicted=offer.is_predicted)}), now {standing.step_s:.3g} s; worth "
             f"{standing.pause}"
         )
@@ -180,15 +182,23 @@ class Tender:
         return bool(own) and failed > 0 and time.time() - own[-1].asked < wait_s
 
     def _withdraw(self, view: RunView, standing: Standing) -> None:
-        """Jobs of ours that wait and are not worth their morph any more."""
+        """Jobs of ours that wait and are not worth their morph any more, or whose nodes others
+        took: fewer may be idle by now."""
         states = {info.leader: info.state for info in view.joined}
         for join in read_joins(self._run.morph):
             said = read_join_job(self._run.morph, join)
             if not join.by_itself or said is None or said.job is None:
                 continue
-            if states.get(said.job) is JobState.PENDING and not still_pays(standing, join.seats):
-                cancel_joined(view, [join])
+            if states.get(said.job) is not JobState.PENDING:
+                continue
+            waited_s = time.time() - join.asked
+            why = ""
+            if not still_pays(standing, join.seats):
                 why = f"it would not be worth {standing.pause} any more"
+            elif waited_s > LONGEST_PENDING_S:
+                why = f"it has waited for {waited_s / 60:.0f} min, so others have its nodes"
+            if why:
+                cancel_joined(view, [join])
                 append_event(self._run.vjob_events, "withdrawn", group=join.name, why=why)
                 self._tell(f"job {said.job}, which has yet to begin, is cancelled: {why}")
 

@@ -38,7 +38,7 @@ def test_an_idle_node_joins_once_nobody_else_has_it(clean_lab: Lab, vjob: Vjob) 
     (join,) = read_joins(run.morph)
     assert join.by_itself and (join.group.count, join.group.queue) == (1, "gpu1")
     (asked,) = [event for event in read_events(run) if event["kind"] == "grow-asked"]
-    assert asked["why"].startswith("1 more nodes: about ") and "(a guess)" in asked["why"]
+    assert asked["why"].startswith("1 more node: about ") and "(a guess)" in asked["why"]
     more = list_morphs(run)[0]["iteration"] + 10
     wait_for(lambda: max(read_losses(run)) >= more, 120, lambda: vjob.explain(run))
     assert "checkpointed and left" in vjob("cancel", run.name).stdout

@@ -259,6 +259,9 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("data: {synthetic: true, split: '0,0,0'}", "data.split = 0,0,0: must be three shares"),
         ("data: {synthetic: true, split: '1..2,0,0'}", "must be three shares"),
         ("morph: {min_nodes: 3, max_nodes: 2}", "must be at most morph.max_nodes, 2"),
+        ("morph: {grow: auto}", "morph.grow = auto: needs morph.enabled: true"),
+        ("morph: {leave_slow: true}", "morph.leave_slow = True: needs morph.enabled: true"),
+        ("morph: {look_s: 0}", "morph.look_s = 0: must be at least 1"),
         ("profile: {ranks: [0, 1]}", "profile.ranks[1] = 1: must be a rank, 0 to 0"),
         ("prices: {a10: -1}", "prices.a10 = -1.0: must be at least 0"),
         ("notify: {mail: me}", "notify.mail = me: must be a mail address"),
@@ -280,6 +283,13 @@ def test_each_section_is_checked(text: str, problem: str) -> None:
 def test_a_run_cannot_shrink_below_more_nodes_than_it_has() -> None:
     problems = find_problems("morph: {enabled: true, min_nodes: 3}\n")
     assert any("morph.min_nodes = 3: must be at most the 1 nodes of" in item for item in problems)
+
+
+def test_a_run_that_grows_by_itself_says_how_far() -> None:
+    problems = find_problems("morph: {enabled: true, grow: auto}\n")
+    assert any("morph.grow = auto: needs morph.max_nodes" in item for item in problems)
+    text = "morph: {enabled: true, leave_slow: true}\nprofile: {timeline: false}\n"
+    assert any("leave_slow = True: needs profile.timeline" in item for item in find_problems(text))
 
 
 def test_split_jobs_cannot_be_requeued_one_by_one() -> None:

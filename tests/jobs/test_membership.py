@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from jobs import joined, membership, runs
 from jobs.conf_write import render_resolved
 from jobs.errors import InputError, UncertainError, VjobError
 from jobs.executor import Executor
+from jobs.holding import hold_file
 from jobs.slurm import JobInfo, JobState
 from tests.jobs.confs import MORPH, MORPH_SPLIT, SINGLE, make_conf, make_plan
 from varuna_core.records import record as records
@@ -204,6 +206,31 @@ def test_shrinking_takes_back_what_waits_then_the_last_to_come(
     with pytest.raises(InputError, match="only 3 of the 4 nodes"):
         membership.shrink(run, count=4, hosts=())
     assert left(run) == [2, 5]
+
+
+def test_two_who_shrink_at_once_count_each_others_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """The second waits for the first: 2 of 4 may go, not 2 and 2."""
+    run = make_run(tmp_path)
+    said: list[object] = []
+
+    def shrink() -> None:
+        try:
+            said.extend(membership.shrink(run, count=None, hosts=["h1", "h2"]))
+        except InputError as error:
+            said.append(error)
+
+    with hold_file(run.morph.shrink_lock):
+        second = threading.Thread(target=shrink)
+        second.start()
+        write_json(run.morph.leave(3), {"node": 3})
+    second.join(60)
+    assert "3 nodes without 2 are 1, fewer than" in str(said[0]) and left(run) == [3]
+    membership.leave_out(run, 2, "it is slow")
+    assert left(run) == [2, 3] and membership.read_slow_hosts(run) == {"h2"}
+    membership.leave_out(run, 3, "it is slow")  # it goes already
+    with pytest.raises(InputError, match="2 nodes without 1 are 1"):
+        membership.leave_out(run, 1, "it is slow")
+    assert left(run) == [2, 3]
 
 
 def test_how_a_joined_job_fares_is_not_how_the_run_ended(cluster: Cluster, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from jobs.planning.conf_file import read_open_conf
 from jobs.planning.settle import KEYS, settle
 from jobs.submit import prepare, write_run_folder
 from tests.jobs.test_plan_command import NAME, put_profile
+from varuna_core.morph.gain import forecast
 from varuna_core.morph.layout import build_attempt
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import NodeKind, place_in_turn
@@ -72,6 +73,10 @@ def test_each_number_of_nodes_has_its_best_layout(conf: Path) -> None:
                     times[stages, replicas, counts] = chain.find_step(bounds)
         found = chosen.layouts[f"a10/2*{count}"]
         assert times[found] == pytest.approx(min(times.values()), rel=1e-9)
+        assert chosen.layout_steps is not None
+        assert chosen.layout_steps[f"a10/2*{count}"] == pytest.approx(times[found], rel=1e-9)
+    assert chosen.layout_steps is not None and chosen.prediction is not None
+    assert chosen.layout_steps["a10/2*3"] == chosen.prediction["step_s"], "of all nodes too"
 
 
 def test_an_attempt_has_what_was_planned_for_its_nodes(conf: Path, tmp_path: Path) -> None:
@@ -81,6 +86,9 @@ def test_an_attempt_has_what_was_planned_for_its_nodes(conf: Path, tmp_path: Pat
     write_run_folder(ready, run)
     plan, training = read_plan(run.plan), read_training(run.training)
     assert plan is not None and plan.layouts is not None
+    fewer = forecast(plan, training, [0, 1, 2], [0, 2])
+    assert fewer is not None and fewer.is_predicted and plan.layout_steps is not None
+    assert fewer.ratio == plan.layout_steps["a10/2*2"] / plan.layout_steps["a10/2*3"]
     found = build_attempt(plan, training, [0, 2])
     assert found is not None
     own, (pipeline, data, partition) = found.plan, plan.layouts["a10/2*2"]

@@ -148,6 +148,24 @@ def test_who_waits_goes_home_when_it_is_not_worth_it_any_more(
     assert len(read_joins(run.morph)) == 1
 
 
+def test_who_waits_too_long_makes_room_for_what_is_idle_now(
+    cluster: Idle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_training_run(tmp_path, GROWS)
+    now = [1e9]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    cluster.idle = 4
+    look(run)
+    now[0] += 590
+    assert look(run) == []
+    now[0] += 60
+    cluster.idle = 1
+    cancelled, asked = look(run)
+    assert "it has waited for 11 min, so others have its nodes" in cancelled
+    assert "1 more node: " in asked and cluster.cancelled == ["11"]
+    assert [join.group.count for join in read_joins(run.morph)] == [4, 1]
+
+
 def test_nobody_is_asked_where_no_number_of_nodes_would_be_worth_it(
     cluster: Idle, tmp_path: Path
 ) -> None:

@@ -142,6 +142,19 @@ def test_a_node_that_is_to_leave_leaves_after_a_checkpoint() -> None:
     assert story.tell(Judged(LEFT, 0, "left")) == [Fence("1/b"), Start(1, ("0/a", "2/c"))]
 
 
+def test_a_slow_node_leaves_the_same_way_and_is_told_but_never_below_the_fewest() -> None:
+    story = Story(replace(RULES, min_nodes=3))
+    story.start()
+    text = "node 1 is left out: it is slow"
+    assert story.tell(AskedToLeave("1/b", "it is slow")) == [AskToSave(0)]
+    assert (story.state.left_out, story.state.why) == ((text,), text)
+    assert story.tell(AskedToLeave("1/b", "it is slow")) == [], "its file stays, and is read again"
+    assert story.tell(AskedToLeave("2/c", "it is slow too")) == [], "two would be left"
+    assert story.state.left_out == (text,) and story.state.leaving == ("1/b",)
+    assert story.tell(AskedToLeave("2/c")) == [], "a person may: it is asked for with the first"
+    assert story.state.leaving == ("1/b", "2/c")
+
+
 def test_preempted_it_saves_and_comes_back_even_if_the_save_takes_too_long() -> None:
     story = Story()
     story.start()

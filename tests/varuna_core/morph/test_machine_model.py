@@ -177,6 +177,19 @@ class Cluster(RuleBasedStateMachine):
         if self.state.nodes:
             self.tell(AskedToLeave(data.draw(st.sampled_from(self.state.nodes))))
 
+    @rule(data=st.data())
+    def ask_a_slow_one_to_leave(self, data: st.DataObject) -> None:
+        if self.state.nodes:
+            before = self.state
+            node = data.draw(st.sampled_from(before.nodes))
+            self.tell(Tick())
+            enough = len(self.state.free) > self.rules.min_nodes
+            is_new = node in self.state.free
+            told = self.state.left_out
+            self.tell(AskedToLeave(node, "it is slow"))
+            if is_new and self.state.phase != ENDED:
+                assert (len(self.state.left_out) > len(told)) == enough
+
     @rule(data=st.data(), outcome=st.sampled_from([DONE, LEFT, FAILED]))
     def end_ranks(self, data: st.DataObject, outcome: str) -> None:
         self.answer = (outcome, 0 if outcome != FAILED else 1)

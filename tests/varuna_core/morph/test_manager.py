@@ -20,7 +20,7 @@ from varuna_core.agent.bundle import write_bundle
 from varuna_core.morph.orders import read_orders
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import read_outcome
-from varuna_core.records.files import read_json
+from varuna_core.records.files import read_json, write_json
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.plan import MorphPlan, read_attempt_plan, write_plan
 from varuna_core.records.runfolder import RunFolder
@@ -200,7 +200,9 @@ def test_where_no_node_comes_the_job_says_so_and_spares_the_attempts_before(tmp_
         elastic.end()
 
 
-def test_a_node_asked_to_leave_goes_and_the_others_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", ["", "it is slow"])
+def test_a_node_asked_to_leave_goes_and_the_others_train(tmp_path: Path, why: str) -> None:
+    """By a person's word, or by the run's own with a reason."""
     saves = f"trap '{TRAINS.replace('_6', '_3')}; exit 0' USR1; while :; do sleep 0.1; done"
     elastic = Elastic(tmp_path, f'if [ "$VJOB_ATTEMPT" = 0 ]; then {saves}; fi; {TRAINS}')
     try:
@@ -215,13 +217,22 @@ def test_a_node_asked_to_leave_goes_and_the_others_train(tmp_path: Path) -> None
         )
         options = ["leave", "--run", str(elastic.run.path), "--node", "0"]
         argv = [sys.executable, str(elastic.run.agent), "morph", *options]
-        subprocess.run(argv, check=True, timeout=20)
+        if why:
+            write_json(elastic.run.morph.leave(0), {"node": 0, "why": why})
+        else:
+            subprocess.run(argv, check=True, timeout=20)
         assert elastic.finish(nodes[0])[0] == 0
         code, _, said = elastic.finish(manager)
         assert (code, elastic.answer()) == (0, "0"), said
         assert read_json(elastic.run.morph.manager)["saved"] == 6
         (morph,) = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
         assert (morph["nodes"], morph["iteration"]) == ([1, 2], 3)
+        told = [
+            event["reason"] for event in read_events(elastic.run) if event["kind"] == "left-out"
+        ]
+        assert told == (["node 0 is left out: it is slow"] if why else [])
+        assert read_json(elastic.run.morph.manager)["left_out"] == told
+        assert morph["reason"] == (told[0] if why else "node 0 is to leave")
     finally:
         elastic.end()
 
