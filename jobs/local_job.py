@@ -198,7 +198,7 @@ class Supervisor:
                 "time": time.time(),
                 "restarts": self.restarts,
                 "exit_code": exit_code,
-                "nodes": f"local[{groups[0].first_node}-{last}]",
+                "nodes": Path(self._machine_list or f"local[{groups[0].first_node}-{last}]").name,
             },
         )
 

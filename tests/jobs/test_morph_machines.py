@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,35 +148,6 @@ def test_who_is_taken_off_the_list_leaves_and_usr1_starts_anew_on_the_list_as_it
     assert "checkpointed and left" in vjob("cancel", run.name).stdout
     assert vjob.wait_over(run, 60)["verdict"] == "COMPLETED", vjob.explain(run)
     check_losses(run)
-
-
-def test_what_is_wrong_with_a_machine_is_told_and_the_others_start(
-    vjob: Vjob, machines: Machines, tmp_path: Path
-) -> None:
-    hidden, sshd = vjob.folder / "log", machines.sshd
-    hidden.mkdir()
-    command = f"unshare -rm /bin/sh -c 'mount -t tmpfs none {hidden} && exec /bin/sh -s'"
-    can_hide = not subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL).returncode
-    server = Sshd(tmp_path / "elsewhere", *([f"ForceCommand {command}"] if can_hide else []))
-    try:
-        machines.add("closed", sshd, port=1)
-        machines.add("stranger", sshd, PubkeyAuthentication="no")
-        machines.add("unknown", sshd, UserKnownHostsFile=sshd.folder / "nobody")
-        machines.add("apart", server, IdentityFile=server.folder / "key",
-                     UserKnownHostsFile=server.known_hosts)  # fmt: skip
-        machines.list("127.0.0.1", "closed", "stranger", "unknown")
-        run = machines.submit(nodes=1)
-        wait_for_word(vjob, run, "closed (closed): it cannot be reached; take it off the list")
-        wait_for_word(vjob, run, "stranger (stranger): it refused the login: `ssh stranger` must")
-        wait_for_word(vjob, run, "unknown (unknown): its host key is not known here; `ssh unknown`")
-        machines.list("127.0.0.1", "apart")
-        if can_hide:
-            wait_for_word(vjob, run, f"apart (apart): it does not see the run folder {run.path}")
-            assert "name one with log_folder" in run.scheduler_log().read_text()
-        wait_for_checkpoint(vjob, run, 10)
-        assert "tried again in 15 s, if it is listed then" in run.scheduler_log().read_text()
-    finally:
-        server.stop()
 
 
 def test_term_to_the_master_ends_all_everywhere(vjob: Vjob, machines: Machines) -> None:
