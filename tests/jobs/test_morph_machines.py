@@ -61,13 +61,16 @@ class Machines:
         self.file.write_text("# machines\n\n" + "".join(f"{name}\n" for name in names))
 
     def submit(self, *, nodes: int, fewest: int = 1) -> RunFolder:
+        return self.vjob.submit(self.make_conf(nodes=nodes, fewest=fewest))
+
+    def make_conf(self, *, nodes: int, fewest: int) -> str:
         listed = "\n  ".join(
             ("machine_list: available_machines.out", "ssh_config: ssh_config", "join_s: 15")
         )
         text = CONF.replace("scheduler: local", listed).replace("  join_s: 30\n", "")
         text = text.replace("count: 4", f"count: {nodes}").replace("line: 4", "line: 1")
         text = text.replace("min_nodes: {min_nodes}", "min_nodes: {min_nodes}, max_nodes: 4")
-        return self.vjob.submit(text.format(steps=LONG, min_nodes=fewest))
+        return text.format(steps=LONG, min_nodes=fewest)
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +157,23 @@ def test_term_to_the_master_ends_all_everywhere(vjob: Vjob, machines: Machines) 
     machines.list("127.0.0.1", "gpu-1")
     run = machines.submit(nodes=2)
     wait_for_checkpoint(vjob, run, 10)
+    said = vjob("grow", run.name, "--count", "1", code=2).stderr
+    assert f"runs on a list of machines: add hosts to {machines.file}" in said
     os.kill(int(run.master_pid.read_text()), signal.SIGINT)
     assert vjob.wait_over(run, 60)["verdict"] == "CANCELLED", vjob.explain(run)
     wait_for(lambda: not find_all(vjob), 60, lambda: f"still there: {find_all(vjob)}")
+
+
+def test_ctrl_c_to_who_follows_saves_and_ends_the_run(vjob: Vjob, machines: Machines) -> None:
+    machines.list("127.0.0.1")
+    conf = vjob.write(machines.make_conf(nodes=1, fewest=1))
+    terminal = vjob.start("submit", conf, "--follow", new_session=True)
+    wait_for((vjob.folder / "log" / "curve").exists, 60)
+    run = RunFolder((vjob.folder / "log" / "curve").resolve())
+    wait_for_checkpoint(vjob, run, 10)
+    os.killpg(terminal.pid, signal.SIGINT)
+    assert terminal.wait(90) == 130
+    assert vjob.wait_over(run, 10)["verdict"] == "COMPLETED", vjob.explain(run)
 
 
 def test_a_killed_watch_ends_its_agents_and_the_run_comes_back(
