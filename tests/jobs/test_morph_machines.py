@@ -119,9 +119,9 @@ def test_two_machines_become_three_lose_one_and_train_on_with_the_same_loss(
     wait_for_morphs(vjob, run, 1)
     assert [read_presence(run, seat)["host"] for seat in range(3)] == [HERE, "gpu-1", "gpu-2"]
     kill_node(run, 1)
+    machines.list("127.0.0.1", "gpu-2")  # or it would be back in a while
     wait_for_morphs(vjob, run, 2)
     wait_for_word(vjob, run, "gpu-1: its agent was killed there, or ssh ended without")
-    machines.list("127.0.0.1", "gpu-2")
     end_well(vjob, run)
     first, second = list_morphs(run)[:2]
     assert (first["from"], first["nodes"]) == ("1 x 2", [0, 1, 2])

@@ -4,7 +4,6 @@
 #SBATCH --comment=vjob:plain-20260102-030405
 #SBATCH --output=scheduler.out
 #SBATCH --open-mode=append
-#SBATCH --time=90
 #SBATCH --no-kill
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
