@@ -276,7 +276,7 @@ class Cluster:
     hetero: Literal["auto", "hetjob", "split"] = "auto"
     """Several groups as one het job, or as jobs that find each other."""
     walltime_min: int = 60
-    """Time limit."""
+    """Time limit; on a list of machines there is none."""
     account: str | None = None
     """Slurm account."""
     qos: str | None = None

@@ -92,7 +92,7 @@ class Supervisor:
         self.child = process.start(["bash", str(self.run.batch_script(self.group))], env=env)
         if self.asked:  # between the last look and the start
             self._send(signal.SIGTERM)
-        deadline = time.monotonic() + 60 * int(self._read_option("time", "60"))
+        deadline = time.monotonic() + 60 * float(self._read_option("time", "inf"))
         warn_s = float(self._read_option("signal", "B:USR1@0").rpartition("@")[2])
         warn_at = deadline - warn_s if warn_s else float("inf")
         killed_at: float | None = None
@@ -198,7 +198,7 @@ class Supervisor:
                 "time": time.time(),
                 "restarts": self.restarts,
                 "exit_code": exit_code,
-                "nodes": f"local[{groups[0].first_node}-{last}]",
+                "nodes": Path(self._machine_list or f"local[{groups[0].first_node}-{last}]").name,
             },
         )
 

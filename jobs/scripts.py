@@ -185,7 +185,7 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
         "comment": f"{COMMENT_PREFIX}{plan.run}",
         "output": run.scheduler_log(group).name,
         "open-mode": "append",
-        "time": cluster.walltime_min,
+        "time": None if plan.scheduler == "ssh" else cluster.walltime_min,
         "account": cluster.account,
         "qos": cluster.qos,
         **({"no-kill": True} if plan.morph else {}),  # a lost node does not end the job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Mapping
 
@@ -11,6 +12,9 @@ import click
 from jobs.submit import look_for_trouble
 from varuna_core.records.record import RunRecord
 from varuna_core.records.runfolder import RunFolder
+
+CANCEL_S = 60
+"""For ranks to save in after Ctrl-C."""
 
 
 def tell_submitted(
@@ -33,6 +37,19 @@ def tell_submitted(
     for warning in look_for_trouble(run):
         click.echo(f"vjob: {warning}", err=True)
     if follow:
-        from jobs.logs import follow_run
+        sys.exit(_follow(run, record))
 
-        sys.exit(follow_run(run, click.echo))
+
+def _follow(run: RunFolder, record: RunRecord) -> int:
+    """The exit code. On a list of machines nobody but us keeps the run: Ctrl-C ends it."""
+    from jobs.logs import follow_run
+
+    try:
+        return follow_run(run, click.echo)
+    except KeyboardInterrupt:
+        if record.scheduler != "ssh":
+            raise
+    from jobs.cancel import cancel_run
+
+    click.echo(cancel_run(run, now=False, wait_s=CANCEL_S, say=click.echo))
+    return 128 + signal.SIGINT

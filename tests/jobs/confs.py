@@ -70,6 +70,10 @@ TWO_QUEUES = """[
 MORPH_HETJOB = MORPH.replace('[{group: all, count: 4, queue: gpu1, gpus: "a100:4"}]\n', TWO_QUEUES)
 MORPH_SPLIT = MORPH_HETJOB.replace("  walltime", "  hetero: split\n  walltime")
 
+MORPH_MACHINES = MORPH.replace("scheduler: slurm", "machine_list: machines").replace(
+    "min_nodes: 2", "max_nodes: 6"
+)
+
 IN_PYXIS = """
 container:
   runtime: pyxis

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,13 +61,16 @@ class Machines:
         self.file.write_text("# machines\n\n" + "".join(f"{name}\n" for name in names))
 
     def submit(self, *, nodes: int, fewest: int = 1) -> RunFolder:
+        return self.vjob.submit(self.make_conf(nodes=nodes, fewest=fewest))
+
+    def make_conf(self, *, nodes: int, fewest: int) -> str:
         listed = "\n  ".join(
             ("machine_list: available_machines.out", "ssh_config: ssh_config", "join_s: 15")
         )
         text = CONF.replace("scheduler: local", listed).replace("  join_s: 30\n", "")
         text = text.replace("count: 4", f"count: {nodes}").replace("line: 4", "line: 1")
         text = text.replace("min_nodes: {min_nodes}", "min_nodes: {min_nodes}, max_nodes: 4")
-        return self.vjob.submit(text.format(steps=LONG, min_nodes=fewest))
+        return text.format(steps=LONG, min_nodes=fewest)
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +119,9 @@ def test_two_machines_become_three_lose_one_and_train_on_with_the_same_loss(
     wait_for_morphs(vjob, run, 1)
     assert [read_presence(run, seat)["host"] for seat in range(3)] == [HERE, "gpu-1", "gpu-2"]
     kill_node(run, 1)
+    machines.list("127.0.0.1", "gpu-2")  # or it would be back in a while
     wait_for_morphs(vjob, run, 2)
     wait_for_word(vjob, run, "gpu-1: its agent was killed there, or ssh ended without")
-    machines.list("127.0.0.1", "gpu-2")
     end_well(vjob, run)
     first, second = list_morphs(run)[:2]
     assert (first["from"], first["nodes"]) == ("1 x 2", [0, 1, 2])
@@ -151,42 +153,27 @@ def test_who_is_taken_off_the_list_leaves_and_usr1_starts_anew_on_the_list_as_it
     check_losses(run)
 
 
-def test_what_is_wrong_with_a_machine_is_told_and_the_others_start(
-    vjob: Vjob, machines: Machines, tmp_path: Path
-) -> None:
-    hidden, sshd = vjob.folder / "log", machines.sshd
-    hidden.mkdir()
-    command = f"unshare -rm /bin/sh -c 'mount -t tmpfs none {hidden} && exec /bin/sh -s'"
-    can_hide = not subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL).returncode
-    server = Sshd(tmp_path / "elsewhere", *([f"ForceCommand {command}"] if can_hide else []))
-    try:
-        machines.add("closed", sshd, port=1)
-        machines.add("stranger", sshd, PubkeyAuthentication="no")
-        machines.add("unknown", sshd, UserKnownHostsFile=sshd.folder / "nobody")
-        machines.add("apart", server, IdentityFile=server.folder / "key",
-                     UserKnownHostsFile=server.known_hosts)  # fmt: skip
-        machines.list("127.0.0.1", "closed", "stranger", "unknown")
-        run = machines.submit(nodes=1)
-        wait_for_word(vjob, run, "closed (closed): it cannot be reached; take it off the list")
-        wait_for_word(vjob, run, "stranger (stranger): it refused the login: `ssh stranger` must")
-        wait_for_word(vjob, run, "unknown (unknown): its host key is not known here; `ssh unknown`")
-        machines.list("127.0.0.1", "apart")
-        if can_hide:
-            wait_for_word(vjob, run, f"apart (apart): it does not see the run folder {run.path}")
-            assert "name one with log_folder" in run.scheduler_log().read_text()
-        wait_for_checkpoint(vjob, run, 10)
-        assert "tried again in 15 s, if it is listed then" in run.scheduler_log().read_text()
-    finally:
-        server.stop()
-
-
 def test_term_to_the_master_ends_all_everywhere(vjob: Vjob, machines: Machines) -> None:
     machines.list("127.0.0.1", "gpu-1")
     run = machines.submit(nodes=2)
     wait_for_checkpoint(vjob, run, 10)
+    said = vjob("grow", run.name, "--count", "1", code=2).stderr
+    assert f"runs on a list of machines: add hosts to {machines.file}" in said
     os.kill(int(run.master_pid.read_text()), signal.SIGINT)
     assert vjob.wait_over(run, 60)["verdict"] == "CANCELLED", vjob.explain(run)
     wait_for(lambda: not find_all(vjob), 60, lambda: f"still there: {find_all(vjob)}")
+
+
+def test_ctrl_c_to_who_follows_saves_and_ends_the_run(vjob: Vjob, machines: Machines) -> None:
+    machines.list("127.0.0.1")
+    conf = vjob.write(machines.make_conf(nodes=1, fewest=1))
+    terminal = vjob.start("submit", conf, "--follow", new_session=True)
+    wait_for((vjob.folder / "log" / "curve").exists, 60)
+    run = RunFolder((vjob.folder / "log" / "curve").resolve())
+    wait_for_checkpoint(vjob, run, 10)
+    os.killpg(terminal.pid, signal.SIGINT)
+    assert terminal.wait(90) == 130
+    assert vjob.wait_over(run, 10)["verdict"] == "COMPLETED", vjob.explain(run)
 
 
 def test_a_killed_watch_ends_its_agents_and_the_run_comes_back(

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from containers.runtime import ImageKind
 from jobs.conf import Container, JobConf, Parallel, Profile
 from jobs.conf_doc import get_doc
-from jobs.plan import Surroundings, build_groups, build_plan, build_stages
+from jobs.plan import Surroundings, add_seats, build_groups, build_plan, build_stages
 from jobs.scripts import render_scripts
-from tests.jobs.confs import BASE, HETJOB, SINGLE, make_conf, make_plan
+from tests.jobs.confs import BASE, HETJOB, MORPH, MORPH_MACHINES, SINGLE, make_conf, make_plan
+from varuna_core.morph.layout import count_asked
 from varuna_core.records.plan import decode_stage_map, parse_plan, render_plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -27,6 +28,18 @@ def test_ranks_follow_the_groups_in_the_order_of_the_conf() -> None:
     assert plan.node(0).group.name == "master"
     assert list(plan.node(7).ranks) == [28, 29, 30, 31]
     assert plan.node_of_rank(4).index == 1
+
+
+def test_a_run_on_a_list_of_machines_has_seats_for_all_that_may_come() -> None:
+    plan = make_plan(make_conf(MORPH_MACHINES), scheduler="ssh")
+    wide = add_seats(plan)
+    assert (plan.num_nodes, wide.num_nodes, count_asked(wide)) == (4, 6, 4)
+    assert [group.first_rank for group in wide.groups] == [0, 16]
+    assert wide.morphing is not None and wide.morphing.machine_list == "/home/u/exp/machines"
+    assert parse_plan(json.loads(render_plan(wide))) == wide
+    assert add_seats(wide) == wide
+    slurm = make_plan(make_conf(MORPH.replace("min_nodes: 2", "max_nodes: 6")))
+    assert add_seats(slurm) == slurm
 
 
 def test_replicas_of_a_stage_share_a_node_by_default() -> None:

@@ -18,6 +18,7 @@ from tests.jobs.confs import (
     IN_PYXIS,
     MORPH,
     MORPH_HETJOB,
+    MORPH_MACHINES,
     MORPH_SPLIT,
     SINGLE,
     SPLIT,
@@ -35,6 +36,7 @@ LAYOUTS = {
     "morph": MORPH,
     "morph-hetjob": MORPH_HETJOB,
     "morph-split": MORPH_SPLIT,
+    "morph-machines": MORPH_MACHINES,
     "pyxis": SINGLE + IN_PYXIS,
     "pyxis-hetjob": HETJOB + IN_PYXIS,
 }
@@ -42,7 +44,8 @@ LAYOUTS = {
 
 def render_all(text: str, run: RunFolder = RUN) -> dict[str, str]:
     conf = make_conf(text)
-    scripts = render_scripts(conf, make_plan(conf), run)
+    scheduler = "ssh" if conf.cluster.machine_list else "slurm"
+    scripts = render_scripts(conf, make_plan(conf, scheduler=scheduler), run)
     files = {run.batch_script(group).name: script for group, script in scripts.batch.items()}
     return {**files, run.node_script.name: scripts.node}
 
@@ -109,6 +112,23 @@ wait() {{ SECONDS=$((SECONDS + {lives_s})); builtin wait "$@"; }}
         timeout=60,
     )
     assert len((tmp_path / "starts").read_text().splitlines()) == starts, done.stderr
+
+
+def test_lines_of_the_conf_leave_the_agents_input_alone(tmp_path: Path) -> None:
+    """Over ssh the agent hears by it that whoever started it lives."""
+    conf = make_conf(MORPH_MACHINES.replace("module load cuda", "cat > eaten"))
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "got $(cat)"\n')
+    python.chmod(0o700)
+    plan = replace(make_plan(conf, scheduler="ssh"), python=str(python), workdir=str(tmp_path))
+    done = subprocess.run(
+        ["bash", "-c", render_node(conf, plan, RUN)],
+        input=b"beats",
+        env={"PATH": os.environ["PATH"], "VJOB_SESSION": "1.0"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"got beats\n" and (tmp_path / "eaten").read_bytes() == b""
 
 
 def test_rank_zero_is_in_the_first_component_whatever_its_queue() -> None:

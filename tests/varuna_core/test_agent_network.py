@@ -1,6 +1,7 @@
 """Addresses, interfaces and ports; texts in the format of `ip -o` (iproute2 6.1)."""
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,20 @@ def test_a_host_that_nobody_can_reach_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Refusal, match="'<its address> n60'") as refused:
         find_address(TWO_NODES, "n60", {})
     assert refused.value.code == NOT_READY
+
+
+def test_a_list_of_machines_that_are_this_one_needs_no_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening, "resolve", lambda name: ["127.0.1.1"])
+    monkeypatch.setattr(opening, "find_outside_address", lambda towards: None)
+    monkeypatch.setattr(opening, "list_addresses", lambda: {"127.0.0.1": "lo"})
+    assert find_address(replace(TWO_NODES, scheduler="ssh"), "n60", {}) == "127.0.0.1"
+    with pytest.raises(Refusal, match="no address that other nodes could reach"):
+        find_address(TWO_NODES, "n60", {})
+    monkeypatch.setattr(opening, "list_addresses", lambda: {"10.0.0.1": "a", "10.9.0.1": "b"})
+    with pytest.raises(Refusal, match="no address that other nodes could reach"):
+        find_address(replace(TWO_NODES, scheduler="ssh"), "n60", {})
 
 
 def test_one_node_may_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from varuna_core.agent.network import (
     find_outside_address,
     is_own_address,
     is_port_free,
+    list_addresses,
     list_ports,
     resolve,
 )
@@ -79,10 +80,16 @@ def find_address(plan: Plan, host: str, env: Mapping[str, str], given: str | Non
         return "127.0.0.1"
     address = find_outside_address(_scheduler_addresses(env))
     advice = advise_hosts_line(host, named, address)
+    if address is None and plan.scheduler == "ssh" and _has_loopback_alone():
+        return "127.0.0.1"  # nobody else could be reached over ssh from here either
     if address is None:
         raise Refusal(NOT_READY, f"no address that other nodes could reach: {advice}")
     print(f"warning: {advice}; using {address} of the routed interface", file=sys.stderr)
     return address
+
+
+def _has_loopback_alone() -> bool:
+    return all(address.startswith("127.") for address in list_addresses())
 
 
 def advise_hosts_line(host: str, named: list[str], address: str | None) -> str:

@@ -109,7 +109,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--no_morphing",
         action="store_true",
         default=None,
-        help="keep the machines to the end; this version always does",
+        help="keep the machines to the end; launched scripts always do, a conf's run may morph "
+        "(cluster.machine_list)",
     )
     what = parser.add_argument_group("what")
     what.add_argument(

@@ -45,6 +45,12 @@ PLANNER = (
 )
 
 
+KEEPS = (
+    "a launched script keeps its machines to the end; what `vjob submit` runs may morph: "
+    "cluster.machine_list in a conf"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """The command line, checked as far as one word goes; saved in launch.json."""
@@ -208,7 +214,7 @@ def _launch(run: RunFolder, number: int, ready: _Ready, arguments: Arguments) ->
     for line in [*filter(None, [ready.planned]), *ready.layout.describe()]:
         console.say(line)
     if not arguments.no_morphing:
-        console.say("this version does not morph: the run keeps its machines to the end")
+        console.say(KEEPS)
     nodes = _make_nodes(ready, arguments)
     token = uuid.uuid4().hex
     asked = Asked(

@@ -10,6 +10,7 @@ again later. Each agent holds our pipe (`--tether`), and goes home if we are gon
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -124,7 +125,8 @@ class Watch:
         for host in self._hosts:
             path = self._run.morph.leave(host.seat)
             if host.is_asked and not path.exists():  # a new manager forgets who was asked
-                write_json(path, {"node": host.seat})
+                with contextlib.suppress(OSError):  # a disk that is full now may not be later
+                    write_json(path, {"node": host.seat})
         waiting = find_waiting(self._hosts, self._listing.machines)
         if waiting != self._waiting and waiting:
             names = ", ".join(map(str, waiting))
@@ -206,7 +208,7 @@ class Watch:
             elif host.phase == HERE:
                 lines = agent.child.take_lines(final=code is not None)
                 for line in lines:
-                    print(f"{host.name}: {line}", file=sys.stderr, flush=True)
+                    tell(f"{host.name}: {line}")
                 agent.last_lines = [*agent.last_lines, *lines][-KEPT_LINES:]
                 if code is not None:
                     self._bury(host, agent, code, lines)
@@ -298,7 +300,12 @@ class Watch:
                 self._agents[host.machine].child.beat()
 
     def _say(self, text: str) -> None:
-        print(f"machines: {text}", file=sys.stderr, flush=True)
+        tell(f"machines: {text}")
+
+
+def tell(line: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not end the run
+        print(line, file=sys.stderr, flush=True)
 
 
 def _explain(host: Host, agent: Agent, code: int, lines: Sequence[str]) -> str:
