@@ -57,7 +57,8 @@ def open_one(case: Case, layout: dict[str, Any], home: Path, attempt: int) -> tu
     kind = KINDS[case.kind]
     optimizer = precision_rank.build_optimizer(kind.optimizer, dict(varuna.named_parameters()))
     varuna.set_optimizer(optimizer)
-    varuna.keep_in_memory(home, attempt, case.neighbours)
+    assert not varuna.keep_in_memory(home if dist.get_rank() else None, attempt, case.neighbours)
+    assert varuna.keep_in_memory(home, attempt, case.neighbours)
     return varuna, optimizer
 
 

@@ -118,7 +118,7 @@ class MemoryCopies:
 
     def _drop(self, folder: Path) -> None:
         """What this rank has in it: its room is wanted."""
-        for path in folder.rglob(f"*.rank-{self._rank:04d}*"):
+        for path in folder.rglob(f"*rank-{self._rank:04d}*"):
             path.unlink(missing_ok=True)
 
     def _keep(self, *names: str) -> None:
