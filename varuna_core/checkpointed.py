@@ -130,7 +130,10 @@ class Checkpointed(OwnPart):
     ) -> bool:
         """Let `lay_copy` lay copies into this folder of the node's memory, which so many ranks
         share; whether all nodes have one. For programs whose group of all ranks is gloo's."""
-        if self.saving.words.any(home is None):
+        words = self.saving.words
+        if words.any(home is None):
+            if words.rank == 0:
+                log.warning("no copies in memory: not every node has a folder for them")
             return False
         assert home is not None
         self._laying = Laying(self.saving, Path(home), attempt, neighbours)
