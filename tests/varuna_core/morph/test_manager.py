@@ -325,6 +325,8 @@ def test_what_is_laid_in_memory_is_no_progress_and_goes_with_the_run(tmp_path: P
             read_training(elastic.run.attempt(number).training).from_memory for number in range(3)
         ]
         assert begun == [None, *(f"varuna_ckpt_5.{number}.1.partial" for number in range(2))]
+        morphs = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
+        assert [event["iteration"] for event in morphs] == [5, 5]
         assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
         own = Path(f"/dev/shm/vjob-{os.getuid()}")
         assert not list(own.glob(f"{elastic.run.path.name}.*"))
