@@ -103,6 +103,13 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "3", "--millions", "4"),
     ),
     Benchmark(
+        name="memory_copies",
+        title="Copies in memory",
+        peer="the same steps without; cloning the same tensors",
+        needs=("torch",),
+        quick=("--rounds", "2", "--steps", "4"),
+    ),
+    Benchmark(
         name="pipeline",
         title="The runtime",
         peer="torch.distributed.pipelining; DeepSpeed's pipeline engine; the schedule's theory",

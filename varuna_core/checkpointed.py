@@ -125,10 +125,19 @@ class Checkpointed(OwnPart):
         self.data_position, self.user_state = progress.data_position, progress.user_state
         self.zero_grad()
 
-    def keep_in_memory(self, home: str | os.PathLike[str], attempt: int, neighbours: int) -> None:
+    def keep_in_memory(
+        self, home: str | os.PathLike[str] | None, attempt: int, neighbours: int
+    ) -> bool:
         """Let `lay_copy` lay copies into this folder of the node's memory, which so many ranks
-        share; for programs whose group of all ranks is gloo's."""
+        share; whether all nodes have one. For programs whose group of all ranks is gloo's."""
+        words = self.saving.words
+        if words.any(home is None):
+            if words.rank == 0:
+                log.warning("no copies in memory: not every node has a folder for them")
+            return False
+        assert home is not None
         self._laying = Laying(self.saving, Path(home), attempt, neighbours)
+        return True
 
     def load_copy(self, copy: str | None) -> bool:
         """Take up a copy that the nodes hold between them, as `load_checkpoint` does a checkpoint;

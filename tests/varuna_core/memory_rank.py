@@ -20,13 +20,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.varuna_core import precision_rank, save_rank, train_rank
+from tests.varuna_core import precision_rank, save_rank, tensor_rank, train_rank
 from tests.varuna_core.ranks import DEADLINE_S
 from tests.varuna_core.save_rank import BATCH, KINDS, make_batch, open_varuna
 from varuna_core import Varuna
 from varuna_core.records.memory import list_copies, list_shares
 
 STEPS = 3
+SHARED = "shared"
+"""The kind of training whose layers several ranks share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,25 +53,39 @@ def find_home(folder: Path, case: Case, rank: int) -> Path:
     return home
 
 
+def build_shared(layout: dict[str, Any]) -> tensor_rank.Case:
+    batches = [BATCH] * STEPS
+    return tensor_rank.Case(name=SHARED, optimizer="adamw", batches=batches, **layout)
+
+
 def open_one(case: Case, layout: dict[str, Any], home: Path, attempt: int) -> tuple[Varuna, Any]:
-    of_save = save_rank.Case(name=case.name, kind=case.kind, store="", **layout)
-    varuna = open_varuna(of_save, seed=attempt)
-    kind = KINDS[case.kind]
-    optimizer = precision_rank.build_optimizer(kind.optimizer, dict(varuna.named_parameters()))
+    if case.kind == SHARED:
+        of_tensor = build_shared(layout)
+        model = tensor_rank.build_model(of_tensor, seed=attempt)
+        varuna = tensor_rank.open_varuna(of_tensor, model)
+        optimizer = tensor_rank.build_optimizer(of_tensor, varuna.parameters())
+    else:
+        of_save = save_rank.Case(name=case.name, kind=case.kind, store="", **layout)
+        varuna = open_varuna(of_save, seed=attempt)
+        named = dict(varuna.named_parameters())
+        optimizer = precision_rank.build_optimizer(KINDS[case.kind].optimizer, named)
     varuna.set_optimizer(optimizer)
-    varuna.keep_in_memory(home, attempt, case.neighbours)
+    assert not varuna.keep_in_memory(home if dist.get_rank() else None, attempt, case.neighbours)
+    assert varuna.keep_in_memory(home, attempt, case.neighbours)
     return varuna, optimizer
 
 
 def train(case: Case, store: Path, home: Path) -> list[str]:
     """Lays a copy after each step; saves after the last one, too."""
     varuna, optimizer = open_one(case, case.source, home, 0)
-    kind = KINDS[case.kind]
     for step in range(STEPS):
         varuna.settle_copy()
         held = range(varuna.samples.start, varuna.samples.stop)
-        batch = train_rank.cut_batch(make_batch(kind, step), BATCH, held)
-        varuna.step(batch, kind.clip)
+        if case.kind == SHARED:
+            whole = tensor_rank.make_batch(build_shared(case.source), step)
+        else:
+            whole = make_batch(KINDS[case.kind], step)
+        varuna.step(train_rank.cut_batch(whole, BATCH, held))
         optimizer.step()
         varuna.zero_grad()
         varuna.data_position, varuna.user_state = step * BATCH, {"at": (step,)}

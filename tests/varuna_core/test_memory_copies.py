@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.varuna_core.memory_rank import STEPS, Case, write_cases
+from tests.varuna_core.memory_rank import SHARED, STEPS, Case, write_cases
 from tests.varuna_core.ranks import collect, start_ranks
 
 pytestmark = pytest.mark.slow
@@ -19,35 +19,42 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "1x4": {"stage_map": "0,1,2,3;"},
     "2x2 zero": {"stage_map": "0,1;2,3;", "zero": 1},
     "2x2 sliced zero": {"stage_map": "3,2;1,0;", "zero": 3, "offload": "optimizer"},
+    "1x2x2": {"stage_map": "0,1;", "tensor": 2},
+    "2x1x2": {"stage_map": "1;0;", "tensor": 2},
 }
-NUM_SHARES = {"2x2": 2, "4x1": 4, "1x4": 1, "2x2 zero": 4, "2x2 sliced zero": 4}
+NUM_SHARES = dict(zip(LAYOUTS, (2, 4, 1, 4, 4, 2, 4), strict=True))
 
 
 def build(kind: str, source: str, target: str, **options: Any) -> Case:
     words = [kind, source, "in", target, *map(str, options.values())]
     name = " ".join(words).replace("(", "").replace(")", "").replace(",", "")
-    layouts = {"source": LAYOUTS[source], "target": LAYOUTS[target]}
+    layouts = {"source": dict(LAYOUTS[source]), "target": dict(LAYOUTS[target])}
+    if kind == SHARED:
+        for layout in layouts.values():
+            layout.setdefault("tensor", 1)
+            layout.pop("schedule", None)
     return Case(name=name, kind=kind, **layouts, **options)
 
 
 WHOLE = [
-    *(build("groups", layout, layout) for layout in LAYOUTS),
-    *(build("groups", *pair) for pair in zip(LAYOUTS, [*LAYOUTS][1:], strict=False)),
+    build("groups", "2x2", "2x2"),
+    build("groups", "4x1", "1x4"),
+    build("groups", "1x4", "2x2 zero"),
+    build("groups", "2x2 zero", "2x2 sliced zero"),
     build("groups", "2x2 sliced zero", "2x2"),
     build("norm", "2x2", "4x1"),
     build("half", "2x2", "1x4", neighbours=2, lost=(1,)),
-    build("groups", "2x2", "4x1", lost=(3,)),
-    build("groups", "2x2", "2x2", lost=(0,)),
     build("groups", "2x2", "4x1", lost=(2, 1)),
     build("groups", "1x4", "2x2", lost=(0, 1, 3)),
+    build(SHARED, "1x2x2", "2x1x2", lost=(0,)),
+    build(SHARED, "2x1x2", "2x2"),
 ]
 TORN = [
     build("groups", "2x2", "4x1", lost=(1, 3)),
-    build("groups", "4x1", "2x2", lost=(0,)),
     build("groups", "2x2 zero", "2x2", lost=(2,)),
     build("groups", "2x2", "4x1", damage="flip"),
-    build("groups", "2x2", "2x2 zero", damage="cut"),
     build("groups", "2x2", "1x4", damage="no marker"),
+    build(SHARED, "1x2x2", "1x2x2", lost=(1, 3)),
 ]
 
 

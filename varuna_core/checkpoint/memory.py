@@ -54,7 +54,11 @@ class MemoryCopies:
         """Whether there is room for the copies of a node whose ranks are like this one."""
         size = sum(entry.num_bytes for held in part.segments.values() for entry in held)
         needed = PARTS_AT_ONCE * size * self._neighbours
-        room = find_room(self.home)
+        try:
+            room = find_room(self.home)
+        except OSError as error:
+            log.warning("no copies in memory: %s", error)
+            return False
         if needed > room:
             log.warning(
                 "no copies in memory: %d ranks need %.1f GiB, %s has room for %.1f",
@@ -114,7 +118,7 @@ class MemoryCopies:
 
     def _drop(self, folder: Path) -> None:
         """What this rank has in it: its room is wanted."""
-        for path in folder.rglob(f"*.rank-{self._rank:04d}*"):
+        for path in folder.rglob(f"*rank-{self._rank:04d}*"):
             path.unlink(missing_ok=True)
 
     def _keep(self, *names: str) -> None:

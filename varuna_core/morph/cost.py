@@ -16,9 +16,11 @@ from varuna_core.morph.orders import get_seat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
+from varuna_core.records.memory import find_iteration
 from varuna_core.records.morphs import PARTS
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import read_training
 from varuna_core.records.training_marks import BEGIN, FIRST_STEP
 
 MARKS = ("sign", "ending", "ended", "ordered", "running", "loaded", "stepped")
@@ -119,7 +121,7 @@ class Cost:
             "to": self._describe(state.attempt),
             "attempt": state.attempt,
             "nodes": [get_seat(node) for node in state.members],
-            "iteration": state.base,
+            "iteration": self._find_start(state),
             "reason": before["reason"],
             **parts,
         }
@@ -127,6 +129,14 @@ class Cost:
             facts["pause_s"] = round(marks["stepped"] - marks["sign"], 3)
         with contextlib.suppress(OSError):
             append_event(self._run.morph_events, "morph", **facts)
+
+    def _find_start(self, state: State) -> int:
+        """The iteration that the attempt began with."""
+        with contextlib.suppress(ValueError):
+            copy = read_training(self._run.attempt(state.attempt).training).from_memory
+            if copy is not None:
+                return find_iteration(copy)
+        return state.base
 
     def _describe(self, number: int) -> str:
         """Pipeline x data, and x tensor where layers are shared."""

@@ -179,7 +179,7 @@ class Trainer:
 
         self.lines = Lines(training, place, self.model)
         self.copies = self._open_memory()
-        """Whether nodes keep copies."""
+        """Whether the nodes keep copies; all of them or none."""
 
         self._resume()
         if training.apex:
@@ -205,17 +205,15 @@ class Trainer:
             where = "the memory of the nodes" if is_copied else folder
             self.lines.tell_resumed(self.model.iteration, where)
         except NoCheckpoint:
-            if self.copies and copy is not None:  # the weights may be half of it
+            if copy is not None and self.copies:  # the weights may be half of it
                 raise
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
 
     def _open_memory(self, environ: Mapping[str, str] = os.environ) -> bool:
-        home = environ.get(HOME)
-        if home is None or not self.training.checkpoint_memory_every:
+        if not self.training.checkpoint_memory_every:
             return False
-        attempt, neighbours = int(environ["VJOB_ATTEMPT"]), int(environ["LOCAL_WORLD_SIZE"])
-        self.model.keep_in_memory(home, attempt, neighbours)
-        return True
+        attempt, neighbours = environ.get("VJOB_ATTEMPT", 0), environ.get("LOCAL_WORLD_SIZE", 1)
+        return self.model.keep_in_memory(environ.get(HOME), int(attempt), int(neighbours))
 
     def _expect_same_batch(self, consumed: int) -> None:
         size, steps = self.training.global_batch_size, self.model.iteration

@@ -55,6 +55,14 @@ def name_save(attempt: int, number: int) -> str:
     return f"{attempt}.{number}"
 
 
+def find_iteration(copy: str) -> int:
+    """By its name; raises ValueError where that is none of ours."""
+    match = NAME.fullmatch(copy)
+    if match is None:
+        raise ValueError(f"{copy!r} is no copy in memory")
+    return int(match[1])
+
+
 def name_share(share: Share) -> str:
     return f"{share.index}-of-{share.count}.rank-{share.rank:04d}"
 

@@ -24,7 +24,7 @@ from varuna_core.records.files import read_json, write_json
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.plan import MorphPlan, read_attempt_plan, write_plan
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import render_training
+from varuna_core.records.training import read_training, render_training
 
 HANGS_AT_FIRST = '[ "$VJOB_ATTEMPT" = 0 ] && exec sleep 1000; '
 TRAINS = 'mkdir -p "$0/varuna_ckpt_6" && echo {} > "$0/varuna_ckpt_6/manifest.json"'
@@ -34,7 +34,14 @@ class Elastic:
     """A run of three nodes."""
 
     def __init__(
-        self, folder: Path, text: str, *, warm: bool = False, python: str = "", **timing: float
+        self,
+        folder: Path,
+        text: str,
+        *,
+        warm: bool = False,
+        memory: bool = False,
+        python: str = "",
+        **timing: float,
     ) -> None:
         """Ranks that are a line of shell, or with `python` a program in it."""
         self.run = RunFolder(folder / "run")
@@ -47,7 +54,9 @@ class Elastic:
             else ("sh", "-c", text, store),
             timing=replace(TIMING, **{"lost_s": 6.0, "join_s": 20.0, **timing}),
             morph=True,
-            morphing=MorphPlan(min_nodes=2, max_nodes=3, requeue=False, save_s=5, warm=warm),
+            morphing=MorphPlan(
+                min_nodes=2, max_nodes=3, requeue=False, save_s=5, warm=warm, memory=memory
+            ),
         )
         write_plan(self.run.plan, plan)
         training = replace(GPT, pipeline=3, checkpoint_folder=store)
@@ -304,5 +313,33 @@ def test_without_warm_nobody_waits(tmp_path: Path) -> None:
         assert elastic.finish(manager)[0] == 0
         for rank in range(2):
             assert "waited" not in elastic.run.attempt(1).rank_log(rank, "out").read_text()
+    finally:
+        elastic.end()
+
+
+LAYS_AND_FAILS = (
+    'f="$VJOB_MEMORY/varuna_ckpt_5.$VJOB_ATTEMPT.1.partial/shares"; mkdir -p "$f" && '
+    'touch "$f/$RANK-of-3.rank-$RANK" "$0.$VJOB_ATTEMPT.$RANK"; '
+    'until [ $(ls "$0.$VJOB_ATTEMPT".* | wc -l) = 3 ]; do sleep 0.1; done; exit 7'
+)
+"""Once all ranks have laid their shares."""
+
+
+def test_what_is_laid_in_memory_is_no_progress_and_goes_with_the_run(tmp_path: Path) -> None:
+    elastic = Elastic(tmp_path, LAYS_AND_FAILS, memory=True)
+    try:
+        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+        assert elastic.finish(manager)[0] == 0
+        state = read_json(elastic.run.morph.manager)
+        assert "no new checkpoint in 3 attempts" in state["why"]
+        begun = [
+            read_training(elastic.run.attempt(number).training).from_memory for number in range(3)
+        ]
+        assert begun == [None, *(f"varuna_ckpt_5.{number}.1.partial" for number in range(2))]
+        morphs = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
+        assert [event["iteration"] for event in morphs] == [5, 5]
+        assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
+        own = Path(f"/dev/shm/vjob-{os.getuid()}")
+        assert not list(own.glob(f"{elastic.run.path.name}.*"))
     finally:
         elastic.end()
