@@ -27,13 +27,14 @@ def walk_uniform(walk: Walk) -> None:
     walk.wait("last", r"checkpoint of step 20\b", 120)
     walk.type("status last --once", "RUNNING  HEALTHY")
     said = walk.type("status last --json", '"health": ?"HEALTHY"')
-    assert json.loads(said)["progress"]["total"] == 5000
+    assert json.loads(said)["progress"]["num_steps"] == 5000
     walk.look("last", r"HEALTHY")
     walk.type("logs last -n 3", "lm loss")
     walk.type("stacks last", "2 of 2 ranks")
     walk.type("cancel last", "checkpointed and left")
-    walk.type("status last --once", "it ended well after step .* after vjob cancel")
-    walk.type("submit conf.yaml --set train.steps=200", "as job")
+    said = walk.type("status last --once", "it ended well after step .* after vjob cancel")
+    more = int(re.findall(r"after step (\d+)", said)[0]) + 20
+    walk.type(f"submit conf.yaml --set train.steps={more}", "as job")
     walk.wait("last", "COMPLETED +DONE", 180)
     walk.type("logs last --grep resumed", "resumed from iteration")
     walk.type("report last --text", "was useful steps")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 LOOK_S = 1.0
 COMMAND_S = 150.0
+LONG = 500
 _ESCAPES = re.compile(rb"\x1b(\[[0-9;?<>=]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[()].|[=>78cM])")
 
 
@@ -137,8 +138,11 @@ class Walk:
 
 
 def find_line(text: str, pattern: str) -> str | None:
-    """The first line with the pattern."""
-    return next((line for line in text.splitlines() if re.search(pattern, line)), None)
+    """The first line with the pattern; of a very long one, such as JSON, what fits it."""
+    for line in text.splitlines():
+        if found := re.search(pattern, line):
+            return line if len(line) < LONG else found.group()
+    return None
 
 
 def _leave(child: int, terminal: int) -> None:
