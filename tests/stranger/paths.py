@@ -18,7 +18,6 @@ NO_CLUSTER = ("SLURM_CONF",)
 
 def walk_uniform(walk: Walk) -> None:
     """The quickstart on Slurm."""
-    walk.part = "uniform nodes"
     walk.write("conf.yaml", UNIFORM)
     walk.type("doctor", r"^ok +slurm version")
     walk.type("submit conf.yaml --dry-run", "^#SBATCH --partition=gpu1")
@@ -38,12 +37,11 @@ def walk_uniform(walk: Walk) -> None:
     walk.wait("last", "COMPLETED +DONE", 180)
     walk.type("logs last --grep resumed", "resumed from iteration")
     walk.type("report last --text", "was useful steps")
-    walk.type("report last", "wrote .*report.html", shows="vjob report last")
+    walk.type("report last", "wrote .*report.html")
 
 
 def walk_mixed(walk: Walk, lab: Lab) -> None:
     """Two kinds of nodes, one of which loses its power."""
-    walk.part = "mixed nodes that come and go"
     walk.write("gpus.yaml", WITH_GPUS)
     walk.type("plan gpus.yaml --write plan.json", "no plan in this space is faster")
     walk.type("submit gpus.yaml --plan plan.json --dry-run", "^#SBATCH --partition=gpu2")
@@ -67,12 +65,15 @@ def walk_mixed(walk: Walk, lab: Lab) -> None:
     walk.type("cancel last", "checkpointed and left")
     said = walk.type("report last --text", "^MORPHS")
     assert "FAILED RANKS" not in re.sub(r"lost.*", "", said), said
-    walk.type("compare uniform mixed", "median step", shows="vjob compare uniform mixed")
+
+
+def walk_compared(walk: Walk) -> None:
+    """The mixed run beside the uniform one, when both are there."""
+    walk.type("compare uniform mixed", "median step")
 
 
 def walk_astray(walk: Walk) -> None:
     """What people get wrong, and what they are told."""
-    walk.part = "astray, on Slurm"
     walk.write("conf.yaml", UNIFORM)
     typo = UNIFORM.replace("sequence", "sequense").replace("pipeline", "pipline")
     for name, text in (
@@ -89,7 +90,7 @@ def walk_astray(walk: Walk) -> None:
     walk.type("submit many.yaml", "lower count", code=1)
     walk.type("submit other.yaml", "sinfo -o", code=1)
     walk.type("submit conf.yaml", "scheduler: local", code=1, without=NO_CLUSTER, shows=(
-        "vjob submit conf.yaml, where Slurm knows no cluster"))  # fmt: skip
+        "`vjob submit conf.yaml` without a cluster"))  # fmt: skip
     walk.type("status nope", "`vjob list` shows them", code=2)
     walk.type("submit gpus.yaml --follow", "torch .* finds no GPU: ", code=None)
     walk.type("status last --once", "FAILED +DEAD", code=10)
@@ -100,7 +101,6 @@ def walk_astray(walk: Walk) -> None:
 
 def walk_queue(walk: Walk, lab: Lab) -> None:
     """A job that waits because the nodes are taken, and one that waits for good."""
-    walk.part = "in the queue"
     walk.write("waits.yaml", UNIFORM.replace("uniform", "waits"))
     held = lab.run(["sbatch", "--parsable", "-pgpu1", "-N2", "--exclusive", "--wrap=sleep 300"])
     walk.type("submit waits.yaml", "as job")
@@ -112,7 +112,6 @@ def walk_queue(walk: Walk, lab: Lab) -> None:
 
 def walk_disk(walk: Walk, disk: Path) -> None:
     """No room for the checkpoint; on this machine, for a disk of the lab is not to be had later."""
-    walk.part = "a full disk"
     walk.write("full.yaml", LAPTOP.replace("checkpoints/first", str(disk / "ckpt")))
     walk.type("submit full.yaml --follow", "No space left|disk", code=None)
     walk.type("status last --once", "disk|space", code=None)

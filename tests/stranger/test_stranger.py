@@ -12,7 +12,8 @@ import pytest
 from tests.cluster.lab import Lab
 from tests.command import ROOT
 from tests.stranger import paths
-from tests.stranger.walk import DeadEnd, Walk, find_line
+from tests.stranger.__main__ import PARTS, render
+from tests.stranger.walk import DeadEnd, Step, Walk, find_line
 
 
 def make_walk(folder: Path, env: dict[str, str]) -> Walk:
@@ -31,6 +32,7 @@ def test_from_the_first_submit_to_a_morph_and_back(clean_lab: Lab, tmp_path: Pat
     walk = make_walk(tmp_path, clean_lab.env)
     paths.walk_uniform(walk)
     paths.walk_mixed(walk, clean_lab)
+    paths.walk_compared(walk)
 
 
 @pytest.mark.slurm
@@ -49,6 +51,17 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with paths.small_disk(tmp_path / "disk") as disk:
         paths.walk_disk(make_walk(tmp_path, {}), disk)
+
+
+def test_parts_that_were_not_walked_stay_in_the_result() -> None:
+    def make(part: str, command: str) -> Step:
+        return Step(part=PARTS[part], command=command, took_s=1.0, saw="a | b /x/y/z")
+
+    both = render("c", [make("astray", "`one`"), make("uniform", "`two`")])
+    assert both.index("Uniform") < both.index("Astray") and "a \\| b .../z" in both
+    again = render("c", [make("astray", "`three`")], both)
+    assert "two" in again and "one" not in again
+    assert render("c", [make("astray", "`three`"), make("uniform", "`two`")]) == again
 
 
 def test_a_walk_ends_where_nothing_is_seen(tmp_path: Path) -> None:
