@@ -53,18 +53,17 @@ def walk_mixed(walk: Walk, lab: Lab) -> None:
     said = walk.type("status last --json", '"health"')
     hosts = [node["name"] for node in json.loads(said)["nodes"]]
     lab.crash_node(next(host for host in reversed(hosts) if host.startswith("b")))
-    walk.look("last", "MORPHING")
+    walk.look("last", "MORPHING|since the morph")
     walk.wait("last", r"morphed from 4 x 1 to 3 x 1", 120)
     walk.wait("last", r"RUNNING +HEALTHY", 120)
-    walk.type("grow last --count 1 --queue gpu1", "joins")
+    walk.type("grow last --count 1 --queue gpu1", "brings a node")
     walk.wait("last", r"morphed 2 times, last from 3 x 1 to 4 x 1", 120)
     walk.wait("last", r"RUNNING +HEALTHY", 120)
     walk.type("shrink last --count 1", "asked to leave")
     walk.wait("last", r"morphed 3 times, last from 4 x 1 to 3 x 1", 120)
     walk.wait("last", r"RUNNING +HEALTHY", 120)
     walk.type("cancel last", "checkpointed and left")
-    said = walk.type("report last --text", "^MORPHS")
-    assert "FAILED RANKS" not in re.sub(r"lost.*", "", said), said
+    walk.type("report last --text", "^MORPHS")
 
 
 def walk_compared(walk: Walk) -> None:
@@ -87,7 +86,9 @@ def walk_astray(walk: Walk) -> None:
         walk.write(f"{name}.yaml", text)
     walk.type("submit typo.yaml", 'did you mean "sequence"', code=2)
     walk.type("submit queue.yaml", "sinfo -s", code=1)
-    walk.type("submit many.yaml", "lower count", code=1)
+    walk.type("submit many.yaml", "will not start: .*lower count")
+    walk.type("status last --once", "lower count", code=12)
+    walk.type("cancel last", "cancelled")
     walk.type("submit other.yaml", "sinfo -o", code=1)
     walk.type("submit conf.yaml", "scheduler: local", code=1, without=NO_CLUSTER, shows=(
         "`vjob submit conf.yaml` without a cluster"))  # fmt: skip
