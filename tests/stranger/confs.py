@@ -28,7 +28,7 @@ env: {OMP_NUM_THREADS: "1"}
 MIXED = (
     UNIFORM.replace("uniform", "mixed")
     .replace("{pipeline: 2}", "{pipeline: 4, partition: auto}")
-    .replace("grace_s: 1", "grace_s: 1\n  hetero: split\n  lost_s: 8")
+    .replace("grace_s: 1", "grace_s: 1\n  hetero: split\n  lost_s: 15")
     .replace(
         "    - {group: all, count: 2, queue: gpu1, ranks: 1, cpus: 4}",
         "    - {group: strong, count: 1, queue: gpu1, ranks: 1, cpus: 4}\n"
