@@ -176,7 +176,7 @@ def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Findin
             name="training",
             status="note",
             text=f"no {' and no '.join(missing)} under {sys.executable}, where bare ranks run",
-            remedy="pip install 'vjob[train,data]' there; or program.python, or container.image",
+            remedy="pip install 'vjob[train]' there; or program.python, or container.image",
         )
     if has_gpus and str(torch).endswith("+cpu"):
         return Finding(

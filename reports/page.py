@@ -38,6 +38,7 @@ SECTIONS = {
         ("table", "job", "half", ""),
         ("table", "memory", "half", ""),
         ("table", "attempts", "whole", ""),
+        ("table", "morphs", "whole", ""),
         ("table", "failed ranks", "whole", ""),
         ("table", "nodes", "whole", ""),
         ("table", "not read", "whole", ""),

@@ -178,3 +178,45 @@ def test_every_variable_of_an_old_shell_conf_is_in_the_table() -> None:
     page = (ROOT / "docs/from_scripts.md").read_text()
     names = re.findall(r"^([A-Z_]+)=", text, re.MULTILINE)
     assert names and [name for name in names if name not in page] == []
+
+
+def test_every_part_of_the_old_scripts_is_in_the_table() -> None:
+    """By the source map and the steps of their own README."""
+    page = (ROOT / "docs/from_scripts.md").read_text()
+    names = [
+        "FASOP_1.5b.py",
+        "FASOP_345m.py",
+        "FASOP_pareto.py",
+        "amp_utils",
+        "estimate",
+        "pipe",
+        "stage",
+        "known_cost",
+        "main_logs",
+        "image/",
+        "log-ncu",
+        "log-nsys",
+        "log2",
+        "_00_conf.sh",
+        "_00_pretrain_gpt.py",
+        "_01_run_inter.sh",
+        "_02_hetero_master_job.sh",
+        "_02_hetero_slave_job.sh",
+        "_02_homo_job.sh",
+        "_03_submit.sh",
+        "_04_report.sh",
+        "_05_report_visualization.py",
+        "get_result.sh",
+        "small/",
+        "xl/",
+        "indexmap",
+        "num_iter",
+        "nodeid",
+        "out.html",
+        "workdir",
+        "GRES",
+        "MASTER_ADDR",
+        "sacct",
+        "mkdir",
+    ]
+    assert [name for name in names if name not in page] == []

@@ -62,7 +62,21 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
         "PARTITION": "partition",
     }
     wanted |= {name: training[key] for name, key in names.items() if training.get(key) is not None}
+    wanted["PARTITION"] = spell_layers(wanted.get("PARTITION"), training.get("layers"))
     return {name: str(value) for name, value in wanted.items() if value is not None}
+
+
+def spell_layers(partition: Any, layers: Any) -> Any:
+    """As runs print it: without the embedding and the head, which the planner counts."""
+    try:
+        counts = [int(part) for part in str(partition).split("-")]
+    except ValueError:
+        return partition
+    if not isinstance(layers, int) or sum(counts) != layers + 2:
+        return partition
+    counts[0] -= 1
+    counts[-1] -= 1
+    return "-".join(map(str, counts))
 
 
 def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> tuple[Echo, ...]:

@@ -270,7 +270,7 @@ def match_kind(name: str, profile: Profile) -> str:
         raise PlanningError(f"GPU {name!r} may be {' or '.join(sorted(alike))} of the profile")
     raise PlanningError(
         f"the profile has no GPU {name!r}, it has {known}: profile the model on it "
-        "(`vjob profile` extends a profile)"
+        "(`vjob profile` extends a profile), or `vjob plan --estimate`"
     )
 
 

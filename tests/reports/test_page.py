@@ -20,7 +20,7 @@ from reports.findings import find_all
 from reports.load import Job, load_job
 from reports.overview import NUM_BINS, build_gpu_strips, build_work_strips, find_span
 from reports.packing import list_planes
-from reports.page import render_page
+from reports.page import SECTIONS, render_page
 from reports.run_figure import draw_run
 from reports.sections import build_sections
 from reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
@@ -321,3 +321,10 @@ def test_no_trace_breaks_the_page(
     job, analysis = read(folder)
     for figure in draw_all(job, analysis):
         json.dumps(figure, allow_nan=False)
+
+
+def test_every_table_has_its_place_on_the_page() -> None:
+    """That of the morphs had none."""
+    source = Path(build_sections.__code__.co_filename).read_text()
+    places = {name for places in SECTIONS.values() for kind, name, *_ in places if kind == "table"}
+    assert places == set(re.findall(r'Table\(title="([^"]+)"', source))

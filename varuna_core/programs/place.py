@@ -66,16 +66,15 @@ def refuse_missing_gpus(visible: str, built_for: str | None) -> None:
     if visible.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
         return
     why = (
-        "it is a build without CUDA: install torch for your GPUs in the ranks' Python, or set "
-        "container.image to an image that has it."
+        "it is a build without CUDA; install one with it for the ranks' Python, or set "
+        "container.image"
         if built_for is None
-        else f"it is built for CUDA {built_for}: is the node's driver as new, and does "
+        else f"it is built for CUDA {built_for}; is the node's driver as new, and does "
         "`nvidia-smi` answer there?"
     )
     raise ProgramError(
-        f"this rank was given GPUs (CUDA_VISIBLE_DEVICES={visible}), and torch "
-        f"{torch.__version__} finds none: {why} To train on the CPUs all the same, "
-        'env: {CUDA_VISIBLE_DEVICES: ""}'
+        f"CUDA_VISIBLE_DEVICES={visible}, and torch {torch.__version__} finds no GPU: {why} "
+        "(to train on CPUs, give ranks in place of gpus in cluster.nodes)"
     )
 
 

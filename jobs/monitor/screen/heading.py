@@ -101,9 +101,12 @@ def _say_elapsed(snapshot: Snapshot) -> str:
     if snapshot.record_state == "ended" and snapshot.outcome is not None:
         if snapshot.attempt_started is None:
             return ""
-        return f"took {show_duration(snapshot.outcome.ended - snapshot.attempt_started)}"
+        words = f"took {show_duration(snapshot.outcome.ended - snapshot.attempt_started)}"
+        return f"last attempt {words}" if snapshot.morphs else words
     if snapshot.attempt_started is not None:
         words = show_duration(snapshot.now - snapshot.attempt_started)
+        if snapshot.morphs:  # the job's limit counts from before this attempt
+            return f"{words} since the morph"
         limit = snapshot.walltime_s
         return f"{words} of {show_duration(limit)}" if limit else words
     if snapshot.submitted is not None:

@@ -14,7 +14,7 @@ from jobs.monitor.clocks import Skew, probe
 from jobs.monitor.folders import JsonFolder
 from jobs.monitor.gpu_logs import GpuSamples
 from jobs.monitor.rank_files import Beats, TraceEnd
-from jobs.monitor.settings import parse_walltime, read_asked
+from jobs.monitor.settings import parse_walltime, read_asked, spell_layers
 from varuna_core.records.checkpoints import find_newest
 from varuna_core.records.files import write_json
 from varuna_core.records.plan import read_plan
@@ -199,3 +199,21 @@ def test_a_folder_of_small_files_tells_what_is_new_and_forgets_what_is_gone(tmp_
     folder.look()
     assert folder.values == {"torn": {"b": 3}}
     assert JsonFolder(tmp_path / "missing").look() == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "layers", "printed"),
+    [
+        ("4-2-2-2", 8, "3-2-2-1"),  # the planner's: a mixed run with a profile was called FAILING
+        ("3-2-2-1", 8, "3-2-2-1"),
+        ("10", 8, "8"),
+        ("1-8-1", 8, "0-8-0"),
+        ("4-2-2-2", None, "4-2-2-2"),
+        ("auto", 8, "auto"),
+        (None, 8, None),
+    ],
+)
+def test_a_partition_that_counts_both_ends_is_the_one_that_runs_print(
+    asked: str | None, layers: int | None, printed: str | None
+) -> None:
+    assert spell_layers(asked, layers) == printed

@@ -28,5 +28,5 @@ def test_who_was_given_none_trains_on_the_cpu(visible: str) -> None:
 def test_only_jobs_of_vjob_are_refused() -> None:
     alone = {"CUDA_VISIBLE_DEVICES": "0"}
     assert find_place(1, environ=alone).device.type == "cpu"
-    with pytest.raises(ProgramError, match="finds none"):
+    with pytest.raises(ProgramError, match="finds no GPU"):
         find_place(1, environ={**alone, "VJOB_RUN": "/run"})

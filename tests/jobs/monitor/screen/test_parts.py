@@ -252,6 +252,16 @@ def test_a_run_without_a_step_says_so_with_its_phase() -> None:
         assert wanted in text and "STARTING rendezvous" in text
 
 
+def test_after_a_morph_the_attempts_time_is_not_set_against_the_jobs_limit() -> None:
+    snapshot = make_snapshot(1)
+    for morphs, says in (
+        ((), "52 min of 12"),
+        (("from 8 x 4 to 6 x 4",), "52 min since the morph"),
+    ):
+        lines = render_heading(replace(snapshot, morphs=morphs), HEALTHY, UNICODE, 120, 9)
+        assert says in lines[0].plain
+
+
 def test_a_silent_scheduler_is_told_with_the_age_of_its_word() -> None:
     silent = Scheduler(name="slurm", problem="squeue did not answer within 10 s", age_s=75.0)
     lines = render_heading(replace(EMPTY, scheduler=silent), HEALTHY, UNICODE, 80, 9)
