@@ -59,7 +59,9 @@ for name in TERM INT HUP USR1 USR2; do
   # shellcheck disable=SC2064 # the name is meant to expand now
   trap "call_manager $name" "$name"
 done
-for try in 1 2 3 4 5 6 7 8 9 10; do
+failures=0
+while [ "$failures" -lt 10 ]; do
+  begun=$SECONDS
   # Not through `agent`: a function in the background is a shell of its own, which would die alone.
   "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz morph manage --run "$run" --session "$session" --heard "$calls" \
     --expected "$SLURM_JOB_NUM_NODES" &
@@ -70,8 +72,11 @@ for try in 1 2 3 4 5 6 7 8 9 10; do
   status=0
   wait "$manager" || status=$?
   [ "$status" -ne 0 ] || break
-  echo "vjob: manager $try ended with $status" >&2
-  sleep "$try"
+  # Ten in a row end the job, not ten in its life.
+  [ $((SECONDS - begun)) -lt 60 ] || failures=0
+  failures=$((failures + 1))
+  echo "vjob: manager ended with $status ($failures in a row)" >&2
+  sleep "$failures"
 done
 
 # Nodes that did not go home by themselves; then what the manager said.
