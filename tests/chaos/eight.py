@@ -212,14 +212,14 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("stories", nargs="*", metavar="STORY", help=" or ".join(STORIES))
     parser.add_argument("--reports", type=Path, default=Path(), metavar="FOLDER")
     parser.add_argument(
-        "--only", choices=("play", "judge"), help="the lab is needed for the first alone"
+        "--only", choices=("play", "judge", "table"), help="the lab is needed for the first alone"
     )
     parser.add_argument("--write", action="store_true", help=f"writes {RESULTS.name}")
     options = parser.parse_args(words)
     if unknown := set(options.stories) - set(STORIES):
         parser.error(f"no such story: {', '.join(sorted(unknown))}")
     is_good = True
-    for name in options.stories or STORIES:
+    for name in () if options.only == "table" else options.stories or STORIES:
         path = options.reports / f"eight-{name}.json"
         if options.only == "judge":
             report = Report(**json.loads(path.read_text()))
