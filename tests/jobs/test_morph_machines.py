@@ -153,14 +153,18 @@ def test_who_is_taken_off_the_list_leaves_and_usr1_starts_anew_on_the_list_as_it
     check_losses(run)
 
 
-def test_term_to_the_master_ends_all_everywhere(vjob: Vjob, machines: Machines) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ended_or_killed_the_master_takes_all_with_it(
+    vjob: Vjob, machines: Machines, number: signal.Signals
+) -> None:
     machines.list("127.0.0.1", "gpu-1")
     run = machines.submit(nodes=2)
     wait_for_checkpoint(vjob, run, 10)
     said = vjob("grow", run.name, "--count", "1", code=2).stderr
     assert f"runs on a list of machines: add hosts to {machines.file}" in said
-    os.kill(int(run.master_pid.read_text()), signal.SIGINT)
-    assert vjob.wait_over(run, 60)["verdict"] == "CANCELLED", vjob.explain(run)
+    os.kill(int(run.master_pid.read_text()), number)
+    verdict = "CANCELLED" if number == signal.SIGINT else "NODE_FAIL"
+    assert vjob.wait_over(run, 60)["verdict"] == verdict, vjob.explain(run)
     wait_for(lambda: not find_all(vjob), 60, lambda: f"still there: {find_all(vjob)}")
 
 
