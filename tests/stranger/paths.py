@@ -114,9 +114,9 @@ def walk_queue(walk: Walk, lab: Lab) -> None:
 def walk_disk(walk: Walk, disk: Path) -> None:
     """No room for the checkpoint; on this machine, for a disk of the lab is not to be had later."""
     walk.write("full.yaml", LAPTOP.replace("checkpoints/first", str(disk / "ckpt")))
-    walk.type("submit full.yaml --follow", "No space left|disk", code=None)
-    walk.type("status last --once", "disk|space", code=None)
-    walk.type("logs last --errors", "disk|quota|space")
+    walk.type("submit full.yaml --follow", "No space left on device", code=None)
+    walk.type("status last --once", "No space left on device", code=10)
+    walk.type("logs last --errors", "what to do: .*(disk|room|space)")
 
 
 @contextlib.contextmanager
