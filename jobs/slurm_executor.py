@@ -145,8 +145,8 @@ REFUSALS = (
     ("node count specification invalid", "the queue has fewer nodes: lower count"),
     (
         "requested node configuration is not available",
-        "no node of the queue has all that was asked: see `sinfo -Nel`; "
-        "lower cpus, memory_gb or gpus",
+        "no node of the queue has all that was asked: `sinfo -o '%P %N %c %m %G'` shows CPUs, "
+        "memory and GPUs; lower cpus or memory_gb, or ask for other gpus",
     ),
     ("time limit", "lower cluster.walltime_min, or take another queue"),
     (

@@ -43,53 +43,54 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no part {', '.join(unknown)}")
-    lab = Lab.start()
-    try:
-        with tempfile.TemporaryDirectory(prefix="stranger-") as folder:
-            steps = walk_all(Path(folder), lab, options.parts or list(PARTS), fresh=options.fresh)
-    finally:
-        lab.repair()
-        if lab.started_here:
-            lab.stop()
-    words = ["python -m tests.stranger", *(["--fresh"] if options.fresh else []), *options.parts]
-    old = RESULT.read_text() if options.write and options.parts and RESULT.exists() else ""
-    text = render(" ".join([*words, "--write"]), steps, old)
+    parts = options.parts or list(PARTS)
+    with tempfile.TemporaryDirectory(prefix="stranger-") as folder:
+        walk = start_walk(Path(folder), fresh=options.fresh)
+        if "disk" in parts:
+            walk.part = PARTS["disk"]
+            with paths.small_disk(walk.folder / "disk") as disk:
+                paths.walk_disk(walk, disk)
+        if on_slurm := [part for part in parts if part != "disk"]:
+            walk_slurm(walk, on_slurm)
+    command = f"python -m tests.stranger{' --fresh' if options.fresh else ''} --write"
+    old = RESULT.read_text() if options.parts and RESULT.exists() else ""
+    text = render(command, walk.steps, old)
     print(text)
     if options.write:
         RESULT.write_text(text)
     return 0
 
 
-def walk_all(folder: Path, lab: Lab, parts: Sequence[str], *, fresh: bool) -> list[Step]:
-    steps: list[Step] = []
-    env = {**os.environ, **lab.env, "XDG_STATE_HOME": str(folder / "state")}
-    vjob: tuple[str, ...] = (sys.executable, "-m", "jobs")
+def start_walk(folder: Path, *, fresh: bool) -> Walk:
+    env = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
     if fresh:
         steps, vjob = install(folder)
-    else:
-        env["PYTHONPATH"] = str(ROOT)
-    walk = Walk(folder=folder, env=env, vjob=vjob, steps=steps)
-    for part in parts:
-        print(f"-- {part}", flush=True)
-        walk.part = PARTS[part]
-        walk_part(walk, part, lab)
-    return walk.steps
+        return Walk(folder=folder, env=env, vjob=vjob, steps=steps)
+    env["PYTHONPATH"] = str(ROOT)
+    return Walk(folder=folder, env=env, vjob=(sys.executable, "-m", "jobs"))
 
 
-def walk_part(walk: Walk, part: str, lab: Lab) -> None:
-    if part == "uniform":
-        paths.walk_uniform(walk)
-    elif part == "mixed":
-        paths.walk_mixed(walk, lab)
-    elif part == "compared":
-        paths.walk_compared(walk)
-    elif part == "astray":
-        paths.walk_astray(walk)
-    elif part == "queue":
-        paths.walk_queue(walk, lab)
-    else:
-        with paths.small_disk(walk.folder / "disk") as disk:
-            paths.walk_disk(walk, disk)
+def walk_slurm(walk: Walk, parts: Sequence[str]) -> None:
+    """In the lab that is up, or in one of its own."""
+    lab = Lab.start()
+    walk.env = {**walk.env, **lab.env}
+    try:
+        for part in parts:
+            walk.part = PARTS[part]
+            if part == "uniform":
+                paths.walk_uniform(walk)
+            elif part == "mixed":
+                paths.walk_mixed(walk, lab)
+            elif part == "compared":
+                paths.walk_compared(walk)
+            elif part == "astray":
+                paths.walk_astray(walk)
+            else:
+                paths.walk_queue(walk, lab)
+    finally:
+        lab.repair()
+        if lab.started_here:
+            lab.stop()
 
 
 def install(folder: Path) -> tuple[list[Step], tuple[str, ...]]:

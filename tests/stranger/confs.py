@@ -56,7 +56,7 @@ program: pretrain_gpt
 model: {layers: 4, hidden: 64, heads: 4, sequence: 32, vocab: 500}
 data: {synthetic: true}
 train: {steps: 3, global_batch_size: 4, checkpoint: {folder: checkpoints/first}}
-parallel: {pipeline: 2}
-cluster: {scheduler: local, walltime_min: 5, nodes: [{group: all, count: 1, ranks: 2}]}
+parallel: {pipeline: 1}
+cluster: {scheduler: local, walltime_min: 5, nodes: [{group: all, count: 1, ranks: 1}]}
 env: {OMP_NUM_THREADS: "1"}
 """

@@ -135,6 +135,7 @@ class Walk:
     def _note(self, command: str, start: float, saw: str) -> None:
         took_s = time.monotonic() - start
         self.steps.append(Step(part=self.part, command=command, took_s=took_s, saw=saw.strip()))
+        print(f"{took_s:7.1f} s  {command}: {saw.strip()[:100]}", flush=True)
 
 
 def find_line(text: str, pattern: str) -> str | None:
