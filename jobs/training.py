@@ -63,6 +63,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         checkpoint_local=train.checkpoint.local,
         checkpoint_memory_every=train.checkpoint.memory_every,
         from_memory=None,
+        saved=-1,
         recompute=parallel.recompute,
         schedule=parallel.schedule,
         partition=None if parallel.partition == "auto" else parallel.partition,

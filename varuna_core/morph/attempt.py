@@ -51,11 +51,19 @@ def read_held(run: RunFolder, session: str) -> Held:
 
 
 def make_attempt(
-    run: RunFolder, plan: Plan, training: Training, start: Start, session: str, whole: int
+    run: RunFolder,
+    plan: Plan,
+    training: Training,
+    start: Start,
+    session: str,
+    *,
+    whole: int,
+    saved: int,
 ) -> None:
     """Its folder with its plan, which lands last; nothing where it is there already.
 
-    `whole` is the iteration of the newest checkpoint that is there, or -1.
+    `whole` is the iteration of the newest checkpoint that is there, or -1; `saved` that of the
+    furthest that ever was.
     """
     attempt = run.attempt(start.attempt)
     attempt.make()
@@ -69,6 +77,7 @@ def make_attempt(
         pipeline=found.plan.pipeline,
         partition=found.partition,
         from_memory=None if copy is None else copy.name,
+        saved=saved,
     )
     write_atomic(attempt.training, render_training(own))
     command = tuple(

@@ -277,7 +277,9 @@ def _grow(state: State, now: float, rules: Rules, choose: Choose) -> Step:
     gain = len(choose(state.free)) - len(state.members)
     if gain <= 0 or state.deadline is not None:
         return state, []
-    return _ask_to_save(state, f"{gain} more nodes are here", now, rules)
+    return _ask_to_save(
+        state, "1 more node is here" if gain == 1 else f"{gain} more nodes are here", now, rules
+    )
 
 
 def _lose(state: State, said: Lost, now: float, rules: Rules) -> Step:

@@ -246,8 +246,8 @@ class Manager:
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                held = (self._session, self._state.whole)
-                make_attempt(self._run, self._plan, self._training, action, *held)
+                seen = {"whole": self._state.whole, "saved": self._state.saved}
+                make_attempt(self._run, self._plan, self._training, action, self._session, **seen)
             elif isinstance(action, AskToSave):
                 write_signal(self._run.attempt(action.attempt), "USR1", KEY)
             elif isinstance(action, StopRanks):

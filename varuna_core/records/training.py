@@ -65,6 +65,8 @@ class Training:
     """Steps between copies in the memory of the nodes; 0 for none."""
     from_memory: Optional[str]
     """Of an attempt: the copy that it begins with (records/memory.py); None for a checkpoint."""
+    saved: int
+    """Of an attempt: the furthest iteration that its run is known to have saved; -1 for none."""
     recompute: str
     schedule: str
     partition: Optional[str]

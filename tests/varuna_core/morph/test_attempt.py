@@ -70,7 +70,7 @@ def begin(folder: Path, held: dict[int, tuple[str, ...]], whole: int) -> RunFold
     for seat, words in held.items():
         write_presence(run.morph, replace(ME, seat=seat, held=words))
     start = Start(1, tuple(f"{seat}/{ME.key}" for seat in range(2)))
-    make_attempt(run, build_plan(2, 0), TRAINING, start, ME.session, whole)
+    make_attempt(run, build_plan(2, 0), TRAINING, start, ME.session, whole=whole, saved=whole)
     return run
 
 
@@ -78,6 +78,7 @@ def test_an_attempt_begins_with_what_its_own_nodes_hold_if_that_is_newer(tmp_pat
     held = {0: (WORDS[0], WORDS[2]), 1: (WORDS[1],), 4: (WORDS[3],)}
     for whole, copy in ((-1, OLD), (39, OLD), (40, None), (45, None)):
         run = begin(tmp_path, held, whole)
-        assert read_training(run.attempt(1).training).from_memory == copy
+        training = read_training(run.attempt(1).training)
+        assert (training.from_memory, training.saved) == (copy, whole)
         told = [(e["iteration"], e["nodes"], e["attempt"]) for e in read_events(run)]
         assert told == ([(40, [0, 1], 1)] if copy else [])

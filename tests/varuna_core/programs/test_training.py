@@ -197,6 +197,19 @@ def test_a_finished_run_is_checkpointed_and_has_nothing_to_do(
         train(Case(name="", stage_map="0;", training=replace(training, seed=12)), 0, 1)
 
 
+def test_a_run_whose_store_is_gone_does_not_begin_anew(tmp_path: Path) -> None:
+    store = tmp_path / "ckpt"
+    had = replace(GPT, checkpoint_folder=str(store), saved=40, steps=1, decay_steps=1)
+    for make in (lambda: None, store.mkdir, (store / "other").mkdir):
+        make()
+        with pytest.raises(
+            ProgramError, match="saved iteration 40 in .*ckpt, and nothing is there"
+        ):
+            train(Case(name="", stage_map="0;", training=had), 0, 1)
+    (store / "varuna_ckpt_40.7.1.damaged").mkdir()  # it was seen to be no good
+    assert train(Case(name="", stage_map="0;", training=had), 0, 1).losses.keys() == {1}
+
+
 @pytest.mark.parametrize(
     ("training", "said"),
     [
