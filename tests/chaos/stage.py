@@ -103,7 +103,10 @@ class Stage:
             self.unmount(keep=keep)
 
     def end_run(self) -> None:
-        if self._run is not None and read_json(self._run.record).get("state") != "ended":
+        if self._run is None:
+            return
+        record = read_json(self._run.record) or {}  # its folder may be gone
+        if record.get("state") != "ended":
             self.vjob("cancel", str(self._run.path), "--now", code=None)
 
     def unmount(self, *, keep: bool) -> None:

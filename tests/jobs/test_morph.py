@@ -118,7 +118,7 @@ def test_a_killed_manager_goes_on_where_it_was(vjob: Vjob) -> None:
     kill_node(run, 0)  # rank 0 and the store are on it; nobody manages now
     record = vjob.wait_over(run, 240)
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
-    assert "manager 1 ended with 137" in run.scheduler_log().read_text()
+    assert "manager ended with 137 (1 in a row)" in run.scheduler_log().read_text()
     assert [attempt.number for attempt in run.attempts()] == [0, 1]
     assert sorted(read_losses(run)) == list(range(1, 151))
 
