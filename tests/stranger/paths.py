@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,9 +51,11 @@ def walk_mixed(walk: Walk, lab: Lab) -> None:
     walk.type("plan mixed.yaml", "no plan in this space is faster")
     walk.type("submit mixed.yaml", "as job")
     walk.wait("last", r"checkpoint of step \d+", 120)
-    said = walk.type("status last --json", '"health"')
+    said = walk.type("status last --json", r'"health": ?"\w+"')
     hosts = [node["name"] for node in json.loads(said)["nodes"]]
+    start = time.monotonic()
     lab.crash_node(next(host for host in reversed(hosts) if host.startswith("b")))
+    walk.note("(a node of `gpu2` loses its power)", start, "")
     walk.look("last", "MORPHING|since the morph")
     walk.wait("last", r"morphed from 4 x 1 to \d x \d", 120)
     walk.wait("last", r"RUNNING +HEALTHY", 120)
@@ -101,12 +104,13 @@ def walk_astray(walk: Walk) -> None:
 
 
 def walk_queue(walk: Walk, lab: Lab) -> None:
-    """A job that waits because the nodes are taken, and one that waits for good."""
+    """A job that waits because the nodes are taken."""
     walk.write("waits.yaml", UNIFORM.replace("uniform", "waits"))
-    held = lab.run(["sbatch", "--parsable", "-pgpu1", "-N2", "--exclusive", "--wrap=sleep 300"])
+    words = ["sbatch", "--parsable", "--output=/dev/null", "-pgpu1", "-N2", "--exclusive"]
+    held = lab.run([*words, "--wrap=sleep 300"])
     walk.type("submit waits.yaml", "as job")
-    walk.wait("last", "PENDING", 30)
-    walk.type("status last --once", "waits|higher priority|nodes")
+    walk.wait("last", "no nodes are free for it yet|higher priority", 60)
+    walk.type("status last --once", "PENDING +PENDING")
     walk.type("cancel last", "cancelled")
     lab.run(["scancel", held.stdout.strip()])
 

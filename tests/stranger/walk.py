@@ -83,7 +83,7 @@ class Walk:
                 f"vjob {command}: exit code {done.returncode}, not {code}; or no {sees!r} in\n"
                 f"{said}"
             )
-        self._note(shows or f"`vjob {command}`", start, line)
+        self.note(shows or f"`vjob {command}`", start, line)
         return done.stdout
 
     def wait(self, job: str, sees: str, timeout_s: float) -> str:
@@ -103,7 +103,7 @@ class Walk:
             said = done.stdout + done.stderr
             line = find_line(said, sees)
             if line is not None:
-                self._note(f"(until `vjob status {job}` says so)", start, line)
+                self.note(f"(until `vjob status {job}` says so)", start, line)
                 return said
             time.sleep(LOOK_S)
         raise DeadEnd(f"not within {timeout_s:g} s: {sees!r} in\n{said}")
@@ -130,9 +130,10 @@ class Walk:
         if found is None:
             text = _ESCAPES.sub(b" ", drawn).decode(errors="replace")
             raise DeadEnd(f"no {sees!r} on the screen of {job}: {text[-3000:]}")
-        self._note(f"`vjob status {job}`", start, f"{columns}x{lines}: {found.group()}")
+        self.note(f"`vjob status {job}`", start, f"{columns}x{lines}: {found.group()}")
 
-    def _note(self, command: str, start: float, saw: str) -> None:
+    def note(self, command: str, start: float, saw: str) -> None:
+        """A step that began at `start`."""
         took_s = time.monotonic() - start
         self.steps.append(Step(part=self.part, command=command, took_s=took_s, saw=saw.strip()))
         print(f"{took_s:7.1f} s  {command}: {saw.strip()[:100]}", flush=True)

@@ -179,6 +179,23 @@ def test_a_full_local_folder_is_an_error_and_not_a_crash(small_disk: Path, tmp_p
     assert list(small_disk.iterdir()) == []
 
 
+def test_a_rank_whose_save_was_taken_back_says_so(tmp_path: Path) -> None:
+    """A missing file would lead astray: it was a full disk that made the other rank give up."""
+    job = Job(store=str(tmp_path), job="a", iterations=[], stages=2)
+    writer = CheckpointWriter(tmp_path, job="a", rank=0, world_size=2)
+    part = make_part(job, 0, 1)
+
+    def take_back() -> torch.Tensor:
+        for path in tmp_path.glob("*.partial"):
+            shutil.rmtree(path)
+        return first.load()
+
+    (index, (first, *rest)), *others = part.segments.items()
+    segments = {index: [replace(first, load=take_back), *rest], **dict(others)}
+    with pytest.raises(CheckpointError, match="rank 0, for another rank could not save"):
+        writer.save(replace(part, segments=segments))
+
+
 def test_a_rank_that_cannot_write_tells_the_others(tmp_path: Path) -> None:
     """The parts of the others are of no use without its own, and their space is wanted."""
     job = Job(store=str(tmp_path), job="a", iterations=[], stages=2)

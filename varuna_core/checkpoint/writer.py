@@ -164,9 +164,13 @@ class CheckpointWriter:
             self._last = folder
             complete = folder.complete()
         except (OSError, CheckpointError) as error:
+            is_taken_back = isinstance(error, FileNotFoundError) and not folder.path.exists()
             # It can never be complete: its space is wanted, and the other ranks are to know.
             shutil.rmtree(folder.path, ignore_errors=True)
-            text = f"iteration {part.iteration} was not saved by rank {self.rank}: {error}"
+            why = f": {error}"
+            if is_taken_back:
+                why = ", for another rank could not save its part and took all of it back"
+            text = f"iteration {part.iteration} was not saved by rank {self.rank}{why}"
             raise CheckpointError(text) from error
         if complete:
             self._publish(folder)
