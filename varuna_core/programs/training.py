@@ -34,7 +34,6 @@ from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.learning_rate import LearningRate
 from varuna_core.programs.lines import Lines
 from varuna_core.programs.place import Place
-from varuna_core.records.checkpoints import has_traces
 from varuna_core.records.memory import HOME
 from varuna_core.records.trace import TraceWriter
 from varuna_core.records.training import Training
@@ -208,10 +207,10 @@ class Trainer:
         except NoCheckpoint:
             if copy is not None and self.copies:  # the weights may be half of it
                 raise
-            if self.training.saved >= 0 and not has_traces(Path(folder)):
+            if self.training.saved >= 0:
                 raise ProgramError(
-                    f"this run saved iteration {self.training.saved} in {folder}, and nothing is "
-                    "there any more: is the disk there? To train from the beginning, submit anew"
+                    f"this run saved iteration {self.training.saved} in {folder}, and it is "
+                    "there no more: is the disk there? To train from the beginning, submit anew"
                 ) from None
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
 

@@ -49,11 +49,6 @@ def list_complete(store: Path) -> list[Complete]:
     return [Complete(iteration=i, path=found[i]) for i in sorted(found)]
 
 
-def has_traces(store: Path) -> bool:
-    """Whether anything there was ever a checkpoint, be it damaged: a store that can be seen."""
-    return any(NAME.fullmatch(name) for name in list_names(store))
-
-
 def find_fit(store: Path, known: Optional[set[Path]] = None) -> Optional[Complete]:
     """The newest complete one whose files have the sizes that its manifest names.
 
