@@ -90,11 +90,15 @@ class Vjob:
 def wait_for(
     is_so: Callable[[], object], timeout_s: float, explain: Callable[[], str] = lambda: ""
 ) -> None:
-    """Poll a condition up to a deadline."""
+    """Poll a condition up to a deadline; one that takes long (a command of ours) is asked for less
+    often, for whatever it waits for needs the processors too."""
     deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s\n{explain()}"
-        time.sleep(0.2)
+    while True:
+        begun = time.monotonic()
+        if is_so():
+            return
+        assert begun < deadline, f"not within {timeout_s} s\n{explain()}"
+        time.sleep(min(2.0, max(0.2, 2 * (time.monotonic() - begun))))
 
 
 def read_out(run: RunFolder, attempt: int = 0) -> str:
