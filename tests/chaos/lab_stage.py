@@ -101,7 +101,12 @@ class LabStage(Stage):
 
 
 def power_off(stage: Stage, fault: Fault, pause: Pause) -> str:
-    """Back after the controller has noticed."""
+    """Back after the controller has noticed, but for the node of the batch script.
+
+    A minute after a node was lost Slurm 22.05 repeats the kill of what ran there, by the job's
+    number. The job may have begun there anew by then, for the lab does not wait 120 s before a
+    requeue, and would be ended.
+    """
     node = pick_node(stage, fault)
     if node is None:
         return NOBODY
@@ -109,6 +114,8 @@ def power_off(stage: Stage, fault: Fault, pause: Pause) -> str:
     cluster = as_lab(stage).lab
     cluster.crash_node(node.host)
     pause(seconds)
+    if node.seat == 0:
+        return f"{node.host}, the first node, has no power any more"
     cluster.restore_node(node.host)
     return f"{node.host} had no power for {seconds:.1f} s"
 
