@@ -11,11 +11,12 @@ the scheduler; sinfo is asked only where more nodes would be worth a morph.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jobs import membership
@@ -249,17 +250,29 @@ def is_event(value: Any, *kinds: str) -> bool:
     return isinstance(value, dict) and value.get("kind") in kinds
 
 
+@contextlib.contextmanager
+def _hear_signals() -> Iterator[threading.Event]:
+    """Set by whoever ends us; afterwards signals do what they did."""
+    left = threading.Event()
+    before = {
+        number: signal.signal(number, lambda number, frame: left.set())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
+    try:
+        yield left
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def tend(run: RunFolder, say: Callable[[str], None]) -> int:
     """To the run's end, or a signal's."""
     tender = Tender(run, say)
     morph = tender.conf.morph
     if morph.grow == "none" and not morph.leave_slow:
         raise InputError(f"{run.name}: neither morph.grow nor morph.leave_slow was asked for")
-    left = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: left.set())
     run.morph.make()
-    with hold_file(run.morph.tend_lock, waits=False) as is_ours:
+    with _hear_signals() as left, hold_file(run.morph.tend_lock, waits=False) as is_ours:
         if not is_ours:
             say(f"another `vjob tend` looks after {run.name}")
             return 0
