@@ -28,7 +28,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled"))
 
-WHOLE_MACHINE = ("tests/chaos", "tests/cluster", "tests/containers", "tests/stranger")
+WHOLE_MACHINE = ("tests/chaos/test_on_slurm", "tests/cluster", "tests/containers", "tests/stranger")
 """These share the lab, its network and the containers' store."""
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import Fault, draw
-from tests.chaos.lab_stage import LabStage
 from tests.chaos.play import play
 from tests.chaos.stage import Stage
-from tests.cluster.lab import Lab
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 150.0
@@ -31,9 +29,3 @@ def play_well(stage: Stage, seed: int, faults: tuple[Fault, ...], name: str) -> 
 def test_on_this_machine(tmp_path: Path) -> None:
     kinds = ("damage newest", "freeze manager", "kill agent")
     play_well(Stage(tmp_path), 5, draw(5, 3, kinds), "local")
-
-
-@pytest.mark.slurm
-def test_on_slurm(clean_lab: Lab, tmp_path: Path) -> None:
-    kinds = ("power off", "kill manager")
-    play_well(LabStage(tmp_path, clean_lab), 6, draw(6, 2, kinds), "lab")
