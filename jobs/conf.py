@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from jobs.scratch import SCRATCH
+
 ProgramKind = Literal["pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed"]
 Auto = Literal["auto"]
 
@@ -328,7 +330,7 @@ class Container:
     """Whether the root file system can be written."""
     remap_root: bool = False
     """Show the ranks as root inside; they stay you outside."""
-    scratch: str = "/tmp"
+    scratch: str = SCRATCH
     """Node-local folder for unpacked images, with room for three times the image."""
 
 

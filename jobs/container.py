@@ -17,10 +17,9 @@ from typing import Any
 import click
 
 from jobs.arguments import json_option
-from jobs.conf import Container
 from jobs.errors import InputError, VjobError
+from jobs.scratch import SCRATCH
 
-SCRATCH = Container().scratch
 FORMAT = 1
 """Of the JSON."""
 

@@ -6,14 +6,13 @@ only: a run that it does not know is still found by path, and through the links 
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from jobs.errors import VjobError
+from jobs.holding import hold_file
 from varuna_core.records.files import append_line, read_lines
 from varuna_core.records.runfolder import RunFolder
 
@@ -28,15 +27,9 @@ def _file() -> Path:
     return folder() / "runs.jsonl"
 
 
-@contextmanager
-def _lock() -> Iterator[None]:
+def _lock() -> AbstractContextManager[bool]:
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(folder() / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+    return hold_file(folder() / "lock")
 
 
 def check_readable() -> None:

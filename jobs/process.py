@@ -135,20 +135,22 @@ def run_together(
     *,
     env: Mapping[str, str],
     timeout_s: float,
+    scripts: Mapping[int, str] | None = None,
 ) -> list[int | None]:
     """Run them at once; their lines go to `say` as they come, with the number of the command.
 
-    Exit codes come back, None for one that did not end in time and was ended. They end with us,
-    as in `run_shown`.
+    `scripts` are short texts for the standard input of some. Exit codes come back, None for one
+    that did not end in time and was ended. They end with us, as in `run_shown`.
     """
     children: list[subprocess.Popen[bytes]] = []
     rests: dict[int, tuple[int, bytes]] = {}
     deadline = time.monotonic() + timeout_s
     try:
         for number, command in enumerate(commands):
+            script = (scripts or {}).get(number)
             child = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if script is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(env),
@@ -156,6 +158,9 @@ def run_together(
                 preexec_fn=_ask_for_term,
             )
             children.append(child)
+            if child.stdin is not None:
+                with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+                    pipe.write((script or "").encode())
             assert child.stdout is not None
             rests[child.stdout.fileno()] = (number, b"")
         while rests and (left := deadline - time.monotonic()) > 0:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from jobs.arguments import conf_argument, json_option, set_option
-from jobs.conf import JobConf
 from jobs.errors import InputError
+
+if TYPE_CHECKING:
+    from jobs.conf import JobConf
 
 
 def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jobs.slurm import JobInfo, JobState
-from varuna_core.agent.container import find_remedy
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
@@ -92,6 +91,8 @@ def add_remedy(run: RunFolder, attempt: AttemptFolder, outcome: Outcome) -> str:
     plan = read_plan(run.plan)
     if plan is None or not plan.remedies or outcome.code == 0:
         return outcome.reason
+    from varuna_core.agent.container import find_remedy  # much comes with it
+
     logs = sorted(run.path.glob("scheduler*.out"))
     if outcome.culprit_node is not None:
         logs.insert(0, attempt.node_log(outcome.culprit_node, "err"))

@@ -124,12 +124,13 @@ class AttemptReader:
     def _find_files(self) -> None:
         if not self._has_changed(str(self.attempt.path)):
             return
-        found: dict[str, dict[str, Any]] = {}
-        for name in _list(str(self.attempt.path)):
+        found: dict[str, dict[str, str]] = {}
+        folder = str(self.attempt.path)
+        for name in _list(folder):
             for kind in KINDS:
                 if name.endswith("." + kind):
                     node = name[: -len(kind) - 1]
-                    found.setdefault(node, {})[kind] = self.attempt.path / name
+                    found.setdefault(node, {})[kind] = f"{folder}/{name}"
                     break
         tail_bytes = choose_tail(sum(map(len, found.values())))
         for node, files in found.items():
@@ -288,7 +289,7 @@ class AttemptReader:
         trace = self._traces.get(rank)
         last = trace.last if trace is not None else None
         step_s, work_s = trace.medians() if trace is not None else (None, None)
-        offset = self._offset(index)
+        ended = last.end_at if last is not None else None
         return Rank(
             rank=rank,
             node=name,
@@ -300,7 +301,7 @@ class AttemptReader:
             step=last.step if last else None,
             step_s=step_s,
             work_s=work_s,
-            step_at=last.end_at + offset if last and last.end_at is not None else None,
+            step_at=None if ended is None else ended + self._offset(index),
             device=trace.device if trace is not None else "",
             exit=self._parsed_exits.get(rank),
         )

@@ -92,11 +92,11 @@ class FolderReader:
             names = os.listdir(self._folder)
         except OSError:
             return False
-        found: dict[str, dict[str, Path]] = {}
+        found: dict[str, dict[str, str]] = {}
         for name in names:
             split = _split(name)
             if split is not None:
-                found.setdefault(split[0], {})[split[1]] = self._folder / name
+                found.setdefault(split[0], {})[split[1]] = os.path.join(self._folder, name)
         tail_bytes = choose_tail(sum(map(len, found.values())))
         for node in sorted(found, key=_natural):
             files = found[node]

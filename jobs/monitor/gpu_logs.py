@@ -6,6 +6,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ _USER = re.compile(r"[\w.-]+\(\d+M\)")
 class GpuSamples:
     """The last sample of each GPU of a node, and how busy it was before."""
 
-    def __init__(self, path: Path, *, tail_bytes: int = FIRST_BYTES) -> None:
+    def __init__(self, path: Path | str, *, tail_bytes: int = FIRST_BYTES) -> None:
         self.tail = Tail(path, tail_bytes=tail_bytes)
         self.at: float | None = None
         self.cpu_percent: float | None = None
@@ -130,11 +131,12 @@ def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:
         memory_total_mb=_read(total),
         temperature=_read(heat),
         # With `gpustat -u`; ours names nobody, and that is no proof of an idle GPU.
-        num_processes=len(_USER.findall(more)) or None if more else None,
+        num_processes=len(_USER.findall(more)) or None if "(" in more else None,
         history=tuple(history),
     )
 
 
+@lru_cache(maxsize=4096)
 def _read(word: str) -> float | None:
     return None if word == "??" else float(word)
 

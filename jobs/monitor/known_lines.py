@@ -257,7 +257,8 @@ SCHEDULER = (
         "node failure",
         r"DUE TO NODE FAIL|srun: error: Node failure on|Job \S+ killed due to node failure"
         r"|error: Nodes? \S+ (are |is )?not responding|\bwas lost: no sign of life\b",
-        "the node went away: submit again without it (cluster.exclude)",
+        "the node went away: a run with morph.enabled goes on without it, any other is submitted "
+        "again without it (cluster.exclude)",
         is_final=True,
     ),
     _known(

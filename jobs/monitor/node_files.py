@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -30,12 +31,12 @@ class NodeFiles:
     def __init__(
         self,
         name: str,
-        files: Mapping[str, Path],
+        files: Mapping[str, str],
         classifier: Classifier,
         tail_bytes: int,
         num_lines: int,
     ) -> None:
-        """`files` by kind: out, err, gpu, gpu.jsonl; those that are there."""
+        """`files` are paths by kind: out, err, gpu, gpu.jsonl; those that are there."""
         self.name = name
         self.logs: dict[str, LogFile] = {}
         self.gpus: dict[str, GpuSamples] = {}
@@ -43,14 +44,14 @@ class NodeFiles:
         self._num_lines = num_lines
         self.add(files)
 
-    def add(self, files: Mapping[str, Path]) -> None:
+    def add(self, files: Mapping[str, str]) -> None:
         """Files that came since."""
         for kind, path in files.items():
             if kind in ("out", "err") and kind not in self.logs:
                 self.logs[kind] = LogFile(
                     path,
                     self.name,
-                    path.name,
+                    os.path.basename(path),
                     self._classifier,
                     self._tail_bytes,
                     self._num_lines,

@@ -47,7 +47,7 @@ class LogFile:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | str,
         node: str,
         name: str,
         classifier: Classifier,

@@ -40,8 +40,9 @@ class Classifier:
         """Lines of no known kind, without their digits: those say nothing."""
         self._plain_texts: set[str] = set()
         """The same where they do."""
-        self._telling: dict[bytes, bool] = {}
-        """By a line without its digits."""
+        self._telling: set[bytes] = set()
+        """Lines without their digits; those of `_dull` are not."""
+        self._dull: set[bytes] = set()
 
     def sift(self, data: bytes, lines: list[bytes]) -> Sifted:
         """Look through lines of one file; `data` is the same lines in one."""
@@ -50,7 +51,7 @@ class Classifier:
         keys = data.translate(None, DIGITS).split(b"\n")
         keys.pop()
         distinct = set(keys)
-        telling = {key for key in distinct if self._is_telling(key)}
+        telling = self._find_telling(distinct)
         return Sifted(
             self._find_known(lines, keys, distinct - self._plain),
             [line for line, key in zip(lines, keys, strict=True) if key in telling]
@@ -58,13 +59,14 @@ class Classifier:
             else [],
         )
 
-    def _is_telling(self, key: bytes) -> bool:
-        found = self._telling.get(key)
-        if found is None:
-            if len(self._telling) > self.MOST:
-                self._telling.clear()
-            found = self._telling[key] = any(mark in key for mark in _ALL_MARKS)
-        return found
+    def _find_telling(self, distinct: set[bytes]) -> set[bytes]:
+        if len(self._dull) + len(self._telling) > self.MOST:
+            self._dull.clear()
+            self._telling.clear()
+        for key in distinct - self._dull - self._telling:
+            held = self._telling if any(mark in key for mark in _ALL_MARKS) else self._dull
+            held.add(key)
+        return distinct & self._telling
 
     def _find_known(
         self, lines: list[bytes], keys: list[bytes], fresh: set[bytes]

@@ -1,14 +1,16 @@
 """Asks every node of a job what its ranks are at.
 
 On Slurm a step beside the job's own runs the agent once on each node; on this machine the agent
-runs directly. What nodes say travels as parcels; who says nothing in time is named.
+runs directly, on those of a list over ssh. What nodes say travels as parcels; who says nothing in
+time is named.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,35 @@ from jobs.local_executor import state_file
 from jobs.monitor.stacks import RankStack, Stacks, group_stacks, parse_rank
 from jobs.runs import RunView
 from jobs.slurm import JobInfo, JobState
+from varuna_core.launch.machines import Machine, parse_machine
+from varuna_core.launch.ssh import (
+    FAILED,
+    build_ssh_command,
+    explain_failure,
+    keep_ssh_agent,
+    render_script,
+)
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import clean_environment, identify_machine
 from varuna_core.records.parcels import Unpacker
-from varuna_core.records.plan import Plan, read_attempt_plan
+from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
 """The plan's python where the node has it, as in node.sh."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A command that makes nodes tell their stacks."""
+
+    command: Sequence[str]
+    script: str | None = None
+    """For its standard input."""
+    host: str = ""
+    """The node that it asks, where it is one."""
+    machine: Machine | None = None
+    """Which it asks over ssh."""
 
 
 def collect_stacks(
@@ -39,11 +62,16 @@ def collect_stacks(
     """What all ranks are at; `tell` hears how many nodes of how many have answered."""
     plan, attempt = _find_running(view)
     hosts = _list_hosts(plan, attempt)
-    answers = _Answers(plan, hosts, tell)
     words = _build_agent_words(view.run, plan, attempt, native)
-    commands = _build_commands(view, plan, words, set(hosts.values()))
-    env = clean_environment(os.environ)
-    codes = process.run_together(commands, answers.hear, env=env, timeout_s=timeout_s)
+    questions = _build_questions(view, plan, words, hosts)
+    answers = _Answers(questions, hosts, tell)
+    codes = process.run_together(
+        [question.command for question in questions],
+        answers.hear,
+        env={**clean_environment(os.environ), **keep_ssh_agent(os.environ)},
+        timeout_s=timeout_s,
+        scripts={n: one.script for n, one in enumerate(questions) if one.script is not None},
+    )
     answers.close(codes, timeout_s)
     return Stacks(
         run=view.run.name,
@@ -86,16 +114,42 @@ def _build_agent_words(
     return [*words, "--native"] if native else words
 
 
-def _build_commands(
-    view: RunView, plan: Plan, words: Sequence[str], hosts: Set[str]
-) -> list[list[str]]:
-    if plan.scheduler == "local":
-        _expect_here(view)
-        nodes = [word for index in range(plan.num_nodes) for word in ("--node", str(index))]
-        return [["sh", "-c", PICK_PYTHON, "sh", *words, *nodes]]
-    if plan.scheduler != "slurm":
-        raise InputError(f"{view.run.name} was started over ssh; run py-spy on its machines")
+def _build_questions(
+    view: RunView, plan: Plan, words: Sequence[str], hosts: Mapping[int, str]
+) -> list[Question]:
     command = ["sh", "-c", PICK_PYTHON, "sh", *words]
+    if plan.scheduler == "slurm":
+        beside = _build_beside(view, plan, command, set(hosts.values()))
+        return [Question(command=command) for command in beside]
+    _expect_here(view)
+    if plan.scheduler == "ssh":
+        return list(_build_over_ssh(view.run, command, hosts))
+    nodes = [word for index in range(plan.num_nodes) for word in ("--node", str(index))]
+    return [Question(command=[*command, *nodes])]
+
+
+def _build_over_ssh(
+    run: RunFolder, command: Sequence[str], hosts: Mapping[int, str]
+) -> Iterator[Question]:
+    """One for each machine of a list that takes part."""
+    plan, spelled = read_plan(run.plan), read_json(run.morph.machines)
+    if plan is None or plan.morphing is None or not isinstance(spelled, dict):
+        raise InputError(f"{run.morph.machines} cannot be read; run py-spy on the run's machines")
+    for index, host in hosts.items():
+        machine = parse_machine(str(spelled.get(host, "")))
+        if isinstance(machine, str):
+            continue  # it has not begun: named with those that say nothing
+        words = [*command, "--node", str(index)]
+        if machine.is_local:
+            yield Question(command=words, host=host)
+            continue
+        ssh = build_ssh_command(machine, plan.morphing.ssh_config)
+        yield Question(command=ssh, script=render_script(words, {}), host=host, machine=machine)
+
+
+def _build_beside(
+    view: RunView, plan: Plan, command: Sequence[str], hosts: Set[str]
+) -> list[list[str]]:
     if plan.morph:  # jobs and nodes come and go
         return list(build_for_jobs((*view.infos, *view.joined), command, hosts))
     first = plan.groups[0].name
@@ -135,23 +189,28 @@ def _expect_here(view: RunView) -> None:
 class _Answers:
     """What nodes said so far."""
 
-    def __init__(self, plan: Plan, hosts: dict[int, str], tell: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        hosts: dict[int, str],
+        tell: Callable[[int, int], None],
+    ) -> None:
         self.seen: list[RankStack] = []
         self.failed: list[RankStack] = []
         self.silent: dict[str, str] = {}
-        self._plan, self._hosts, self._tell = plan, hosts, tell
+        self._questions, self._hosts, self._tell = questions, hosts, tell
         self._waiting = dict(hosts)
-        self._unpacker = Unpacker()
-        self._said: list[str] = []
-        """Lines that are no parcels: srun's own, and errors."""
+        self._unpackers = [Unpacker() for _ in questions]
+        self._said: dict[int, list[str]] = {}
+        """Lines of each question that are no parcels: srun's own, ssh's, and errors."""
         tell(0, len(hosts))
 
     def hear(self, number: int, line: str) -> None:
-        is_parcel, value = self._unpacker.add(line)
+        is_parcel, value = self._unpackers[number].add(line)
         if isinstance(value, dict):
             self._take(value)
         elif not is_parcel and line.strip():
-            self._said = [*self._said[-20:], line.strip()]
+            self._said[number] = [*self._said.get(number, [])[-20:], line.strip()]
 
     def _take(self, value: dict[str, Any]) -> None:
         if "rank" in value:
@@ -165,11 +224,21 @@ class _Answers:
 
     def close(self, codes: Sequence[int | None], timeout_s: float) -> None:
         """Name who has not answered, in the words of whoever was to ask him."""
-        if not self.seen and not self.failed and not self.silent and self._said:
-            raise VjobError(f"no node could be asked: {explain(self._said)}")
-        why = f"nothing came within {timeout_s:g} s" if None in codes else "it ended early"
+        for number, question in enumerate(self._questions):
+            if question.machine is not None and codes[number] == FAILED:
+                lines = self._said.get(number, [])
+                self._said[number] = [explain_failure(question.machine, "\n".join(lines))]
+        said = [line for lines in self._said.values() for line in lines]
+        if not self.seen and not self.failed and not self.silent and said:
+            raise VjobError(f"no node could be asked: {explain(said)}")
+        asked = {one.host: number for number, one in enumerate(self._questions) if one.host}
         for host in self._waiting.values():
-            own = [line for line in self._said if host in line.split() or f"{host}:" in line]
+            if host in asked:
+                own, is_late = self._said.get(asked[host], []), codes[asked[host]] is None
+            else:
+                own = [line for line in said if host in line.split() or f"{host}:" in line]
+                is_late = None in codes
+            why = f"nothing came within {timeout_s:g} s" if is_late else "it ended early"
             self.silent[host] = explain(own) if own else why
 
 

@@ -24,7 +24,7 @@ def render_json(snapshot: Snapshot, verdict: Verdict | None) -> str:
     if verdict is not None:
         value["verdict"] = verdict.as_json()
     try:
-        return json.dumps(value, default=vars, allow_nan=False)
+        return json.dumps(value, default=vars, allow_nan=False, check_circular=False)
     except ValueError:
         return json.dumps(_name_numbers(json.loads(json.dumps(value, default=vars))))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from tests.command import Vjob, wait_for
 from tests.jobs.test_morph import (
     CONF,
+    WARM,
     kill_node,
     list_morphs,
     names_run,
@@ -60,17 +62,17 @@ class Machines:
     def list(self, *names: str) -> None:
         self.file.write_text("# machines\n\n" + "".join(f"{name}\n" for name in names))
 
-    def submit(self, *, nodes: int, fewest: int = 1) -> RunFolder:
-        return self.vjob.submit(self.make_conf(nodes=nodes, fewest=fewest))
+    def submit(self, *, nodes: int, of: str = CONF) -> RunFolder:
+        return self.vjob.submit(self.make_conf(nodes=nodes, of=of))
 
-    def make_conf(self, *, nodes: int, fewest: int) -> str:
+    def make_conf(self, *, nodes: int, of: str = CONF) -> str:
         listed = "\n  ".join(
             ("machine_list: available_machines.out", "ssh_config: ssh_config", "join_s: 15")
         )
-        text = CONF.replace("scheduler: local", listed).replace("  join_s: 30\n", "")
+        text = of.replace("scheduler: local", listed).replace("  join_s: 30\n", "")
         text = text.replace("count: 4", f"count: {nodes}").replace("line: 4", "line: 1")
         text = text.replace("min_nodes: {min_nodes}", "min_nodes: {min_nodes}, max_nodes: 4")
-        return text.format(steps=LONG, min_nodes=fewest)
+        return text.format(steps=LONG, min_nodes=1)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,20 @@ def wait_for_word(vjob: Vjob, run: RunFolder, text: str) -> None:
     wait_for(lambda: text in log.read_text(), 60, lambda: f"no {text!r}\n{vjob.explain(run)}")
 
 
+def list_seen(vjob: Vjob, run: RunFolder) -> list[int]:
+    """Ranks of which `vjob stacks` shows where they are."""
+    found = json.loads(vjob("stacks", str(run.path), "--json", code=None).stdout)
+    return sorted(rank for group in found["groups"] for rank in group["ranks"])
+
+
+def check_who_cannot_be_asked(vjob: Vjob, run: RunFolder) -> None:
+    told = run.morph.machines.read_text()
+    run.morph.machines.write_text(told.replace('"gpu-2"\n', '"gpu-2:1"\n'))  # nobody hears there
+    found = json.loads(vjob("stacks", str(run.path), "--json").stdout)
+    run.morph.machines.write_text(told)
+    assert "cannot be reached" in found["silent_nodes"]["gpu-2"], found
+
+
 def check_losses(run: RunFolder) -> None:
     """Each step once, and to a little after the last change as if nothing had happened."""
     from tests.varuna_core.programs.plain import train_plainly
@@ -113,11 +129,13 @@ def test_two_machines_become_three_lose_one_and_train_on_with_the_same_loss(
     vjob: Vjob, machines: Machines
 ) -> None:
     machines.list("127.0.0.1", "gpu-1")
-    run = machines.submit(nodes=2)
+    run = machines.submit(nodes=2, of=WARM)
     wait_for_checkpoint(vjob, run, 10)
     machines.list("127.0.0.1", "gpu-1", "gpu-2")
     wait_for_morphs(vjob, run, 1)
     assert [read_presence(run, seat)["host"] for seat in range(3)] == [HERE, "gpu-1", "gpu-2"]
+    wait_for(lambda: list_seen(vjob, run) == [0, 1, 2], 60)
+    check_who_cannot_be_asked(vjob, run)
     kill_node(run, 1)
     machines.list("127.0.0.1", "gpu-2")  # or it would be back in a while
     wait_for_morphs(vjob, run, 2)
@@ -158,7 +176,7 @@ def test_ended_or_killed_the_master_takes_all_with_it(
     vjob: Vjob, machines: Machines, number: signal.Signals
 ) -> None:
     machines.list("127.0.0.1", "gpu-1")
-    run = machines.submit(nodes=2)
+    run = machines.submit(nodes=2, of=WARM)
     wait_for_checkpoint(vjob, run, 10)
     said = vjob("grow", run.name, "--count", "1", code=2).stderr
     assert f"runs on a list of machines: add hosts to {machines.file}" in said
@@ -170,7 +188,7 @@ def test_ended_or_killed_the_master_takes_all_with_it(
 
 def test_ctrl_c_to_who_follows_saves_and_ends_the_run(vjob: Vjob, machines: Machines) -> None:
     machines.list("127.0.0.1")
-    conf = vjob.write(machines.make_conf(nodes=1, fewest=1))
+    conf = vjob.write(machines.make_conf(nodes=1))
     terminal = vjob.start("submit", conf, "--follow", new_session=True)
     wait_for((vjob.folder / "log" / "curve").exists, 60)
     run = RunFolder((vjob.folder / "log" / "curve").resolve())

@@ -233,6 +233,8 @@ class Watch:
     def _start_agent(self, host: Host) -> None:
         self._run.morph.leave(host.seat).unlink(missing_ok=True)  # for whoever sat there
         self._put(note_start(host, time.monotonic()))
+        with contextlib.suppress(OSError):  # only who asks for stacks reads it
+            write_json(self._run.morph.machines, {at.name: str(at.machine) for at in self._hosts})
         words = ["bash", str(self._run.node_script)]
         env = {
             "VJOB_RUN": str(self._run.path),

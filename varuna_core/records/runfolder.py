@@ -172,6 +172,11 @@ class MorphFolder:
         return self.path / "leave" / f"{seat}.json"
 
     @property
+    def machines(self) -> Path:
+        """Of a watched list: how it spells each machine that got an agent, by the node's name."""
+        return self.path / "machines.json"
+
+    @property
     def joins(self) -> Path:
         return self.path / "joins"
 

@@ -246,16 +246,16 @@ def parse_job_info(line: str) -> Optional[Tuple[str, str]]:
 TIMERS_HEAD = re.compile(rb"(?:(\(min, max\) )?|(max )?)times? across ranks \(ms\):")
 _NAME = rb"([\w-]{1,80})"
 _NUMBER = rb"([-+.\deE]{1,40}|nan|inf)"
+# Lines of a text that begins and ends with a line's end: a search for that is many times as fast as
+# one for the place behind it, and most of what stands there are long lists.
 TIMER_NUMBERS = re.compile(
-    rb"^%b(?:  %b:| {5}rank +(\d{1,9}): +?%b| {4}%b ?\.*: (?:\(%b, %b\)|%b)) *\r?$"
-    % (TAG.encode(), _NAME, _NUMBER, _NAME, _NUMBER, _NUMBER, _NUMBER),
-    re.MULTILINE,
+    rb"\n%b(?:  %b:| {5}rank +(\d{1,9}): +?%b| {4}%b ?\.*: (?:\(%b, %b\)|%b)) *\r?(?=\n)"
+    % (TAG.encode(), _NAME, _NUMBER, _NAME, _NUMBER, _NUMBER, _NUMBER)
 )
 """Groups: a timer's name; a rank and its ms; a name, and min and max, or most."""
 TIMER_CALLS = re.compile(
-    rb"^%b(?: {5}rank +(\d{1,9}): [^\n]*| %b (start|end) time lst:([^\n]*))$"
-    % (TAG.encode(), _NAME),
-    re.MULTILINE,
+    rb"\n%b(?: {5}rank +(\d{1,9}): [^\n]*| %b (start|end) time lst:([^\n]*))(?=\n)"
+    % (TAG.encode(), _NAME)
 )
 """Groups: a rank; or a timer's name, start or end, and the list, of the rank before."""
 
