@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from reports.balance import Suggestion, parse_partition, suggest_partition
+from reports.bubbles import Bubbles, compare_bubbles
 from reports.communication import measure_communication
 from reports.goodput import Goodput, measure_goodput
 from reports.load import Job
 from reports.pipeline import (
-    Bubbles,
     Piece,
     Pipeline,
-    compare_bubbles,
     find_critical_path,
     observe,
 )
@@ -68,6 +67,7 @@ class Analysis:
     outliers: tuple[Outlier, ...]
     stragglers: tuple[Straggler, ...]
     partition: tuple[int, ...]
+    """Of the attempt that the median step is of."""
     suggestion: Suggestion | None
     goodput: Goodput
     curves: Curves
@@ -85,8 +85,8 @@ def analyse(job: Job) -> Analysis:
     times = build_step_times(job.traces.steps, job.logs["iterations"])
     looked_at = {pair: _analyse_step(job, *pair) for pair in set(job.chosen.values())}
     steps = tuple(replace(looked_at[pair], name=name) for name, pair in job.chosen.items())
-    partition = parse_partition(job.partition)
     median = next((step for step in steps if step.name == "median"), None)
+    partition = parse_partition(job.find_partition(median.attempt if median else ""))
     labels = [attempt.label for attempt in job.sources.attempts]
     return Analysis(
         times=times,
@@ -129,16 +129,15 @@ def _analyse_step(job: Job, attempt: str, step: int) -> StepAnalysis:
     events = job.events[(job.events["attempt"] == attempt) & (job.events["step"] == step)]
     pipelines: list[Pipeline] = []
     bubbles: list[Bubbles] = []
-    trouble = ""
-    for replica, own in events.groupby("replica"):
-        pipeline = observe(own, int(replica))
+    troubles: dict[int, str] = {}
+    for replica, pipeline in observe(events):
         if isinstance(pipeline, str):
-            trouble = trouble or f"replica {replica}: {pipeline}"
-            continue
-        pipelines.append(pipeline)
-        compared = compare_bubbles(pipeline)
+            troubles[replica] = pipeline
+        else:
+            pipelines.append(pipeline)
+    for pipeline, compared in zip(pipelines, compare_bubbles(pipelines), strict=True):
         if isinstance(compared, str):
-            trouble = trouble or f"replica {replica}: {compared}"
+            troubles[pipeline.replica] = compared
         else:
             bubbles.append(compared)
     slowest = max(pipelines, key=lambda item: item.makespan, default=None)
@@ -157,7 +156,7 @@ def _analyse_step(job: Job, attempt: str, step: int) -> StepAnalysis:
         path=tuple(find_critical_path(slowest)) if slowest is not None else (),
         communication=measure_communication(events, pipelines),
         stage_work_s=tuple(float(seconds) for seconds in by_stage),
-        trouble=trouble,
+        trouble=f"replica {min(troubles)}: {troubles[min(troubles)]}" if troubles else "",
     )
 
 

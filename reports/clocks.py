@@ -6,33 +6,51 @@ the reference, which no synchronised clock says. Steps end together to within fa
 
 from __future__ import annotations
 
-import pandas as pd
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
 
 from reports.rank_trace import RankTrace
+from reports.trace_lines import Column
 
 WRONG = 0.5
 """Of a median step."""
 
 
-def put_right(found: list[tuple[RankTrace, pd.DataFrame]]) -> None:
+@dataclass(frozen=True)
+class Ends:
+    """Of each whole step of a trace, as columns."""
+
+    step: Column
+    begin_ns: Column
+    took_s: Column
+
+    def list_by_step(self, trace: RankTrace) -> dict[int, int]:
+        """When each step ended, where it ran again the last time."""
+        ends = trace.align(self.begin_ns) + (self.took_s * 1e9).astype(np.int64)
+        return dict(zip(self.step.tolist(), ends.tolist(), strict=True))
+
+
+def put_right(found: Iterable[tuple[RankTrace, Ends]]) -> None:
     """Shift the origins of wrong clocks; `shifted_ns` says by how much."""
-    for attempt in {trace.attempt: None for trace, _ in found}:
-        own = [pair for pair in found if pair[0].attempt == attempt]
+    attempts: dict[str, list[tuple[RankTrace, Ends]]] = {}
+    for trace, ends in found:
+        attempts.setdefault(trace.attempt, []).append((trace, ends))
+    for own in attempts.values():
         own.sort(key=lambda pair: (not pair[0].offsets, pair[0].rank))
-        reference = _list_ends(*own[0])
-        typical_ns = float(own[0][1]["took_s"].median()) * 1e9
-        for trace, rows in own[1:]:
-            if trace.offsets:
-                continue
-            apart = (reference - _list_ends(trace, rows)).dropna().sort_values()
-            shift = int(apart.iloc[len(apart) // 2]) if len(apart) else 0
+        (first, ends), *others = own
+        doubtful = [(trace, ends) for trace, ends in others if not trace.offsets]
+        if not doubtful:
+            continue
+        reference = ends.list_by_step(first)
+        typical_ns = float(np.median(ends.took_s)) * 1e9
+        for trace, own_ends in doubtful:
+            by_step = own_ends.list_by_step(trace)
+            apart = sorted(
+                reference[step] - by_step[step] for step in by_step.keys() & reference.keys()
+            )
+            shift = apart[len(apart) // 2] if apart else 0
             if abs(shift) > WRONG * typical_ns:
                 trace.origin += shift
                 trace.shifted_ns = shift
-
-
-def _list_ends(trace: RankTrace, rows: pd.DataFrame) -> pd.Series:
-    """When each step ended, by step."""
-    ends = trace.align(rows["begin_ns"].to_numpy()) + (rows["took_s"] * 1e9).astype("int64")
-    found = pd.Series(ends.to_numpy(), index=rows["step"].to_numpy(), dtype=object)
-    return found[~found.index.duplicated(keep="last")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,31 +22,43 @@ def measure_communication(events: pd.DataFrame, pipelines: list[Pipeline]) -> pd
     names = ("begin_s", "ready_s", "end_s")
     times = np.column_stack([ordered[name].to_numpy(dtype=float) for name in names])
     stages = ordered["stage"].to_numpy()
-    ranks, starts = np.unique(ordered["rank"].to_numpy(), return_index=True)
+    of_rank = ordered["rank"].to_numpy()
+    ranks, starts = np.unique(of_rank, return_index=True)
+    most = np.maximum.reduceat(stages, starts) if len(ranks) else stages
+    works, links = times[is_work], times[is_link]
+    worked = works[:, 2] - works[:, 1]
+    took = np.maximum(links[:, 2] - links[:, 0], 0)
     rows = []
-    for rank, start, end in zip(ranks, starts, [*starts[1:], len(ordered)], strict=True):
-        own = slice(start, end)
-        work, links = times[own][is_work[own]], times[own][is_link[own]]
-        took = float(np.maximum(links[:, 2] - links[:, 0], 0).sum())
-        hidden = _measure_overlap(work, links)
+    for rank, stage, work_of, links_of in zip(
+        ranks.tolist(),
+        most.tolist(),
+        _cut_by_rank(ranks, of_rank[is_work]),
+        _cut_by_rank(ranks, of_rank[is_link]),
+        strict=True,
+    ):
+        hidden = _measure_overlap(works[work_of], links[links_of])
         rows.append(
             {
                 "rank": int(rank),
-                "stage": int(stages[own].max()),
-                "work_s": float((work[:, 2] - work[:, 1]).sum()),
-                "exposed_s": took - hidden,
+                "stage": int(stage),
+                "work_s": float(worked[work_of].sum()),
+                "exposed_s": float(took[links_of].sum()) - hidden,
                 "overlapped_s": hidden,
             }
         )
     table = pd.DataFrame(rows, columns=["rank", "stage", "work_s", "exposed_s", "overlapped_s"])
-    waits = pd.DataFrame(
-        [row for pipeline in pipelines for row in list_waits(pipeline)],
-        columns=["rank", "stage", "bubble_s", "transfer_s"],
-    )
+    waits = list_waits(pipelines)
     summed = waits.groupby("rank")[["bubble_s", "transfer_s"]].sum()
     table = table.join(summed, on="rank").fillna({"bubble_s": 0.0, "transfer_s": 0.0})
     table["exposed_s"] += table.pop("transfer_s")
     return table
+
+
+def _cut_by_rank(ranks: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> Iterator[slice]:
+    """Where each rank's rows are."""
+    starts = np.searchsorted(ordered, ranks).tolist()
+    ends = np.searchsorted(ordered, ranks, side="right").tolist()
+    return map(slice, starts, ends)
 
 
 def _measure_overlap(work: npt.NDArray[Any], links: npt.NDArray[Any]) -> float:

@@ -79,8 +79,14 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
                 "the critical path."
             ),
             evidence=f"{where}: {len(step.path)} pieces on the path",
-            key="parallel.partition" if above > MUCH_BUBBLE else "",
+            key="parallel.partition" if above > MUCH_BUBBLE and _is_asked(job, analysis) else "",
         )
+
+
+def _is_asked(job: Job, analysis: Analysis) -> bool:
+    """Whether it is the conf's layout that was looked at, not one that nodes were lost for."""
+    asked, found = job.facts.get("pipeline"), len(analysis.partition)
+    return asked is None or not found or asked == found
 
 
 def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -96,7 +102,7 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{percent(found.gain)} less."
         ),
         evidence="layers taken as alike, each at what it costs on its stage now",
-        key=f"parallel.partition: {found}",
+        key=f"parallel.partition: {found}" if _is_asked(job, analysis) else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from reports.log_events import build_log_events
 from reports.megatron_log import LogReader, LogTables
 from reports.prediction import Prediction, read_prediction
 from reports.sources import Sources, find_sources
-from reports.trace_reader import NO_HEADER, Traces, read_events, read_traces
+from reports.trace_file import NO_HEADER
+from reports.trace_reader import Traces, read_events, read_traces
 from varuna_core.records.events import read_events as read_history
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
@@ -37,6 +39,8 @@ class Job:
     logs: dict[str, pd.DataFrame]
     """iterations, memory, phases, timers_by_rank, timers_by_step, timer_calls."""
     job_info: dict[str, str]
+    partitions: dict[str, str]
+    """What the log of each attempt says of its own."""
     gpus: pd.DataFrame
     history: list[dict[str, Any]]
     """events*.jsonl in time order."""
@@ -49,11 +53,12 @@ class Job:
     skipped: dict[str, str]
     """What of which file could not be read."""
 
-    @property
-    def partition(self) -> str:
-        """Layers of each stage, where anything says so."""
-        traced = next((trace.partition for trace in self.traces.ranks if trace.partition), "")
-        return traced or str(self.facts.get("partition") or self.job_info.get("PARTITION", ""))
+    def find_partition(self, attempt: str) -> str:
+        """Layers of each stage in an attempt, where anything says so."""
+        ranks = (trace for trace in self.traces.ranks if trace.attempt == attempt)
+        said = next((trace.partition for trace in ranks if trace.partition), "")
+        said = said or self.partitions.get(attempt, "")
+        return said or str(self.facts.get("partition") or self.job_info.get("PARTITION", ""))
 
 
 def load_job(
@@ -74,7 +79,7 @@ def load_job(
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = count
         if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
-    chosen = choose_steps(traces.detailed_steps, _measure_steps(traces.steps))
+    chosen = choose_steps(list_whole_steps(traces), _measure_steps(traces.steps))
     held = {*chosen.values(), *choose_more(traces, more_events)}
     tables = LogTables()
     for attempt in sources.attempts:
@@ -104,6 +109,7 @@ def load_job(
         chosen=chosen,
         logs=logs,
         job_info=tables.job_info,
+        partitions=tables.partitions,
         gpus=pd.DataFrame(gpus),
         history=read_history(sources.run) if sources.run is not None else [],
         exits=_read_exits(sources),
@@ -117,6 +123,16 @@ def load_job(
 def _measure_steps(steps: pd.DataFrame) -> pd.Series:
     """What each step took, by (attempt, step)."""
     return steps.groupby(["attempt", "step"])["took_s"].max()
+
+
+def list_whole_steps(traces: Traces) -> list[tuple[str, int]]:
+    """Steps with details of all ranks, or of as large a part of an attempt's as there is: who is
+    killed takes with it what it has not written yet."""
+    ranks = Counter(trace.attempt for trace in traces.ranks if trace.has_header)
+    seen = traces.steps.groupby(["attempt", "step"])["rank"].nunique()
+    shares = {pair: int(seen[pair]) / ranks[pair[0]] for pair in traces.detailed_steps}
+    most = max(shares.values(), default=0.0)
+    return [pair for pair, share in shares.items() if share == most]
 
 
 def choose_steps(detailed: list[tuple[str, int]], took: pd.Series) -> dict[str, tuple[str, int]]:

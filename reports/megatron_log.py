@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from reports.blocks import BlockReader
 from reports.thinned import MOST_ROWS, Thinned
+from reports.trace_lines import Column
 from varuna_core.records.training_log import (
     ITERATION_MARK,
     JOB_INFO,
@@ -58,6 +58,9 @@ class LogTables:
     memory: Thinned = field(default_factory=Thinned)
     phases: Thinned = field(default_factory=Thinned)
     job_info: dict[str, str] = field(default_factory=dict)
+    """The first that was said of each setting."""
+    partitions: dict[str, str] = field(default_factory=dict)
+    """By attempt."""
     calls: list[pd.DataFrame] = field(default_factory=list)
     timers_by_rank: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     """(timer, rank): count, sum and most, ms."""
@@ -171,7 +174,10 @@ class LogReader:
         for line in text.decode("utf-8", "replace").splitlines()[: 2 * len(JOB_INFO)]:
             found = parse_job_info(line)
             if found is not None:
-                self.tables.job_info.setdefault(*found)
+                name, value = found
+                self.tables.job_info.setdefault(name, value)
+                if name == "PARTITION":
+                    self.tables.partitions.setdefault(self.attempt, value)
 
     # Timers.
 
@@ -186,7 +192,7 @@ class LogReader:
         timers, self._open = self._open, None
         if timers is None:
             return
-        data = b"".join(timers.pieces)
+        data = b"".join((b"\n", *timers.pieces, b"\n"))
         timers.pieces = [data]
         self._add_up(timers.step, data)
         if b" time lst:" not in data:
@@ -199,33 +205,49 @@ class LogReader:
             self._kept["slowest"] = timers
 
     def _add_up(self, step: int, data: bytes) -> None:
-        name = ""
         by_rank, by_step = self.tables.timers_by_rank, self.tables.timers_by_step
+        name, values = "", list[float]()
+        is_full = False
+
+        def add(timer: str, least: float, most: float) -> None:
+            seen = by_step.setdefault((timer, step), [least, most])
+            seen[0], seen[1] = min(seen[0], least), max(seen[1], most)
+
         for heading, rank, value, other, low, high, alone in TIMER_NUMBERS.findall(data):
+            if rank:
+                ms = _read_float(value) if name and not is_full else None
+                if ms is None:
+                    self._skipped += 1
+                    continue
+                values.append(ms)
+                found = by_rank.get((name, int(rank)))
+                if found is None:
+                    by_rank[name, int(rank)] = [1, ms, max(0.0, ms)]
+                else:
+                    found[0] += 1
+                    found[1] += ms
+                    found[2] = max(found[2], ms)
+                continue
+            if values:
+                add(name, min(values), max(values))
+                values = []
+            is_full = len(by_step) > MOST_ROWS or len(by_rank) > MOST_ROWS
             if heading:
                 name = heading.decode()
                 continue
-            timer = name if rank else other.decode()
-            try:
-                least, most = (
-                    (float(value),) * 2 if rank else (float(low or alone), float(high or alone))
-                )
-            except ValueError:
-                timer = ""
-            if not timer or len(by_step) > MOST_ROWS or len(by_rank) > MOST_ROWS:
+            least, most = _read_float(low or alone), _read_float(high or alone)
+            if is_full or least is None or most is None:
                 self._skipped += 1
-                continue
-            if rank:
-                found = by_rank.setdefault((timer, int(rank)), [0, 0.0, 0.0])
-                found[0] += 1
-                found[1] += most
-                found[2] = max(found[2], most)
-            seen = by_step.setdefault((timer, step), [least, most])
-            seen[0], seen[1] = min(seen[0], least), max(seen[1], most)
+            else:
+                add(other.decode(), least, most)
+        if values:
+            add(name, min(values), max(values))
 
     def _read_calls(self, timers: _Timers) -> None:
         """The lists of starts and ends, an own row a call."""
         name, rank, starts = "", -1, np.empty(0)
+        heads: list[tuple[str, int]] = []
+        calls: list[tuple[Column, Column]] = []
         for match in TIMER_CALLS.finditer(timers.pieces[0]):
             named, word, times = match.group(2), match.group(3), match.group(4)
             if not named:
@@ -238,18 +260,18 @@ class LogReader:
                     self._skipped += 1
                     continue
                 count = min(len(starts), len(ends))  # a call that goes on has no end yet
-                self.tables.calls.append(
-                    pd.DataFrame(
-                        {
-                            "node": self.node,
-                            "step": timers.step,
-                            "timer": name,
-                            "rank": rank,
-                            "begin": starts[:count],
-                            "end": ends[:count],
-                        }
-                    )
-                )
+                heads += [(name, rank)] * count
+                calls.append((starts[:count], ends[:count]))
+        if heads:
+            columns = {
+                "node": self.node,
+                "step": timers.step,
+                "timer": [name for name, _ in heads],
+                "rank": [rank for _, rank in heads],
+                "begin": np.concatenate([begin for begin, _ in calls]),
+                "end": np.concatenate([end for _, end in calls]),
+            }
+            self.tables.calls.append(pd.DataFrame(columns))
 
 
 def _find_marks(block: bytes) -> list[tuple[int, bytes]]:
@@ -263,11 +285,18 @@ def _find_marks(block: bytes) -> list[tuple[int, bytes]]:
     return sorted(found)
 
 
-def _read_floats(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _read_float(word: bytes) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _read_floats(text: bytes) -> Column:
     values = []
     for word in text.split():
-        try:
-            values.append(float(word))
-        except ValueError:
+        value = _read_float(word)
+        if value is None:
             break  # torn
+        values.append(value)
     return np.array(values)

@@ -15,7 +15,7 @@ from typing import Any
 
 from reports.analysis import Analysis
 from reports.load import Job
-from reports.pipeline import Pipeline, find_sender
+from reports.pipeline import Pipeline
 from varuna_core.records.trace import COMPUTE
 
 NAMES = {
@@ -102,7 +102,7 @@ def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 def _list_arrows(pipeline: Pipeline) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for action, ran in pipeline.ran.items():
-        sender = find_sender(pipeline, action)
+        sender = pipeline.order.find_sender(action)
         if sender is None or pipeline.ran[sender].rank == ran.rank:
             continue
         sent = pipeline.ran[sender]

@@ -1,22 +1,23 @@
-"""One step of one pipeline as it ran: its bubble, what it could have been, and its critical path.
+"""One step of each pipeline as it ran: its order, and what waited for what.
 
-The schedule is not asked for: the order of the actions says what was run, and the simulator what
-the same order would take if messages cost nothing.
+The schedule is not asked for: the order of the actions says what was run. Replicas mostly run the
+same order: what follows from it alone is found once for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cached_property
+from typing import cast
 
+import numpy as np
 import pandas as pd
 
+from reports.trace_lines import Column
 from varuna_core.records.trace import COMPUTE
-from varuna_core.schedule.actions import Action, Kind, Schedule, ScheduleError
-from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.actions import Action, Kind, Schedule
 from varuna_core.schedule.order import find_source
-from varuna_core.schedule.simulate import simulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,132 +31,143 @@ class Ran:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a step's actions were, rank by rank, whoever ran them."""
+
+    schedule: Schedule
+    actions: tuple[Action, ...]
+    """Of all ranks, one rank after the other."""
+    ranks: Column
+    """The schedule's rank of each action."""
+
+    @cached_property
+    def places(self) -> dict[Action, int]:
+        """Where each action is in `actions`."""
+        return {action: at for at, action in enumerate(self.actions)}
+
+    @cached_property
+    def senders(self) -> Column:
+        """The place of the action whose message each takes; -1 where there is none."""
+        found = [self.find_sender(action) for action in self.actions]
+        return np.array([-1 if action is None else self.places[action] for action in found])
+
+    def find_sender(self, action: Action) -> Action | None:
+        """The action whose message this one takes."""
+        source = find_source(action, self.schedule.num_stages)
+        if source is None:
+            return None
+        forward, stage = source
+        for kind in ("F", "f") if forward else ("B", "I"):
+            sender = Action(kind, stage, action.microbatch)
+            if sender in self.places:
+                return sender
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """What one replica did in one step."""
 
     replica: int
     ranks: tuple[int, ...]
     """The rank of the job that each rank of the schedule is."""
-    schedule: Schedule
-    ran: dict[Action, Ran]
+    order: Order
+    begin_s: Column
+    """Of each of the order's actions, as the others."""
+    ready_s: Column
+    end_s: Column
 
     @property
+    def schedule(self) -> Schedule:
+        return self.order.schedule
+
+    @cached_property
+    def ran(self) -> dict[Action, Ran]:
+        """The same, by action."""
+        ranks = [self.ranks[at] for at in self.order.ranks]
+        times = (self.begin_s.tolist(), self.ready_s.tolist(), self.end_s.tolist())
+        return {
+            action: Ran(rank=rank, begin=begin, ready=ready, end=end)
+            for action, rank, begin, ready, end in zip(
+                self.order.actions, ranks, *times, strict=True
+            )
+        }
+
+    @cached_property
     def makespan(self) -> float:
-        begin = min(ran.begin for ran in self.ran.values())
-        return max(ran.end for ran in self.ran.values()) - begin
+        return float(self.end_s.max() - self.begin_s.min())
 
-    @property
+    @cached_property
     def bubble_share(self) -> float:
         """Part of the ranks' time, from the first action to the last, that was no work."""
-        busy = sum(ran.end - ran.ready for ran in self.ran.values())
+        busy = sum((self.end_s - self.ready_s).tolist())
         return 1 - busy / (self.makespan * len(self.ranks)) if self.makespan else 0.0
 
 
-def observe(events: pd.DataFrame, replica: int) -> Pipeline | str:
-    """The replica's pipeline in the events of one step, or why there is none.
+def observe(events: pd.DataFrame) -> Iterator[tuple[int, Pipeline | str]]:
+    """Each replica's pipeline in the events of one step, or why there is none.
 
     Ranks that share a stage (tensor parallelism) do the same at the same time: the first counts.
     """
-    own = events[(events["replica"] == replica) & events["kind"].isin(COMPUTE)]
-    own = own[(own["stage"] >= 0) & (own["microbatch"] >= 0)]
-    if own.empty:
+    names = ("replica", "rank", "stage", "microbatch", "begin_s", "ready_s", "end_s")
+    columns = {name: events[name].to_numpy() for name in names}
+    columns["kind"] = pd.Index(COMPUTE).get_indexer(pd.Index(events["kind"]))
+    replicas = np.unique(columns["replica"])
+    is_action = (columns["kind"] >= 0) & (columns["stage"] >= 0) & (columns["microbatch"] >= 0)
+    columns = {name: values[is_action] for name, values in columns.items()}
+    ordered = np.lexsort((columns["begin_s"], columns["rank"], columns["replica"]))
+    columns = {name: values[ordered] for name, values in columns.items()}
+    starts = np.searchsorted(columns["replica"], replicas)
+    ends = np.searchsorted(columns["replica"], replicas, side="right")
+    known: dict[bytes, Order | None] = {}
+    for replica, start, end in zip(replicas, starts, ends, strict=True):
+        own = {name: values[start:end] for name, values in columns.items()}
+        yield int(replica), _observe_one(int(replica), own, known)
+
+
+def _observe_one(
+    replica: int, own: dict[str, Column], known: dict[bytes, Order | None]
+) -> Pipeline | str:
+    """Of the replica's actions in order of rank and time; `known` are the orders so far."""
+    if not len(own["rank"]):
         return "no actions"
-    owners = own.groupby("stage")["rank"].min()
-    stages = [int(stage) for stage in owners.index]
-    missing = next((at for at, stage in enumerate(stages) if at != stage), None)
+    stages, firsts = np.unique(own["stage"], return_index=True)
+    owners = own["rank"][firsts]
+    missing = next((at for at, stage in enumerate(stages.tolist()) if at != stage), None)
     if missing is not None:
         return f"no rank wrote of stage {missing}"
-    own = own[own["rank"] == own["stage"].map(owners)].sort_values(["rank", "begin_s"])
-    ranks = tuple(sorted({int(rank) for rank in owners}))
-    lists: list[list[Action]] = [[] for _ in ranks]
-    ran: dict[Action, Ran] = {}
-    index = {rank: at for at, rank in enumerate(ranks)}
-    columns = ["rank", "kind", "stage", "microbatch", "begin_s", "ready_s", "end_s"]
-    for rank, kind, stage, microbatch, begin, ready, end in own[columns].itertuples(index=False):
-        action = Action(cast(Kind, kind), int(stage), int(microbatch))
-        lists[index[rank]].append(action)
-        ran[action] = Ran(rank=int(rank), begin=begin, ready=ready, end=end)
-    if sum(map(len, lists)) != len(ran):
+    counts = own["rank"] == owners[own["stage"]]
+    own = {name: values[counts] for name, values in own.items()}
+    ranks, placement = np.unique(owners, return_inverse=True)
+    own["rank"] = np.searchsorted(ranks, own["rank"])
+    of_order = (own["rank"], own["kind"], own["stage"], own["microbatch"], placement)
+    key = b"".join(column.tobytes() for column in of_order)
+    if key not in known:
+        known[key] = _find_order(own, placement.tolist())
+    order = known[key]
+    if order is None:
         return "an action is there twice"
+    times = {name: own[name] for name in ("begin_s", "ready_s", "end_s")}
+    return Pipeline(replica=replica, ranks=tuple(ranks.tolist()), order=order, **times)
+
+
+def _find_order(own: dict[str, Column], placement: list[int]) -> Order | None:
+    """None where an action is there twice."""
+    kinds = [cast(Kind, COMPUTE[code]) for code in own["kind"]]
+    stages, microbatches = own["stage"].tolist(), own["microbatch"].tolist()
+    actions = tuple(map(Action, kinds, stages, microbatches))
+    if len(set(actions)) < len(actions):
+        return None
+    lists: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
+    for rank, action in zip(own["rank"].tolist(), actions, strict=True):
+        lists[rank].append(action)
     schedule = Schedule(
         name="as run",
         ranks=tuple(map(tuple, lists)),
-        placement=tuple(index[rank] for rank in owners),
-        num_microbatches=int(own["microbatch"].max()) + 1,
+        placement=tuple(placement),
+        num_microbatches=max(microbatches) + 1,
     )
-    return Pipeline(replica=replica, ranks=ranks, schedule=schedule, ran=ran)
-
-
-def measure_costs(pipeline: Pipeline) -> Costs:
-    """The mean work of each kind of action on each stage."""
-    totals: dict[tuple[str, int], list[float]] = {}
-    for action, ran in pipeline.ran.items():
-        found = totals.setdefault((action.kind, action.stage), [0.0, 0])
-        found[0] += max(0.0, ran.end - ran.ready)
-        found[1] += 1
-
-    def mean(*kinds: str) -> tuple[float, ...]:
-        sums = []
-        for stage in range(pipeline.schedule.num_stages):
-            found = [totals[kind, stage] for kind in kinds if (kind, stage) in totals]
-            count = sum(number for _, number in found)
-            sums.append(sum(total for total, _ in found) / count if count else 0.0)
-        return tuple(sums)
-
-    return Costs(
-        forward=mean("F", "f"),
-        input_grad=mean("I"),
-        weight_grad=mean("W"),
-        backward=mean("B"),
-        recompute=mean("R"),
-    )
-
-
-def even_out(costs: Costs) -> Costs:
-    """The same work shared equally by all stages."""
-
-    def even(figures: tuple[float, ...]) -> tuple[float, ...]:
-        return (sum(figures) / len(figures),) * len(figures) if figures else ()
-
-    return Costs(
-        forward=even(costs.forward),
-        input_grad=even(costs.input_grad),
-        weight_grad=even(costs.weight_grad),
-        backward=even(costs.backward),
-        recompute=even(costs.recompute),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bubbles:
-    """Idle parts of the ranks' time in one step of one pipeline."""
-
-    measured: float
-    ideal: float
-    """The same order with these stage times, messages for nothing."""
-    ideal_even: float
-    """The same order with the same work on every stage."""
-    makespan_s: float
-    ideal_s: float
-    ideal_even_s: float
-
-
-def compare_bubbles(pipeline: Pipeline) -> Bubbles | str:
-    """The step against its ideals, or why that cannot be said."""
-    costs = measure_costs(pipeline)
-    try:
-        ideal = simulate(pipeline.schedule, costs)
-        even = simulate(pipeline.schedule, even_out(costs))
-    except ScheduleError as error:
-        return f"the events are no whole step: {error}"
-    return Bubbles(
-        measured=pipeline.bubble_share,
-        ideal=ideal.bubble_share,
-        ideal_even=even.bubble_share,
-        makespan_s=pipeline.makespan,
-        ideal_s=ideal.makespan,
-        ideal_even_s=even.makespan,
-    )
+    return Order(schedule=schedule, actions=actions, ranks=own["rank"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +211,7 @@ def find_critical_path(pipeline: Pipeline) -> list[Piece]:
         seen.add(action)
         add("work", action, ran[action].ready)
         own = before.get(action)
-        sender = find_sender(pipeline, action)
+        sender = pipeline.order.find_sender(action)
         if sender is not None and (own is None or ran[sender].end > ran[own].end):
             add("message", action, ran[sender].end)
             action = sender
@@ -212,32 +224,17 @@ def find_critical_path(pipeline: Pipeline) -> list[Piece]:
     return pieces[::-1]
 
 
-def find_sender(pipeline: Pipeline, action: Action) -> Action | None:
-    """The action whose message this one takes."""
-    source = find_source(action, pipeline.schedule.num_stages)
-    if source is None:
-        return None
-    forward, _ = source
-    stage = action.stage + (-1 if forward else 1)
-    kinds = ("F", "f") if forward else ("B", "I")
-    for kind in kinds:
-        sender = Action(cast(Kind, kind), stage, action.microbatch)
-        if sender in pipeline.ran:
-            return sender
-    return None
-
-
-def list_waits(pipeline: Pipeline) -> Iterator[dict[str, Any]]:
-    """Each action's wait, apart: for its message to be made, and for it to come."""
-    for action, ran in pipeline.ran.items():
-        sender = find_sender(pipeline, action)
-        wait = max(0.0, ran.ready - ran.begin)
-        idle = 0.0
-        if sender is not None:
-            idle = min(wait, max(0.0, pipeline.ran[sender].end - ran.begin))
-        yield {
-            "rank": ran.rank,
-            "stage": action.stage,
-            "bubble_s": idle,
-            "transfer_s": wait - idle if sender is not None else 0.0,
-        }
+def list_waits(pipelines: list[Pipeline]) -> pd.DataFrame:
+    """Each action's wait, apart: bubble_s for its message to be made, transfer_s for it to come."""
+    rows: dict[str, list[Column]] = {"rank": [], "bubble_s": [], "transfer_s": []}
+    for pipeline in pipelines:
+        senders = pipeline.order.senders
+        begin = pipeline.begin_s
+        wait = np.maximum(0.0, pipeline.ready_s - begin)
+        idle = np.minimum(wait, np.maximum(0.0, pipeline.end_s[senders] - begin))
+        rows["rank"].append(np.array(pipeline.ranks)[pipeline.order.ranks])
+        rows["bubble_s"].append(np.where(senders >= 0, idle, 0.0))
+        rows["transfer_s"].append(np.where(senders >= 0, wait - idle, 0.0))
+    if not pipelines:
+        return pd.DataFrame(columns=list(rows))
+    return pd.DataFrame({name: np.concatenate(parts) for name, parts in rows.items()})

@@ -32,6 +32,8 @@ class RankTrace:
     """What was added to a clock that was plainly wrong (reports/clocks.py)."""
     has_header: bool = False
     num_events: int = 0
+    num_rows: int = 0
+    """Lines of whole steps."""
     skipped: int = 0
     trouble: str = ""
 

@@ -1,14 +1,16 @@
 """Lines of a trace to columns: quickly where they are as the writer writes them, else one by one.
 
 The two ways agree on every line that the writer can have written, whole or torn: commas take an
-event apart, and a piece in which anything else turns up is read again with `json.loads`.
+event apart, and a piece in which anything else turns up is read again with `json.loads`. Small
+pieces are read many at a time: a call for each would cost more than what it reads.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +22,10 @@ from varuna_core.records.trace import COLUMNS
 NUMBERS = COLUMNS[1:-1]
 _LARGEST = 2**62  # sums of two still fit
 _SLOW_LINE = 1 << 16
+_TOGETHER_BYTES = 1 << 20
 
 Column = npt.NDArray[Any]
+Key = TypeVar("Key")
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 _READ = csv.ReadOptions(column_names=list(COLUMNS), use_threads=False, block_size=1 << 24)
@@ -46,6 +50,16 @@ class Events:
     def __len__(self) -> int:
         return len(self.kinds)
 
+    def select(self, rows: slice | Column) -> Events:
+        """Some of them, by place or by a mask."""
+        return Events(
+            columns={name: values[rows] for name, values in self.columns.items()},
+            kinds=self.kinds[rows],
+            kind_names=self.kind_names,
+            whats=self.whats[rows],
+            what_names=self.what_names,
+        )
+
 
 @dataclass(kw_only=True)
 class Lines:
@@ -60,13 +74,55 @@ def parse_lines(data: bytes) -> Lines:
     """Every line is an event, an object, empty, or counted as skipped."""
     arrays, texts = _split(data)
     objects, skipped = _parse_objects(texts)
-    if not arrays.strip():
-        return Lines(events=None, objects=objects, skipped=skipped)
-    try:
-        events, bad = _parse_quickly(arrays)
-    except (pa.ArrowException, ValueError):
-        events, bad = parse_slowly(arrays)
+    ((events, bad),) = _parse_arrays([arrays])
     return Lines(events=events, objects=objects, skipped=skipped + bad)
+
+
+def parse_pieces(pieces: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, Lines]]:
+    """The lines of each piece, as parse_lines has them, with its key and in order."""
+    held: list[tuple[Key, bytes]] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece[1])
+        if size >= _TOGETHER_BYTES:
+            yield from _parse_held(held)
+            held, size = [], 0
+    yield from _parse_held(held)
+
+
+def _parse_held(held: Sequence[tuple[Key, bytes]]) -> Iterator[tuple[Key, Lines]]:
+    split = [_split(data) for _, data in held]
+    parsed = _parse_arrays([arrays for arrays, _ in split])
+    for (key, _), (_, texts), (events, bad) in zip(held, split, parsed, strict=True):
+        objects, skipped = _parse_objects(texts)
+        yield key, Lines(events=events, objects=objects, skipped=skipped + bad)
+
+
+def _parse_arrays(pieces: Sequence[bytes]) -> list[tuple[Events | None, int]]:
+    """The events of each piece of `_split`, and how many of its lines are none."""
+    joined = b"".join(pieces)
+    if not joined.strip():
+        return [(None, 0)] * len(pieces)
+    if len(pieces) == 1:
+        try:
+            return [_parse_quickly(joined)]
+        except (pa.ArrowException, ValueError):
+            return [parse_slowly(joined)]
+    counts = [piece.count(b"\n[") for piece in pieces]
+    try:
+        events, bad = _parse_quickly(joined)
+    except (pa.ArrowException, ValueError):
+        bad = 1
+    if bad or len(events) != sum(counts):  # nobody says in which piece: look closer
+        half = len(pieces) // 2
+        return _parse_arrays(pieces[:half]) + _parse_arrays(pieces[half:])
+    found: list[tuple[Events | None, int]] = []
+    start = 0
+    for count in counts:
+        found.append((events.select(slice(start, start + count)) if count else None, 0))
+        start += count
+    return found
 
 
 def _split(data: bytes) -> tuple[bytes, list[bytes]]:

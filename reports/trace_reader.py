@@ -12,24 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from reports.blocks import BlockReader, read_span
-from reports.clocks import put_right
+from reports.blocks import read_span
+from reports.clocks import Ends, put_right
 from reports.rank_trace import RankTrace
-from reports.trace_lines import Column, Events, parse_lines
-from varuna_core.records.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
+from reports.trace_file import File, Rows, cut_at_headers
+from reports.trace_lines import NUMBERS, Column, Events, parse_pieces
 
-SPAN_BYTES = 1 << 20
-KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
-NO_HEADER = "no header: it may be no trace"
 MOST_EVENTS = 2_000_000
-_MOST_KINDS = 64
 _MANY_ROWS = 20_000
-_LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
 
 
 @dataclass(kw_only=True)
@@ -59,26 +54,23 @@ class Traces:
 
 def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
     """The first pass over (attempt, file)."""
-    found = [pair for attempt, path in paths for pair in _read_rank(attempt, path)]
-    ranks = [trace for trace, _ in found]
-    for trace, own in found:
+    rows = Rows()
+    ranks = _read_ranks(paths, rows)
+    frame = rows.build_frame()
+    known = [trace for trace in ranks if trace.has_header and trace.num_rows]
+    if known:
+        of_known = np.repeat([trace.has_header for trace in ranks], [t.num_rows for t in ranks])
+        frame = frame if of_known.all() else frame[of_known].reset_index(drop=True)
+    for trace in ranks:
         if not trace.has_header:  # nobody knows when its times are
-            trace.skipped += sum(map(len, own.frames)) + len(own.rows) + trace.num_events
-            trace.num_events = 0
+            trace.skipped += trace.num_rows + trace.num_events
+            trace.num_events = trace.num_rows = 0
             trace.spans.clear()
-    known = [(trace, own.build_frame()) for trace, own in found if trace.has_header]
-    known = [(trace, frame) for trace, frame in known if len(frame)]
-    put_right(known)
     if not known:
         names = ["attempt", "rank", "stage", "replica", "step"]
         times = ["begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s"]
         return Traces(ranks=ranks, steps=pd.DataFrame(columns=names + times), zero_ns=0)
-    for trace, own_frame in known:
-        own_frame["begin_ns"] = trace.align(own_frame["begin_ns"].to_numpy())
-        own_frame["attempt"], own_frame["rank"] = trace.attempt, trace.rank
-        own_frame["stage"], own_frame["replica"] = trace.stages[0], trace.replica
-    frame = pd.concat([own_frame for _, own_frame in known], ignore_index=True)
-    known.clear()
+    frame = _add_ranks(frame, known)
     zero = int(frame["begin_ns"].min())
     frame["begin_s"] = (frame.pop("begin_ns") - zero) / 1e9
     for name in ("first_s", "last_s"):
@@ -91,123 +83,43 @@ def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
     return Traces(ranks=ranks, steps=frame.reset_index(drop=True), zero_ns=zero)
 
 
-class _Rows:
-    """Rows of a rank's steps; tables hold them in a sixth of the room of dicts."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.frames: list[pd.DataFrame] = []
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        if len(self.rows) >= _MANY_ROWS:
-            self._pack()
-
-    def build_frame(self) -> pd.DataFrame:
-        """All rows; to be called once."""
-        self._pack()
-        frames, self.frames = self.frames, []
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-    def _pack(self) -> None:
-        if self.rows:
-            frame = pd.DataFrame(self.rows)
-            frame[["first_s", "last_s"]] = frame[["first_s", "last_s"]].astype(float)
-            self.frames.append(frame)
-            self.rows = []
+def _add_ranks(frame: pd.DataFrame, known: list[RankTrace]) -> pd.DataFrame:
+    """Rows with who wrote them, on one clock; columns in the order in which the ranks use them."""
+    counts = [trace.num_rows for trace in known]
+    steps, begins, took = (frame[name].to_numpy() for name in ("step", "begin_ns", "took_s"))
+    owned = [slice(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True)]
+    put_right(
+        [(t, Ends(steps[own], begins[own], took[own])) for t, own in zip(known, owned, strict=True)]
+    )
+    aligned = [trace.align(begins[own]) for trace, own in zip(known, owned, strict=True)]
+    frame["begin_ns"] = np.concatenate(aligned)
+    frame["attempt"] = np.repeat(np.array([t.attempt for t in known], dtype=object), counts)
+    frame["rank"] = np.repeat([trace.rank for trace in known], counts)
+    frame["stage"] = np.repeat([trace.stages[0] for trace in known], counts)
+    frame["replica"] = np.repeat([trace.replica for trace in known], counts)
+    sums = [name for name in frame.columns if name.startswith("sum ")]
+    late = [name for name in sums if frame[name].iloc[: counts[0]].isna().all()]
+    used = [name for name in late if frame[name].notna().any()]
+    return frame[[name for name in frame.columns if name not in late] + used]
 
 
-def _read_rank(attempt: str, path: Path) -> list[tuple[RankTrace, _Rows]]:
-    """A trace for each header of the file: a writer that starts again writes another."""
-    digits = path.name.partition(".")[0]
-    trace = RankTrace(path=path, attempt=attempt, rank=int(digits) if digits.isdigit() else -1)
-    trace.trouble = NO_HEADER
-    rows = _Rows()
-    found = [(trace, rows)]
-    blocks = BlockReader(path, SPAN_BYTES)
-    for place, data in _cut_at_headers(blocks):
-        lines = parse_lines(data)
-        trace.skipped += lines.skipped
-        for value in lines.objects:
-            if "trace" in value:
-                if not trace.is_blank:
-                    trace, rows = RankTrace(path=path, attempt=attempt, rank=trace.rank), _Rows()
-                    found.append((trace, rows))
-                trace.trouble = _take_header(trace, value)
-                trace.has_header = not trace.trouble
-            elif not _take_record(trace, value, rows):
-                trace.skipped += 1
-        if lines.events is not None and len(lines.events):
-            trace.spans.append((np.unique(lines.events.columns["step"]), place, len(data)))
-            trace.num_events += len(lines.events)
-    trace.skipped += blocks.skipped
-    trace.trouble = blocks.trouble or trace.trouble
-    return found
+def _read_ranks(paths: Iterable[tuple[str, Path]], rows: Rows) -> list[RankTrace]:
+    files: list[File] = []
 
+    def list_pieces() -> Iterator[tuple[tuple[File, int, int], bytes]]:
+        for attempt, path in paths:
+            file = File(attempt, path)
+            files.append(file)
+            for place, data in cut_at_headers(file.blocks):
+                yield (file, place, len(data)), data
 
-def _cut_at_headers(blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Pieces in which a header is the first line, if there is one."""
-    for place, data in blocks:
-        start = 0
-        while (cut := data.find(b'\n{"trace":', start) + 1) > 0:
-            yield place + start, data[start:cut]
-            start = cut
-        yield place + start, data[start:]
-
-
-def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
-    """What is wrong with the header, if anything."""
-    if value["trace"] != FORMAT:
-        return f"format {str(value['trace'])[:20]}, this vjob reads {FORMAT}"
-    numbers = [value.get(name) for name in ("rank", "replica", "origin")]
-    stages = value.get("stages")
-    if not isinstance(stages, list) or not stages or not all(map(_is_whole, [*numbers, *stages])):
-        return "a broken header"
-    trace.rank, trace.replica, trace.origin = (int(number or 0) for number in numbers)
-    trace.stages = tuple(stages)
-    trace.host, trace.device = str(value.get("host", "")), str(value.get("device", ""))
-    trace.partition = str(value.get("partition", ""))
-    return ""
-
-
-def _take_record(trace: RankTrace, value: dict[str, Any], rows: _Rows) -> bool:
-    """False where the line is none that the writer writes."""
-    if "offset" in value:
-        at, offset, residual = (value.get(name) for name in ("at", "offset", "residual"))
-        if _is_whole(at) and _is_whole(offset) and _is_whole(residual):
-            trace.offsets.append((at, offset, residual))
-            return True
-        return False
-    sums = value.get("sums")
-    step, begin, took = (value.get(name) for name in ("step", "begin", "took"))
-    if not isinstance(sums, dict) or len(sums) > _MOST_KINDS:
-        return False
-    if not (_is_whole(step) and _is_whole(begin) and _is_whole(took)):
-        return False
-    wait = work = 0
-    row: dict[str, Any] = {"step": step, "begin_ns": begin, "took_s": took / 1e9}
-    for name in ("first", "last"):
-        time = value.get(name)
-        if time is None:
-            row[name + "_s"] = None
-        elif _is_whole(time):
-            row[name + "_s"] = (time - begin) / 1e9
-        else:
-            return False
-    for kind, three in sums.items():
-        if not isinstance(three, list) or len(three) != 3 or not all(map(_is_whole, three)):
-            return False
-        row[f"sum {kind if kind in KINDS else 'other'}"] = three[2] / 1e9
-        if kind in COMPUTE:
-            wait += three[1]
-            work += three[2]
-    row["wait_s"], row["work_s"] = wait / 1e9, work / 1e9
-    rows.add(row)
-    return True
-
-
-def _is_whole(value: Any) -> TypeGuard[int]:
-    return type(value) is int and abs(value) < _LARGEST
+    for (file, place, length), lines in parse_pieces(list_pieces()):
+        file.take(place, length, lines, rows)
+    for file in files:
+        last = file.traces[-1]
+        last.skipped += file.blocks.skipped
+        last.trouble = file.blocks.trouble or last.trouble
+    return [trace for file in files for trace in file.traces]
 
 
 # The second pass.
@@ -219,53 +131,88 @@ def read_events(traces: Traces, wanted: Iterable[tuple[str, int]]) -> pd.DataFra
     steps: dict[str, list[int]] = {}
     for attempt, step in wanted:
         steps.setdefault(attempt, []).append(step)
-    frames, count = [], 0
-    for trace in traces.ranks:
-        if trace.attempt not in steps or count > MOST_EVENTS:
-            continue
-        for frame in _read_spans(trace, steps[trace.attempt], traces.zero_ns):
-            frames.append(frame)
-            count += len(frame)
+    own = [trace for trace in traces.ranks if trace.attempt in steps]
+    found = _stop_at_most(_read_spans(own, steps))
+    frames = list(_build_frames(found, traces.zero_ns))
     return pd.concat(frames, ignore_index=True) if frames else _build_frame_of_none()
 
 
 def stream_events(traces: Traces) -> Iterator[pd.DataFrame]:
     """All events, a piece at a time."""
-    for trace in traces.ranks:
-        yield from _read_spans(trace, None, traces.zero_ns)
+    return _build_frames(_read_spans(traces.ranks, None), traces.zero_ns)
+
+
+def _stop_at_most(
+    found: Iterable[tuple[RankTrace, Events]],
+) -> Iterator[tuple[RankTrace, Events]]:
+    """The rank that goes beyond is the last, and is there whole."""
+    count, last = 0, None
+    for trace, events in found:
+        if count > MOST_EVENTS and trace is not last:
+            return
+        yield trace, events
+        count += len(events)
+        last = trace
+
+
+def _build_frames(
+    found: Iterable[tuple[RankTrace, Events]], zero_ns: int
+) -> Iterator[pd.DataFrame]:
+    held: list[tuple[RankTrace, Events]] = []
+    count = 0
+    for trace, events in found:
+        held.append((trace, events))
+        count += len(events)
+        if count >= _MANY_ROWS:
+            yield _build_frame(held, zero_ns)
+            held, count = [], 0
+    if held:
+        yield _build_frame(held, zero_ns)
 
 
 def _read_spans(
-    trace: RankTrace, steps: Sequence[int] | None, zero_ns: int
-) -> Iterator[pd.DataFrame]:
-    for held, place, length in trace.spans:
-        if steps is not None and not np.isin(held, steps).any():
-            continue
-        events = parse_lines(read_span(trace.path, place, length)).events
-        if events is None:
-            continue
-        keep = None if steps is None else np.isin(events.columns["step"], steps)
-        if keep is None or keep.any():
-            yield build_frame(trace, events, zero_ns, keep)
+    ranks: Iterable[RankTrace], steps: dict[str, list[int]] | None
+) -> Iterator[tuple[RankTrace, Events]]:
+    def list_pieces() -> Iterator[tuple[RankTrace, bytes]]:
+        for trace in ranks:
+            for held, place, length in trace.spans:
+                if steps is None or _holds(held, steps[trace.attempt]).any():
+                    yield trace, read_span(trace.path, place, length)
+
+    for trace, lines in parse_pieces(list_pieces()):
+        events = lines.events
+        if events is not None and steps is not None:
+            keep = _holds(events.columns["step"], steps[trace.attempt])
+            events = events.select(keep) if keep.any() else None
+        if events is not None:
+            yield trace, events
 
 
-def build_frame(
-    trace: RankTrace, events: Events, zero_ns: int, keep: Column | None = None
-) -> pd.DataFrame:
-    """Events of one rank as a table."""
-    columns = events.columns
-    kinds, whats = events.kinds, events.whats
-    if keep is not None:
-        columns = {name: values[keep] for name, values in columns.items()}
-        kinds, whats = kinds[keep], whats[keep]
-    begin = trace.align(columns["begin"]) - zero_ns
+def _holds(held: Column, steps: Sequence[int]) -> Column:
+    """Which of them are asked for."""
+    found: Column = np.isin(held, steps)
+    return found
+
+
+def _build_frame(found: Sequence[tuple[RankTrace, Events]], zero_ns: int) -> pd.DataFrame:
+    """Events of ranks as a table."""
+    counts = [len(events) for _, events in found]
+    columns = {
+        name: np.concatenate([events.columns[name] for _, events in found]) for name in NUMBERS
+    }
+    begin = np.concatenate([trace.align(events.columns["begin"]) for trace, events in found])
+    begin -= zero_ns
     ready = begin + columns["wait"]
+
+    def repeat(values: Any) -> Column:
+        return np.repeat(values, counts)
+
     return pd.DataFrame(
         {
-            "attempt": trace.attempt,
-            "rank": trace.rank,
-            "replica": trace.replica,
-            "kind": np.array(events.kind_names, dtype=object)[kinds],
+            "attempt": repeat(np.array([trace.attempt for trace, _ in found], dtype=object)),
+            "rank": repeat([trace.rank for trace, _ in found]),
+            "replica": repeat([trace.replica for trace, _ in found]),
+            "kind": _spell([(events.kind_names, events.kinds) for _, events in found]),
             "step": columns["step"],
             "stage": columns["stage"],
             "microbatch": columns["microbatch"],
@@ -273,9 +220,13 @@ def build_frame(
             "ready_s": ready / 1e9,
             "end_s": (ready + columns["work"]) / 1e9,
             "bytes": columns["bytes"],
-            "what": np.array(events.what_names, dtype=object)[whats],
+            "what": _spell([(events.what_names, events.whats) for _, events in found]),
         }
     )
+
+
+def _spell(coded: Sequence[tuple[list[str], Column]]) -> Column:
+    return np.concatenate([np.array(names, dtype=object)[codes] for names, codes in coded])
 
 
 def _build_frame_of_none() -> pd.DataFrame:

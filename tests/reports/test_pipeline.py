@@ -187,3 +187,38 @@ def test_a_partition_is_suggested_only_where_it_helps() -> None:
 @settings(deadline=None)
 def test_what_is_no_partition_is_empty(text: str) -> None:
     assert all(isinstance(layers, int) for layers in parse_partition(text))
+
+
+def test_steps_of_all_ranks_are_looked_at_and_the_layout_is_that_of_their_attempt(
+    tmp_path: Path,
+) -> None:
+    """The first attempt's last stage was killed before it wrote anything; three stages went on."""
+    for number, stages in ((0, 4), (1, 3)):
+        folder = tmp_path / f"attempt-{number}"
+        slow = (3,) + (1,) * (stages - 1)
+        costs = Costs(forward=slow, input_grad=slow, weight_grad=slow)
+        write_simulated(folder, build_schedule("1f1b", stages, 6), costs, steps=(1, 2, 3))
+        partition = "-".join(["2"] * (stages - 1) + ["3"])
+        (folder / "n0.out").write_text(f"0: NODE_RANK: 0\n0: PARTITION: {partition}\n")
+    killed = tmp_path / "attempt-0/trace/3.jsonl"
+    killed.write_text(killed.read_text().splitlines(keepends=True)[0])
+    (tmp_path / "plan.json").write_text('{"pipeline": 4, "partition": "2-2-2-3"}')
+    (tmp_path / "record.json").write_text("{}")
+    job, analysis = read(tmp_path)
+    assert {pair[0] for pair in job.chosen.values()} == {"1"}
+    assert analysis.partition == (2, 2, 3)
+    assert analysis.suggestion is not None
+    keys = [finding.key for finding in find_all(job, analysis)]
+    assert not [key for key in keys if key.startswith("parallel.partition")]
+    (tmp_path / "plan.json").write_text('{"pipeline": 3, "partition": "2-2-3"}')
+    keys = [finding.key for finding in find_all(*read(tmp_path))]
+    assert len([key for key in keys if key.startswith("parallel.partition")]) == 2
+    assert analyse(load_job(tmp_path / "attempt-0")).partition == (2, 2, 2, 3)
+
+
+def test_a_rank_of_which_nothing_is_left_hides_no_step(tmp_path: Path) -> None:
+    write_simulated(tmp_path, build_schedule("1f1b", 4, 6), build_even_costs(4), steps=(1, 2, 3))
+    lost = tmp_path / "trace/3.jsonl"
+    lost.write_text(lost.read_text().splitlines(keepends=True)[0])
+    job, _ = read(tmp_path)
+    assert job.chosen["last"] == ("", 3)

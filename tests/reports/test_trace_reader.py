@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reports import trace_lines
 from reports.blocks import LONGEST_LINE, BlockReader
-from reports.trace_lines import Events, parse_lines, parse_slowly
+from reports.trace_lines import Events, parse_lines, parse_pieces, parse_slowly
 from reports.trace_reader import read_events, read_traces, stream_events
 from tests.reports.traces import MS, ORIGIN, write_rank
 from varuna_core.records.clock import Exchange
@@ -90,6 +90,27 @@ def test_the_slow_way_reads_the_same(rows: list[tuple[object, ...]]) -> None:
     events, skipped = parse_slowly(render(rows))
     assert as_rows(events) == as_rows(parse_lines(render(rows)).events)
     assert skipped == 0
+
+
+PIECES = st.one_of(
+    st.lists(ROWS, max_size=3).map(render),
+    st.tuples(st.lists(ROWS, max_size=3), st.integers(0, 40)).map(
+        lambda pair: render(pair[0])[: -pair[1] or None]
+    ),
+    st.binary(max_size=40),
+    st.sampled_from([b"", b"\n", b" \n", b'{"step":1}\n', b' ["F",1,0,0,0,0,0,0,""]\n', b"[\n"]),
+)
+
+
+@given(st.lists(PIECES, max_size=8))
+@settings(deadline=None)
+def test_pieces_read_together_are_as_each_alone(pieces: list[bytes]) -> None:
+    found = list(parse_pieces(enumerate(pieces)))
+    assert [key for key, _ in found] == list(range(len(pieces)))
+    for piece, (_, lines) in zip(pieces, found, strict=True):
+        alone = parse_lines(piece)
+        assert as_rows(lines.events) == as_rows(alone.events)
+        assert (lines.objects, lines.skipped) == (alone.objects, alone.skipped)
 
 
 def test_what_the_writer_writes_takes_the_quick_way(
