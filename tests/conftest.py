@@ -28,26 +28,40 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled"))
 
-WHOLE_MACHINE = ("tests/chaos/test_on_slurm", "tests/cluster", "tests/containers", "tests/stranger")
-"""These share the lab, its network and the containers' store."""
+LAB = (
+    "tests/chaos/test_on_slurm",
+    "tests/cluster",
+    "tests/containers/test_pyxis",
+    "tests/stranger",
+)
+"""These share the lab and its network: the longest row of tests, one after the other."""
+CONTAINERS = "tests/containers"
+"""The others of these share the runtimes, and an image that takes a while to make."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long begins first: the rest fills the processes that are done before others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda i: (not i.nodeid.startswith(WHOLE_MACHINE), i.path not in slow))
+
+    def weigh(item: pytest.Item) -> tuple[bool, bool, bool]:
+        file = item.nodeid
+        return not file.startswith(LAB), not file.startswith(CONTAINERS), item.path not in slow
+
+    items.sort(key=weigh)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """For processes that share the tests (`pytest -n 3`): a file stays whole, and what needs the
-    whole machine runs in one of them."""
+    """For processes that share the tests (`pytest -n 3`): a file stays whole, and what shares
+    a thing of the machine runs in one of them."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "machine" if file.startswith(WHOLE_MACHINE) else file
+            if file.startswith(LAB):
+                return "lab"
+            return CONTAINERS if file.startswith(CONTAINERS) else file
 
     config.option.loadscopereorder = False  # in the order above, not by the number of tests
     return Scheduling(config, log)

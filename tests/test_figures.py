@@ -17,15 +17,17 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def list_rows() -> list[tuple[str, str, str, str]]:
+def list_rows() -> list[tuple[str, str, str, str, str]]:
     section = README.split("\n## Figures\n")[1].split("\n## ")[0]
     ((_, rows),) = read_tables(section)
-    return [(row[0], row[1], row[2], row[3]) for row in rows]
+    return [(row[0], row[1], row[2], row[3], row[4]) for row in rows]
 
 
 @pytest.mark.parametrize("row", list_rows(), ids=lambda row: row[0])
-def test_each_number_of_the_readme_is_in_a_result_file(row: tuple[str, str, str, str]) -> None:
-    what, measured, bound, made_by = row
+def test_each_number_of_the_readme_is_in_a_result_file(
+    row: tuple[str, str, str, str, str],
+) -> None:
+    what, measured, spread, bound, made_by = row
     (link,) = re.findall(r"\((benchmarks/results/[\w.-]+\.md)\)", made_by)
     text = (ROOT / link).read_text()
     value = float(measured.split(",")[0])
@@ -33,6 +35,7 @@ def test_each_number_of_the_readme_is_in_a_result_file(row: tuple[str, str, str,
         one for one in find_figures(text) if one.value == value and one.bound == float(bound)
     ]
     assert figures, f"{what}: no figure {value:g} with bound {bound} in {link}"
+    assert spread in [one.shown_spread for one in figures], what
     assert ("missed" in measured) != any(one.is_met for one in figures), what
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,11 +14,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.pythons import list_pythons
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("jobs", "templates", "varuna_core", "reports", "containers")
 BUILD = """
 import sys, setuptools.build_meta as backend
 getattr(backend, sys.argv[1])(sys.argv[2])
+"""
+LOCAL = """
+name: small
+program: {script: train.py}
+cluster:
+  scheduler: local
+  walltime_min: 2
+  nodes: [{group: all, count: 1, ranks: 2}]
 """
 NO_SITE = "import sys; sys.path.insert(0, sys.argv[1]); "
 """Begins a program for `python -I -S`: the standard library and one folder."""
@@ -65,19 +76,23 @@ def wheel(sdist: Path) -> Path:
     return found
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a venv with the wheel, and what it depends on as the tests have it: no index is asked."""
-    venv = tmp_path_factory.mktemp("venv")
-    call(sys.executable, "-m", "venv", "--without-pip", venv)
+def install(wheel: Path, venv: Path, base: str) -> Path:
+    """The Python of a venv with the wheel, and what it depends on as the tests have it: no index is
+    asked. What of that is compiled for the Python at hand is lost on another one."""
+    call(base, "-m", "venv", "--without-pip", venv)
     found = venv / "bin/python"
-    install = ("install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-    call(sys.executable, "-m", "pip", "--python", found, *install, wheel)
+    words = ("install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    call(sys.executable, "-m", "pip", "--python", found, *words, wheel)
     # A folder that a .pth file names is searched last, and its own .pth files do not count: an
     # editable install of this checkout stays out.
     (site,) = venv.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("venv"), sys.executable)
 
 
 @pytest.fixture
@@ -93,16 +108,46 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
 
 
 def test_the_command_works_from_anywhere(python: Path, env: dict[str, str], tmp_path: Path) -> None:
+    check_command(python, env, tmp_path)
+    assert "varuna_core" in call(python.with_name("vjob"), "container", "build", "--help", env=env)
+
+
+@pytest.mark.parametrize(
+    "version",
+    [version for version in sorted(list_pythons()) if version != sys.version_info[:2]],
+    ids=lambda version: ".".join(map(str, version)),
+)
+def test_the_wheel_works_on_every_python_that_is_here(
+    wheel: Path, env: dict[str, str], tmp_path: Path, version: tuple[int, int]
+) -> None:
+    """A job of two ranks from the first command to its end; older Pythons are for nodes alone."""
+    base = list_pythons()[version]
+    if version < (3, 10):
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extractall(tmp_path)
+        code = NO_SITE + "import varuna_core.agent.cli, varuna_core.morph.cli"
+        call(base, "-I", "-S", "-B", "-c", code, tmp_path)
+        return
+    check_command(install(wheel, tmp_path / "venv", base), env, tmp_path)
+
+
+def check_command(python: Path, env: dict[str, str], folder: Path) -> None:
     where = "import jobs, reports, templates; print(jobs.__file__, templates.__file__)"
     assert str(ROOT) not in call(python, "-c", where, env=env)
     vjob = python.with_name("vjob")
     assert "Commands:" in call(vjob, "--help", env=env)
-    conf = tmp_path / "conf.yaml"
+    conf = folder / "conf.yaml"
     conf.write_text(call(vjob, "init", env=env))
-    (tmp_path / "train.py").touch()
+    (folder / "train.py").write_text("import sys; print('trained on', sys.version_info[:2])\n")
     shown = call(vjob, "submit", conf, "--dry-run", env=env)
     assert "# ---- batch.sh" in shown and "# ---- node.sh" in shown
-    assert "varuna_core" in call(vjob, "container", "build", "--help", env=env)
+    conf.write_text(LOCAL)
+    call(vjob, "submit", conf, "--follow", cwd=folder, env=env)
+    status = json.loads(call(vjob, "status", "last", "--json", cwd=folder, env=env))
+    assert status["verdict"]["health"] == "DONE"
+    version = call(python, "-c", "import sys; print(sys.version_info[:2])")
+    said = call(vjob, "logs", "last", cwd=folder, env=env)
+    assert said.count(f"trained on {version.strip()}") >= 1, said
 
 
 def test_the_report_has_its_template_and_scripts(

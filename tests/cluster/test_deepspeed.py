@@ -14,11 +14,11 @@ from tests.deepspeed import CONF, check_runs, find_python
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_deepspeed_trains_over_two_nodes(clean_lab: Lab, tmp_path: Path, stage: int) -> None:
+def test_deepspeed_trains_over_two_nodes(clean_lab: Lab, tmp_path: Path) -> None:
+    """In ZeRO's second stage; the first one is tested on this machine."""
     python = find_python()
     vjob = Vjob(tmp_path, clean_lab.env)
     config = {"zero_optimization": {"reduce_bucket_size": 5000}}
     (tmp_path / "ds.json").write_text(json.dumps(config))
-    run = vjob.submit(CONF.format(python=python, stage=stage, scheduler="slurm", count=2, ranks=1))
-    check_runs(vjob, run, stage)
+    run = vjob.submit(CONF.format(python=python, stage=2, scheduler="slurm", count=2, ranks=1))
+    check_runs(vjob, run, 2)

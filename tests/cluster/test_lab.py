@@ -54,8 +54,9 @@ def test_every_node_has_a_host_name_and_an_address_of_its_own(clean_lab: Lab) ->
 
 def test_local_folder_differs_from_node_to_node(clean_lab: Lab) -> None:
     local = clean_lab.paths.local
-    clean_lab.run(["srun", "--nodes=2", "sh", "-c", f"hostname >{local}/name"])
-    seen = clean_lab.run(["srun", "--nodes=2", "cat", f"{local}/name"]).stdout.split()
+    pair = ["srun", "--partition=gpu1", "--nodes=2"]  # all of it: the same two nodes both times
+    clean_lab.run([*pair, "sh", "-c", f"hostname >{local}/name"])
+    seen = clean_lab.run([*pair, "cat", f"{local}/name"]).stdout.split()
     assert sorted(seen) == ["a1", "a2"]
 
 

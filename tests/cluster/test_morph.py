@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import Vjob, read_out, wait_for
+from tests.pauses import write_pauses
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
@@ -26,7 +27,7 @@ program: pretrain_gpt
 model: {layers: 4, hidden: 16, heads: 2, sequence: 8, vocab: 64, dropout: 0.0}
 data: {prefix: text, split: "8,2,0"}
 train:
-  steps: 150
+  steps: 60
   global_batch_size: 8
   micro_batch_size: 2
   optimizer: {lr: 1.0e-2, weight_decay: 0.1}
@@ -42,9 +43,11 @@ cluster:
   join_s: 60
   lost_s: 15
   nodes: [{group: all, count: 4, queue: gpu2, ranks: 1}]
-morph: {enabled: true, min_nodes: 2}
-env: {OMP_NUM_THREADS: "1"}
+morph: {enabled: true, min_nodes: 2, warm: false}
+env: {OMP_NUM_THREADS: "1", PYTHONPATH: calm}
 """
+"""Without ranks that wait: twice as many would start."""
+WARM = CONF.replace(", warm: false", "")
 
 
 @pytest.fixture
@@ -54,6 +57,7 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
 
     documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
     write_tokens(tmp_path / "text", documents)
+    write_pauses(tmp_path / "calm")
     clean_lab.wait_idle()  # a job that takes fewer nodes would take what there is
     return Vjob(tmp_path, clean_lab.env)
 
@@ -74,7 +78,7 @@ def read_losses(run: RunFolder) -> dict[int, float]:
 def test_a_node_without_power_is_left_behind(clean_lab: Lab, vjob: Vjob, tmp_path: Path) -> None:
     from tests.varuna_core.programs.plain import train_plainly
 
-    run = vjob.submit(CONF)
+    run = vjob.submit(WARM)
     wait_for(lambda: list_complete(tmp_path / "ckpt"), 120, lambda: vjob.explain(run))
     victim = read_json(run.morph.node(3))["host"]
     clean_lab.crash_node(victim)
@@ -90,7 +94,7 @@ def test_a_node_without_power_is_left_behind(clean_lab: Lab, vjob: Vjob, tmp_pat
 def test_a_job_of_another_queue_joins_and_is_cancelled(clean_lab: Lab, vjob: Vjob) -> None:
     from tests.varuna_core.programs.plain import train_plainly
 
-    text = CONF.replace("steps: 150", "steps: 20000").replace("pipeline: 4", "pipeline: 1")
+    text = CONF.replace("steps: 60", "steps: 20000").replace("pipeline: 4", "pipeline: 1")
     text = text.replace("count: 4, queue: gpu2", "count: 1, queue: gpu1")
     run = vjob.submit(text.replace("min_nodes: 2", "min_nodes: 1, max_nodes: 2"))
     wait_for(lambda: list_complete(vjob.folder / "ckpt"), 120, lambda: vjob.explain(run))
@@ -122,7 +126,7 @@ def test_a_het_job_goes_on_without_its_second_component(clean_lab: Lab, vjob: Vj
     record = vjob.wait_over(run, 240)
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
     assert [(morph["from"], morph["to"]) for morph in list_morphs(run)] == [("3 x 1", "1 x 1")]
-    assert sorted(read_losses(run)) == list(range(1, 151))
+    assert sorted(read_losses(run)) == list(range(1, 61))
 
 
 def test_a_requeued_job_comes_back_with_the_nodes_that_there_are(
@@ -140,4 +144,4 @@ def test_a_requeued_job_comes_back_with_the_nodes_that_there_are(
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
     plans = [read_attempt_plan(run, attempt.number) for attempt in run.attempts()]
     assert [plan.num_nodes for plan in plans if plan is not None] == [2, 1]
-    assert sorted(read_losses(run)) == list(range(1, 151))
+    assert sorted(read_losses(run)) == list(range(1, 61))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from tests.pauses import write_pauses
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
 
@@ -30,7 +31,7 @@ train:
   optimizer: {{name: sgd, lr: {lr}}}
   log_every: 5
   evaluate: {{every: 0}}
-  checkpoint: {{folder: checkpoints, every: 200}}
+  checkpoint: {{folder: checkpoints, every: 50}}
 parallel: {{pipeline: 2, data: 2}}
 cluster:
   scheduler: slurm
@@ -38,7 +39,7 @@ cluster:
   grace_s: 3
   lost_s: 15
   nodes: [{{group: all, count: 4, queue: gpu2, ranks: 1}}]
-env: {{OMP_NUM_THREADS: "1"}}
+env: {{OMP_NUM_THREADS: "1", PYTHONPATH: calm}}
 """
 SCRIPT = """
 name: told
@@ -63,6 +64,7 @@ def tokens(tmp_path: Path) -> None:
 
     documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
     write_tokens(tmp_path / "text", documents)
+    write_pauses(tmp_path / "calm")
 
 
 def look(vjob: Vjob, run: RunFolder) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def find_rank(run: RunFolder, rank: int) -> tuple[int, str]:
 
 
 def test_a_training_is_healthy_until_it_is_done(vjob: Vjob, tokens: None) -> None:
-    run = train(vjob, steps=400)
+    run = train(vjob, steps=150)
     wait_for_verdict(vjob, run, "HEALTHY", 60)
     assert vjob.wait_over(run, 240)["verdict"] == "COMPLETED", vjob.explain(run)
     found = look(vjob, run)

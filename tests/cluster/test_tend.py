@@ -15,7 +15,7 @@ from varuna_core.records.training import read_training
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 GROWS = (
-    CONF.replace("steps: 150", "steps: 2000000")
+    CONF.replace("steps: 60", "steps: 2000000")
     .replace("pipeline: 4", "pipeline: 1")
     .replace("walltime_min: 10", "walltime_min: 60")
     .replace("count: 4, queue: gpu2", "count: 1, queue: gpu1")

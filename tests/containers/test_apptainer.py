@@ -18,16 +18,21 @@ from varuna_core.agent.entry import COMMAND, build_entry
 pytestmark = pytest.mark.apptainer
 
 
-@pytest.mark.parametrize("writable", [True, False])
-def test_a_sif_file_runs_as_it_is(
-    writable: bool, tools: Tools, tmp_path: Path, image: Path, scratch: Path
-) -> None:
+@pytest.fixture(scope="module")
+def sif(tools: Tools, image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tools.need("apptainer")
     if os.geteuid() != 0 and not os.access("/dev/fuse", os.W_OK):
         pytest.skip("/dev/fuse is not for ordinary users here")
-    sif = tmp_path / "small.sif"
+    sif = tmp_path_factory.mktemp("sif") / "small.sif"
     build = ["apptainer", "--silent", "build", sif, image.parent / "root"]
     subprocess.run(build, check=True, capture_output=True)
+    return sif
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_sif_file_runs_as_it_is(
+    writable: bool, tools: Tools, tmp_path: Path, sif: Path, scratch: Path
+) -> None:
     box = Box("apptainer", tmp_path, str(sif), scratch, tools.path)
     rows = box.look(f"  writable: {str(writable).lower()}\n")
     assert {row["writes_root"] for row in rows} == {writable}

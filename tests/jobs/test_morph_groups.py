@@ -12,6 +12,8 @@ import pytest
 from tests.command import Vjob
 from tests.jobs.test_morph import (
     CONF,
+    STEPS,
+    WARM,
     kill_node,
     list_morphs,
     read_losses,
@@ -26,14 +28,14 @@ from varuna_core.records.training import read_training
 pytestmark = pytest.mark.slow
 
 
-def text_of(hetero: str, steps: int) -> str:
+def text_of(hetero: str, of: str = CONF) -> str:
     """Three stages: one on the node of the first group, two on that of the second."""
-    text = CONF.replace("pipeline: 4", "pipeline: 3").replace(
+    text = of.replace("pipeline: 4", "pipeline: 3").replace(
         "[{{group: all, count: 4, ranks: 1}}]",
         "[{{group: master, ranks: 1}}, {{group: slave, ranks: 2}}]",
     )
     text = text.replace("  scheduler", f"  hetero: {hetero}\n  scheduler")
-    return text.format(steps=steps, min_nodes=1)
+    return text.format(steps=STEPS, min_nodes=1)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +48,7 @@ def nothing_is_left(vjob: Vjob) -> Iterator[None]:
 def test_a_run_goes_on_without_its_second_group(vjob: Vjob, hetero: str) -> None:
     from tests.varuna_core.programs.plain import train_plainly
 
-    run = vjob.submit(text_of(hetero, 150))
+    run = vjob.submit(text_of(hetero, WARM if hetero == "split" else CONF))
     wait_for_checkpoint(vjob, run, 10)
     if hetero == "split":
         os.kill(read_json(run.path / "local.slave.json")["pid"], signal.SIGTERM)
@@ -63,7 +65,7 @@ def test_a_run_goes_on_without_its_second_group(vjob: Vjob, hetero: str) -> None
 
 
 def test_both_halves_of_a_split_run_come_back_together(vjob: Vjob) -> None:
-    text = text_of("split", 150).replace("join_s: 30", "join_s: 30\n  requeue: true")
+    text = text_of("split").replace("join_s: 30", "join_s: 30\n  requeue: true")
     run = vjob.submit(text)
     wait_for_checkpoint(vjob, run, 10)
     os.kill(read_json(run.path / "local.master.json")["pid"], signal.SIGUSR1)
@@ -74,4 +76,4 @@ def test_both_halves_of_a_split_run_come_back_together(vjob: Vjob) -> None:
     assert restarts == [1, 1], json.dumps(restarts)
     plan = read_attempt_plan(run, 1)
     assert plan is not None and (plan.pipeline, plan.num_nodes) == (3, 2)
-    assert sorted(read_losses(run)) == list(range(1, 151))
+    assert sorted(read_losses(run)) == list(range(1, STEPS + 1))

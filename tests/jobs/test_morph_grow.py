@@ -13,6 +13,7 @@ import pytest
 from tests.command import Vjob, wait_for
 from tests.jobs.test_morph import (
     CONF,
+    WARM,
     list_morphs,
     names_run,
     read_losses,
@@ -33,10 +34,10 @@ LONG = 20000
 """Steps of a run that is ended before them."""
 
 
-def text_of(*, nodes: int, most: int, fewest: int = 1) -> str:
+def text_of(*, nodes: int, most: int, fewest: int = 1, of: str = CONF) -> str:
     """A pipeline as deep as there are nodes, and no deeper with more."""
-    text = CONF.replace("count: 4", f"count: {nodes}").replace("pipeline: 4", f"pipeline: {nodes}")
-    text = text.replace("min_nodes: {min_nodes}", f"min_nodes: {{min_nodes}}, max_nodes: {most}")
+    text = of.replace("count: 4", f"count: {nodes}").replace("pipeline: 4", f"pipeline: {nodes}")
+    text = text.replace("{min_nodes}", f"{{min_nodes}}, max_nodes: {most}")
     return text.format(steps=LONG, min_nodes=fewest)
 
 
@@ -66,7 +67,7 @@ def end_well(vjob: Vjob, run: RunFolder) -> None:
 def test_a_node_joins_and_leaves_again_and_the_loss_stays_the_same(vjob: Vjob) -> None:
     from tests.varuna_core.programs.plain import train_plainly
 
-    run = vjob.submit(text_of(nodes=2, most=4))
+    run = vjob.submit(text_of(nodes=2, most=4, of=WARM))
     wait_for_checkpoint(vjob, run, 10)
     said = grow(vjob, run, 2)
     assert (said["group"], said["count"]) == ("join1", 2)

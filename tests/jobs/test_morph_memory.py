@@ -21,18 +21,19 @@ from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 
 pytestmark = pytest.mark.slow
-STEPS = 250
+STEPS = 80
 
 
 @pytest.fixture
 def run(vjob: Vjob) -> Iterator[RunFolder]:
     """Two stages of two replicas, on four nodes, with copies each 5 steps; it goes on from the one
-    checkpoint of a run that was cancelled."""
-    text = CONF.format(steps=STEPS, min_nodes=2)
-    text = text.replace("pipeline: 4", "pipeline: 2").replace("every: 10", "every: 0")
-    run = vjob.submit(text)
+    checkpoint of a run on one node that was cancelled."""
+    text = CONF.format(steps=STEPS, min_nodes=1).replace("every: 10", "every: 0")
+    one = text.replace("count: 4", "count: 1").replace("pipeline: 4", "pipeline: 1")
+    run = vjob.submit(one)
     wait_for(lambda: max(read_steps(run, 0), default=0) > 10, 120, lambda: vjob.explain(run))
     vjob("cancel", "last")
+    text = text.replace("pipeline: 4", "pipeline: 2").replace("min_nodes: 1", "min_nodes: 2")
     yield vjob.submit(text.replace("keep: 2", "keep: 2, memory_every: 5"))
     vjob("cancel", "last", "--now", code=None)
 

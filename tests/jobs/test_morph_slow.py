@@ -9,33 +9,20 @@ import pytest
 from tests.command import Vjob, wait_for
 from tests.jobs.test_morph import CONF, list_morphs, read_losses
 from tests.jobs.test_morph import vjob as vjob
+from tests.pauses import write_pauses
 from varuna_core.records.events import read_events
 from varuna_core.records.training import read_training
 
 pytestmark = pytest.mark.slow
 
-SLOWS = """
-import time
-import torch.nn.functional as functional
-
-plain = functional.gelu
-
-
-def gelu(*values, **options):
-    time.sleep(0.05)
-    return plain(*values, **options)
-
-
-functional.gelu = gelu
-"""
-"""Four times in each micro-batch: 0.4 s of a step, whatever else the processors have to do."""
+SLOW_S = 0.05
+"""Four times in each micro-batch: 0.6 s of a step more, whatever else the processors have to do."""
 
 
 def test_a_slow_node_is_left_out_where_another_one_waits(vjob: Vjob, tmp_path: Path) -> None:
     from tests.varuna_core.programs.plain import train_plainly
 
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "sitecustomize.py").write_text(SLOWS)
+    write_pauses(tmp_path / "slow", SLOW_S)
     groups = "{{group: one}}, {{group: slow, env: {{PYTHONPATH: %s}}}}, {{group: spare}}"
     text = CONF.replace("{{group: all, count: 4, ranks: 1}}", groups % (tmp_path / "slow"))
     text = text.replace("pipeline: 4", "pipeline: 1, data: 2").replace(

@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pythons import OLDEST, list_pythons
 from tests.varuna_core.stage import (
     TIMING,
     Stage,
@@ -38,19 +37,11 @@ os.execve(sys.argv[1], sys.argv[1:], env)
 """A container runtime in miniature: only the one variable enters."""
 
 
-def find_old_python() -> str | None:
-    """An interpreter as old as the agent must bear."""
-    names = ["python3.8", *sorted(map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python")))]
-    for name in names:
-        path = shutil.which(name)
-        if path and subprocess.run([path, "-c", ""], check=False).returncode == 0:
-            return path
-    return None
-
-
-@pytest.mark.parametrize("age", ["this python", "python 3.8"])
-def test_all_ranks_that_exit_0_end_the_attempt_with_0(make_stage: MakeStage, age: str) -> None:
-    python = sys.executable if age == "this python" else find_old_python()
+@pytest.mark.parametrize("version", [sys.version_info[:2], OLDEST])
+def test_all_ranks_that_exit_0_end_the_attempt_with_0(
+    make_stage: MakeStage, version: tuple[int, int]
+) -> None:
+    python = list_pythons().get(version)
     if python is None:
         pytest.skip("no Python 3.8 on this machine")
     plan = make_plan(make_group("a", 2, 2), command=shell('echo "rank $RANK of $WORLD_SIZE"'))

@@ -155,16 +155,16 @@ def test_what_deepspeed_cannot_do_is_refused_by_its_key(text: str, key: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2])
-def test_deepspeed_trains_on_this_machine(tmp_path: Path, stage: int) -> None:
+def test_deepspeed_trains_on_this_machine(tmp_path: Path) -> None:
+    """In ZeRO's first stage; the lab's test has the second one."""
     vjob = Vjob(tmp_path)
     (tmp_path / "ds.json").write_text(
         json.dumps({"zero_optimization": {"reduce_bucket_size": 5000}})
     )
     run = vjob.submit(
-        CONF.format(python=find_python(), stage=stage, scheduler="local", count=1, ranks=2)
+        CONF.format(python=find_python(), stage=1, scheduler="local", count=1, ranks=2)
     )
-    check_runs(vjob, run, stage)
+    check_runs(vjob, run, 1)
 
 
 @pytest.mark.slow

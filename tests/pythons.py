@@ -1,0 +1,37 @@
+"""The Pythons that this machine offers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+OLDEST, NEWEST = (3, 8), (3, 14)
+"""The first is the agent's; of a newer one than the last nobody knows yet."""
+
+
+@cache
+def list_pythons() -> dict[tuple[int, int], str]:
+    """One of each version: this one, those on the PATH, pyenv's."""
+    found = {sys.version_info[:2]: sys.executable}
+    pyenv = sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python")))
+    names = [f"python3.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1)]
+    for name in (*names, *pyenv):
+        version = _ask_version(name)
+        if version is not None and OLDEST <= version <= NEWEST:
+            found.setdefault(version, name)
+    return found
+
+
+def _ask_version(python: str) -> tuple[int, int] | None:
+    """None for what is not there, or is a shim of a version that is not installed."""
+    try:
+        done = subprocess.run(
+            [python, "--version"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = re.match(r"Python (\d+)\.(\d+)", done.stdout) if done.returncode == 0 else None
+    return (int(said[1]), int(said[2])) if said else None
