@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks.catalogue import BENCHMARKS, ON_GPU, Benchmark
 from benchmarks.drawing import draw_bounds
 from benchmarks.figures import Figure, find_figures
-from benchmarks.machine import find_gpu, read_memory_gb, read_processor
+from benchmarks.machine import compile_to, find_gpu, read_memory_gb, read_processor
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -68,12 +68,13 @@ def run_benchmark(benchmark: Benchmark, is_quick: bool, limit_s: float) -> Outco
     command = benchmark.build_command(sys.executable, is_quick, image)
     if not is_quick:
         command.append("--write")
-    shown = " ".join(["python", *command[1:]])
+    shown = " ".join("$VJOB_BENCH_IMAGE" if word == image else word for word in command[1:])
+    shown = f"python {shown}"
     if obstacle := benchmark.find_obstacle(image):
         return Outcome(benchmark=benchmark, command=shown, obstacle=obstacle)
-    env = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    if env.pop("PYTHONDONTWRITEBYTECODE", None):  # installed programs are compiled
-        env["PYTHONPYCACHEPREFIX"] = str(ROOT / ".compiled")
+    is_compiled = not os.environ.get("PYTHONDONTWRITEBYTECODE")
+    env = dict(os.environ) if is_compiled else compile_to(ROOT / ".compiled")
+    env |= {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     start = time.monotonic()
     child = subprocess.Popen(
         command,
@@ -182,6 +183,12 @@ def main() -> None:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(names)}")
     machine = describe_machine()
     gpu = find_gpu() if options.gpu else None
+    today = datetime.date.today().isoformat()
+    stem = today + "-gpu" * options.gpu + "-quick" * options.quick
+    path, plot = RESULTS / f"{stem}.md", RESULTS / f"{stem}.svg"
+    title = f"Figures of {today}" + ", on a GPU" * options.gpu + ", a quick look" * options.quick
+    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+    about = f"{machine} GPU: {gpu or 'none, so nothing was run'}." if options.gpu else machine
     outcomes = []
     for one in every:
         if options.only and one.name not in options.only:
@@ -193,16 +200,10 @@ def main() -> None:
             outcome = run_benchmark(one, options.quick, limit_s)
         print(outcome.text or f"{one.title}: not measured: {outcome.obstacle}", flush=True)
         outcomes.append(outcome)
-    today = datetime.date.today().isoformat()
-    stem = today + "-gpu" * options.gpu + "-quick" * options.quick
-    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
-    about = f"{machine} GPU: {gpu or 'none, so nothing was run'}." if options.gpu else machine
-    groups = {one.benchmark.title: one.figures for one in outcomes if one.figures}
-    if groups:
-        (RESULTS / f"{stem}.svg").write_text(draw_bounds(groups))
-    path = RESULTS / f"{stem}.md"
-    title = f"Figures of {today}" + ", on a GPU" * options.gpu + ", a quick look" * options.quick
-    path.write_text(render(title, command, about, outcomes, f"{stem}.svg"))
+        # After each of them: the whole takes an hour, and may be cut off.
+        if groups := {one.benchmark.title: one.figures for one in outcomes if one.figures}:
+            plot.write_text(draw_bounds(groups))
+        path.write_text(render(title, command, about, outcomes, plot.name))
     print(f"wrote {path}")
 
 

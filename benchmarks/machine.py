@@ -1,4 +1,7 @@
-"""What figures say of the machine: its processor, memory and GPU, and nothing that names it."""
+"""What figures say of the machine: its processor, memory and GPU, and nothing that names it.
+
+And how programs are installed on it: compiled.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,13 @@ import os
 import platform
 from importlib.util import find_spec
 from pathlib import Path
+
+
+def compile_to(folder: Path) -> dict[str, str]:
+    """This process' environment, but modules are compiled, as those of installed programs are."""
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    return env
 
 
 def read_processor() -> str:

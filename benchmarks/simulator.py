@@ -240,7 +240,7 @@ def judge(rows: Sequence[Row]) -> str:
         own = [row for row in rows if row.launch.model == model]
         rho = rank_correlation(own)
         what = f"ranks of the {len(own)} layouts of {MODELS[model]} (Spearman)"
-        add(what, "0.95", f"{rho:.3f}", rho >= SPEARMAN_AT_LEAST)
+        add(what, f"at least {SPEARMAN_AT_LEAST}", f"{rho:.3f}", rho >= SPEARMAN_AT_LEAST)
     for title in dict.fromkeys(row.launch.title for row in rows):
         own = [row for row in rows if row.launch.title == title]
         chosen = min(own, key=lambda row: row.predicted.step_s)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.machine import compile_to
 from benchmarks.spine import ROOT
 from jobs.monitor.reader import Reader, open_reader
 from jobs.monitor.run import RunReader
@@ -199,7 +200,7 @@ def main() -> None:
             (tools / tool).write_text(text.format(calls=calls, components=16))
             (tools / tool).chmod(0o755)
         os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
-        env = {**os.environ, "XDG_STATE_HOME": str(Path(name) / "state")}
+        env = {**compile_to(Path(name, "compiled")), "XDG_STATE_HOME": str(Path(name) / "state")}
         write_logs(folder, options.nodes)
         status = [sys.executable, "-m", "jobs", "status", "--json"]
         tail = ["sh", "-c", f"exec tail -n 50 {folder}/*"]

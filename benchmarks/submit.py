@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.machine import compile_to
+
 ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).parent / "results" / "submit.md"
 BOUND = 1.5
@@ -85,13 +87,11 @@ def main() -> None:
         (folder / "train.py").touch()
         (folder / "peer.py").write_text(PEER)
         env = {
-            **os.environ,
+            **compile_to(folder / "compiled"),
             "PATH": f"{tools}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "XDG_STATE_HOME": str(folder / "state"),
-            "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
         }
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # installed programs are compiled
         pairs = compare(
             lambda: time_process(
                 [sys.executable, "-m", "jobs", "submit", "conf.yaml"], folder, env
