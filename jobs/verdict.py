@@ -26,14 +26,12 @@ def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
     if not attempts:
         return None
     attempt = attempts[-1]
-    plan = read_attempt_plan(run, attempt.number)
-    if plan is None:
-        return None
     list_names(attempt.outcome.parent)  # makes NFS look anew
     written = read_outcome(attempt)
     if written is not None:
         return written
-    if all(info.state is JobState.COMPLETED for info in infos):
+    plan = read_attempt_plan(run, attempt.number)
+    if plan is None or all(info.state is JobState.COMPLETED for info in infos):
         return None  # the batch script judged; its file is on its way
     outcome = judge_exits(
         plan,

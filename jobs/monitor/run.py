@@ -72,6 +72,8 @@ class RunReader:
             )
         self._num_lines, self._clock = num_lines, clock
         self._plan = read_plan(run.plan)
+        self._lacks_plan = False
+        """The last attempt's own has yet to be written."""
         self._asked = read_asked(run, self._plan)
         self._desk = desk or SchedulerDesk(run, record.scheduler)
         self._skew = Skew()
@@ -157,14 +159,17 @@ class RunReader:
             self._attempt = None
             return AttemptView()
         last = attempts[-1]
-        if self._attempt is None or self._attempt.attempt.number != last.number:
-            self._plan = read_attempt_plan(self.run, last.number)
+        read = self._attempt
+        if read is None or read.attempt.number != last.number or self._lacks_plan:
+            own = read_attempt_plan(self.run, last.number)
+            self._plan = own or read_plan(self.run.plan)
+            self._lacks_plan = own is None and self._plan is not None
             self._asked = read_asked(self.run, self._plan, last)
             self._attempt = AttemptReader(last, self._plan, self._num_lines)
             return self._attempt.read()
-        opened = self._attempt.opened
-        shown = self._attempt.read()
-        if opened is not None and opened != self._attempt.opened:  # another try, in the same place
+        opened = read.opened
+        shown = read.read()
+        if opened is not None and opened != read.opened:  # another try, in the same place
             self._attempt = AttemptReader(last, self._plan, self._num_lines)
             shown = self._attempt.read()
         return shown

@@ -15,6 +15,7 @@ from jobs import joined, membership, runs, tend
 from jobs.errors import InputError
 from jobs.holding import hold_file
 from jobs.idle_nodes import IdleNode
+from jobs.monitor.run import RunReader
 from jobs.scripts import HOME, render_batch
 from jobs.slurm import JobState
 from jobs.tend import Tender
@@ -24,6 +25,7 @@ from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.joins import read_joins
+from varuna_core.records.plan import read_plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
 
@@ -77,10 +79,21 @@ def make_training_run(folder: Path, text: str, *, steps: int = 1000, nodes: int 
     training = replace(GPT, steps=steps, partition=None, **shape)
     run.training.write_text(render_training(training))
     run.attempt(0).make()
+    write_own_plan(run, nodes)
     say_members(run, range(nodes))
     for rank in range(nodes):
         trace(run, rank, work_s=1.5)
     return run
+
+
+def write_own_plan(run: RunFolder, nodes: int) -> None:
+    """Of an attempt on the first of them: last of all, as a manager does."""
+    plan = read_plan(run.plan)
+    assert plan is not None
+    (group,) = plan.groups
+    groups = (replace(group, count=nodes),)
+    stage_map = f"{','.join(map(str, range(nodes)))};"
+    write_plan(run.attempt(0).plan, replace(plan, groups=groups, data=nodes, stage_map=stage_map))
 
 
 def say_members(run: RunFolder, seats: Sequence[int], phase: str = "running") -> None:
@@ -233,6 +246,23 @@ def test_a_slow_node_is_asked_to_leave_and_stays_away(cluster: Idle, tmp_path: P
     assert left(run) == [5] and read_json(run.morph.leave(5))["why"] in said
     assert look(run) == [], "once"
     assert membership.read_slow_hosts(run) == {"h5"}
+
+
+def test_an_attempt_is_known_by_its_own_plan_however_late_that_lands(
+    cluster: Idle, tmp_path: Path
+) -> None:
+    """The manager's word of an attempt comes before its plan: of fewer nodes than the run's."""
+    run = make_training_run(tmp_path, LEAVES, nodes=16)
+    say_members(run, range(15))
+    run.attempt(0).plan.unlink()
+    trace(run, 5, work_s=2.2)
+    said: list[str] = []
+    tender, reader = Tender(run, said.append), RunReader(run)
+    assert tender.look() and said == []
+    assert reader.read().world == 16
+    write_own_plan(run, 15)
+    assert tender.look() and said[0].startswith("node 5 is to leave: rank 5 works 47 % longer")
+    assert reader.read().world == 15
 
 
 def test_one_looks_after_a_run_and_only_where_it_was_asked_to(

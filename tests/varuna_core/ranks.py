@@ -65,7 +65,10 @@ class Rank:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it has ended since
+                os.kill(self.pid, number)
 
     def close(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -250,9 +250,16 @@ def read_plan(path: Path) -> Plan | None:
 
 
 def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:
-    """The plan of one attempt: its own where the run may morph, else the run's."""
+    """The plan of one attempt: its own where the run may morph, else the run's.
+
+    None where a run that may morph has yet to write it: its state tells of an attempt, and the
+    attempt's folder is there, before its plan is.
+    """
     attempt = run.attempt(number)
-    return read_plan(attempt.plan if is_listed(attempt.plan) else run.plan)
+    if is_listed(attempt.plan):
+        return read_plan(attempt.plan)
+    plan = read_plan(run.plan)
+    return None if plan is not None and plan.morph else plan
 
 
 def parse_plan(value: dict[str, Any]) -> Plan:
