@@ -65,9 +65,7 @@ class Rank:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # it has ended since
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
                 os.kill(self.pid, number)
 
     def close(self) -> None:

@@ -2,15 +2,17 @@
 
 import socket
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.varuna_core.stage import make_group, make_plan
 from varuna_core.agent import network, opening
 from varuna_core.agent.errors import Refusal
-from varuna_core.agent.network import Route, parse_addresses, parse_route
+from varuna_core.agent.network import Route, is_port_free, parse_addresses, parse_route
 from varuna_core.agent.opening import find_address, pick_port
 from varuna_core.records.exits import NOT_READY
+from varuna_core.records.plan import Plan
 
 ADDRESSES = r"""
 1: lo    inet 127.0.0.1/8 scope host lo\       valid_lft forever preferred_lft forever
@@ -95,13 +97,35 @@ def test_one_node_may_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_port_follows_job_and_attempt_and_passes_over_one_in_use() -> None:
-    plan = make_plan()
-    first = pick_port(plan, 1, "4711")
+    first = pick(1, "4711")
     assert first == 61000 + (4711 * 7 + 1) % 4500
     with socket.socket() as other:
         other.bind(("127.0.0.1", first))
         other.listen()
-        assert pick_port(plan, 1, "4711+0") == first + 1
+        assert pick(1, "4711+0") == first + 1
+    assert pick(1, "4711", wanted=first + 7) == first + 7
+
+
+def pick(*words: Any, wanted: int | None = None, plan: Plan | None = None) -> int:
+    """And lets it go again."""
+    port, holder = pick_port(plan or make_plan(), *words, wanted=wanted)
+    holder.close()
+    return port
+
+
+def test_two_runs_that_start_at_once_get_ports_of_their_own() -> None:
+    """Before either listens; and who holds one can be listened beside, as rank 0 does."""
+    first, holder = pick_port(make_plan(), 1, "4712")
+    with holder:
+        assert not is_port_free(first)
+        assert pick(1, "4712") == pick(1, "4712", wanted=first) == first + 1
+        with pytest.raises(Refusal, match=f"port {first} is in use"):
+            pick(1, "4712", plan=make_plan(port=first))
+        with socket.socket() as master:
+            master.bind(("", first))
+            master.listen()
+            assert not is_port_free(first)
+    assert pick(1, "4712") == first
 
 
 def test_a_fixed_port_in_use_is_named() -> None:
@@ -110,4 +134,4 @@ def test_a_fixed_port_in_use_is_named() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(Refusal, match=f"port {port} is in use"):
-            pick_port(make_plan(port=port), 0, None)
+            pick(0, None, plan=make_plan(port=port))

@@ -96,19 +96,39 @@ def list_interfaces() -> list[str]:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether the master could listen there; as torch does, on all addresses.
+    """Whether the master could listen there and no other run on this host is about to."""
+    holder = hold_port(port)
+    if holder is not None:
+        holder.close()
+    return holder is not None
+
+
+def hold_port(port: int) -> socket.socket | None:
+    """Keeps other runs on this host from a free port until it is closed; None where it is taken.
+
+    Seconds pass before rank 0 listens, and others may have begun to look at the same number. What
+    is held is a name beside the port, not the port: whatever the program is, it can listen there.
 
     Asked again before a no: a command that another thread starts holds, from its fork to its exec,
-    a copy of the very socket that tests.
+    copies of the very sockets that test.
     """
-    for _ in range(NUM_PORT_TESTS - 1):
+    for again in range(NUM_PORT_TESTS):
+        if again:
+            time.sleep(PORT_TEST_PAUSE_S)
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            holder.bind(f"\0vjob-port-{port}")  # a name without a file: it goes with its holder
+        except OSError:
+            holder.close()
+            continue
         if _can_listen(port):
-            return True
-        time.sleep(PORT_TEST_PAUSE_S)
-    return _can_listen(port)
+            return holder
+        holder.close()
+    return None
 
 
 def _can_listen(port: int) -> bool:
+    """As torch does, on all addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as test:
         # As torch's store sets it: TIME_WAIT of an earlier attempt is no reason to refuse.
         test.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -26,7 +26,6 @@ from varuna_core.agent.meeting import (
     wait_for_go,
     wait_for_master,
 )
-from varuna_core.agent.network import is_port_free
 from varuna_core.agent.opening import pick_port
 from varuna_core.agent.preflight import inspect_node
 from varuna_core.agent.process import own_environment
@@ -80,7 +79,7 @@ def run_node(
         site = replace(site, container=container)
         with contextlib.ExitStack() as leases:
             report = make_ready(site, signals, problems, leases)
-            port = meet(site, signals, report)
+            port = meet(site, signals, report, leases)
             site = replace(site, master=replace(master, port=port))
             return Supervisor(site, signals, meeting_of(site), waiting).run()
     except Refusal as refusal:
@@ -116,7 +115,7 @@ def make_ready(
     return report
 
 
-def meet(site: Site, signals: Signals, report: NodeReport) -> int:
+def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.ExitStack) -> int:
     """The port to meet at, once every node is ready; a Refusal otherwise."""
     plan, attempt, opened = site.plan, site.attempt, site.master.opened
     if site.node.index != 0:
@@ -139,8 +138,8 @@ def meet(site: Site, signals: Signals, report: NodeReport) -> int:
     if problem is not None:
         raise Refusal(NOT_READY, problem, failed[0] if failed else None)
     # A container may have taken half an hour to prepare, and the port somebody's fancy meanwhile.
-    is_free = is_port_free(site.master.port)
-    port = site.master.port if is_free else pick_port(plan, attempt.number, None)
+    port, holder = pick_port(plan, attempt.number, None, site.master.port)
+    leases.enter_context(holder)
     say_go(attempt, opened, port)
     return port
 

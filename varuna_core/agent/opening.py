@@ -7,19 +7,21 @@ here is free where the master will listen. The other jobs of a split run only ma
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
+import socket
 import sys
 import time
 import zlib
-from typing import Mapping
+from typing import Iterable, Mapping
 
 from varuna_core.agent.errors import Refusal
 from varuna_core.agent.host import group_of, host_name
 from varuna_core.agent.network import (
     find_outside_address,
+    hold_port,
     is_own_address,
-    is_port_free,
     list_addresses,
     list_ports,
     resolve,
@@ -54,7 +56,8 @@ def open_attempt(
     host = host_name(plan, 0, os.environ, os.uname().nodename)
     try:
         address = find_address(plan, host, os.environ, given_address)
-        port = pick_port(plan, number, job_id)
+        port, holder = pick_port(plan, number, job_id)
+        holder.close()  # the agent of this node takes it, or another
     except Refusal as refusal:
         # Left where `close` and the jobs of other groups will find the reason.
         write_stop(attempt, "not-ready", refusal.code, refusal.reason, node=host)
@@ -99,15 +102,23 @@ def advise_hosts_line(host: str, named: list[str], address: str | None) -> str:
     return f"{host} {found} on itself; put the line '{line}' in its /etc/hosts instead"
 
 
-def pick_port(plan: Plan, attempt: int, job_id: str | None) -> int:
+def pick_port(
+    plan: Plan, attempt: int, job_id: str | None, wanted: int | None = None
+) -> tuple[int, socket.socket]:
+    """A port where the master can listen, `wanted` before all others, and what keeps other runs
+    from it until it is closed."""
+    ports: Iterable[int] = list_ports(_number_of(plan, job_id), attempt)
     if plan.port is not None:
-        if is_port_free(plan.port):
-            return plan.port
+        ports = [plan.port]
+    elif wanted is not None:
+        ports = itertools.chain([wanted], ports)
+    for port in ports:
+        holder = hold_port(port)
+        if holder is not None:
+            return port, holder
+    if plan.port is not None:
         what = f"port {plan.port} is in use on this host"
         raise Refusal(NOT_READY, f"{what}: set cluster.port to auto, or free it")
-    for port in list_ports(_number_of(plan, job_id), attempt):
-        if is_port_free(port):
-            return port
     raise Refusal(NOT_READY, "every port from 61000 to 65499 is in use on this host")
 
 
