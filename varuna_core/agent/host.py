@@ -20,7 +20,8 @@ def open_run(path: Path) -> RunFolder:
 def load_plan(run: RunFolder, attempt: int) -> Plan:
     plan = read_attempt_plan(run, attempt)
     if plan is None:
-        raise Refusal(WRONG_INPUT, f"{run.plan}: missing, torn, or of another vjob's format")
+        what = f"{run.plan}, or that of attempt {attempt}"
+        raise Refusal(WRONG_INPUT, f"{what}: missing, torn, or of another vjob's format")
     return plan
 
 

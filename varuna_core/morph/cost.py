@@ -54,6 +54,8 @@ class Cost:
         self.look(before)  # an attempt may be over before anybody looked at its start
         if before.phase == RUNNING:
             self._write(before)  # it may never have come to a step
+        if before.phase == JUDGING and self._before is not None and not self._before["reason"]:
+            self._before["reason"] = state.why  # its ranks ended by themselves: the files told why
         if state.phase in (SAVING, STOPPING, JUDGING):
             self._marks.setdefault("ending", now)
         if state.phase == JUDGING:

@@ -126,7 +126,6 @@ class Manager:
 
     def run(self) -> int:
         """0 once manager.json has the answer; the batch script reads it with `answer`."""
-        self._write_orders()
         self._do(repeat(self._state))
         while self._state.phase != ENDED:
             if self._is_replaced():
@@ -244,6 +243,7 @@ class Manager:
     # Actions.
 
     def _do(self, actions: Sequence[Action]) -> None:
+        """The orders tell of an attempt, so they come after its plan: once, after all the rest."""
         for action in actions:
             if isinstance(action, Start):
                 seen = {"whole": self._state.whole, "saved": self._state.saved}
@@ -254,7 +254,8 @@ class Manager:
                 self._stop(action)
             elif isinstance(action, End):
                 self._conclude(action)
-            self._write_orders()
+        self._write_orders()
+        for action in actions:
             if isinstance(action, Judge):
                 self._tell(self._judge(action.attempt))
 

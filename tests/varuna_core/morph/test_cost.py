@@ -119,6 +119,18 @@ def test_the_notice_counts_from_the_first_rank_that_failed(
     assert event["notice_s"] == pytest.approx(notice_s, abs=5)
 
 
+def test_ranks_that_all_ended_by_themselves_have_the_reason_that_their_files_told(
+    story: Story,
+) -> None:
+    story.start()
+    story.train()
+    story.go(JUDGING)
+    story.go(GATHERING, why="rank 0 exited 1: ValueError")
+    story.start()
+    story.train()
+    assert story.morphs()[0]["reason"] == "rank 0 exited 1: ValueError"
+
+
 def test_who_was_asked_to_leave_was_noticed_at_once(story: Story) -> None:
     story.start()
     story.train()

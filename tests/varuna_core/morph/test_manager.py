@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,15 @@ import pytest
 from tests.varuna_core.programs.trainings import GPT
 from tests.varuna_core.stage import TIMING, make_group, make_plan, wait_until
 from varuna_core.agent.bundle import write_bundle
-from varuna_core.morph.orders import read_orders
+from varuna_core.morph import manager
+from varuna_core.morph.machine import RUNNING, State
+from varuna_core.morph.orders import Orders, read_orders
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
-from varuna_core.records.plan import MorphPlan, read_attempt_plan, write_plan
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.plan import MorphPlan, read_attempt_plan, read_plan, write_plan
+from varuna_core.records.runfolder import MorphFolder, RunFolder
 from varuna_core.records.training import read_training, render_training
 
 HANGS_AT_FIRST = '[ "$VJOB_ATTEMPT" = 0 ] && exec sleep 1000; '
@@ -176,6 +178,33 @@ def test_a_job_that_was_given_fewer_nodes_starts_with_those(tmp_path: Path) -> N
         assert [elastic.finish(node)[0] for node in nodes] == [0, 0]
     finally:
         elastic.end()
+
+
+class Seen(Exception):
+    """Enough of a manager that otherwise goes on."""
+
+
+def test_orders_tell_of_an_attempt_once_its_plan_is_there(
+    elastic: Elastic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they change for another reason in the same breath, and after a kill in it."""
+    run, plan, text = elastic.run, read_plan(elastic.run.plan), elastic.run.training
+    assert plan is not None
+    seen: list[bool] = []
+
+    def see(folder: MorphFolder, orders: Orders) -> None:
+        seen.append(orders.attempt == 4 and run.attempt(4).plan.exists())
+        raise Seen
+
+    monkeypatch.setattr(manager, "write_orders", see)
+    monkeypatch.setattr(manager, "Signals", lambda: None)
+    nodes = ("0/a", "2/c")
+    state = State(phase=RUNNING, attempt=4, nodes=nodes, members=nodes, fenced=("1/b",))
+    run.morph.make()
+    write_json(run.morph.manager, {**asdict(state), "session": "7.0"})
+    with pytest.raises(Seen):
+        manager.Manager(run, plan, read_training(text), "7.0").run()
+    assert seen == [True]
 
 
 def test_a_second_manager_is_refused(elastic: Elastic) -> None:
