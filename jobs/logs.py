@@ -205,7 +205,7 @@ def follow_run(
     check_ranks(run, wanted)
     is_known = not wanted.nodes
     logs: dict[Path, Log] = {}
-    collapser, world = Collapser(), _read_world(run)
+    collapser = Collapser()
     state, looked = "", -math.inf
     while True:
         if time.monotonic() - looked > LOOK_S:
@@ -221,7 +221,7 @@ def follow_run(
         for attempt in run.attempts():
             for log in find_logs(attempt, wanted, num_lines):
                 logs.setdefault(log.path, log)
-        num_lines = None
+        num_lines, world = None, _read_world(run)  # attempts may come, of fewer ranks
         num_new = 0
         for line in merge_lines(_choose(log, wanted, final=over) for log in logs.values()):
             num_new += 1

@@ -226,8 +226,9 @@ def test_logs_can_be_narrowed_to_a_rank_and_a_pattern(vjob: Vjob) -> None:
 def test_logs_tell_what_all_ranks_print_once_and_raw_as_it_is(vjob: Vjob) -> None:
     script = vjob.folder / "say.py"
     script.write_text("import os\nprint('loading')\nprint('rank', os.environ['RANK'])\n")
-    run = vjob.submit(fate("-1", "hang").replace(str(PROGRAMS / "fate.py"), str(script)))
-    vjob.wait_over(run)
+    text = fate("-1", "hang").replace(str(PROGRAMS / "fate.py"), str(script))
+    followed = vjob("submit", vjob.write(text), "--follow").stdout  # from before there was a rank
+    assert "x4 all ranks | loading" in followed
     said = vjob("logs", "last").stdout.splitlines()
     assert said[0] == "x4 all ranks | loading"
     assert sorted(said[1:]) == [f"local{rank // 2} | {rank}: rank {rank}" for rank in range(4)]
