@@ -89,6 +89,54 @@ def test_a_job_that_may_start_with_fewer_nodes_asks_for_a_range_and_no_tasks() -
     assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n" in text and "--expected" not in text
 
 
+WARNED = """#!/bin/sh
+# An agent whose job is warned while it opens the attempt, or while its ranks start.
+echo "$*" >>calls
+case "$*" in
+  *open*) kill -USR1 "$PPID" ;;
+  *close*) echo 0 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("single", "signal --run {run} --attempt 0 --name USR1 --key batch-USR1-1"),
+        ("hetjob", "signal --run {run} --attempt 0 --name USR1 --key batch-USR1-1"),
+        ("morph", "morph manage --run {run} --session 7.0 --heard  USR1 --expected 2"),
+    ],
+)
+def test_a_warning_that_comes_before_all_is_told_once_there_is_somebody_to_tell(
+    layout: str, expected: str, tmp_path: Path
+) -> None:
+    warns = layout == "morph"  # which opens nothing by itself
+    for name, text in (("python", WARNED), ("srun", 'kill -USR1 "$PPID"; ' * warns + "sleep 0.5")):
+        (tmp_path / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    conf = make_conf(LAYOUTS[layout])
+    plan = replace(make_plan(conf), python=str(tmp_path / "python"))
+    text = render_batch(conf, plan, RUN)
+    if warns:  # long enough for the warning to be there
+        text = text.replace("\nmanager=\n", "\nsleep 0.3\nmanager=\n")
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NUM_NODES": "2",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    expected = expected.format(run=RUN.path)
+    assert [expected in call for call in calls].count(True) == 1, done.stderr
+
+
 @pytest.mark.parametrize(("lives_s", "starts"), [(0, 10), (90, 15)])
 def test_only_managers_that_fail_in_a_row_end_the_job(
     lives_s: int, starts: int, tmp_path: Path

@@ -14,6 +14,13 @@
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
 set -euo pipefail
 
+# A warning may come before there is anybody to tell, and without a trap it would end this script.
+early=
+for name in USR1 USR2; do
+  # shellcheck disable=SC2064 # the name is meant to expand now
+  trap "early=\"\$early $name\"" "$name"
+done
+
 run=/home/u/exp/log/plain-20260102-030405
 group=''
 session=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
@@ -59,6 +66,7 @@ for name in TERM INT HUP USR1 USR2; do
   # shellcheck disable=SC2064 # the name is meant to expand now
   trap "call_manager $name" "$name"
 done
+calls="$early$calls"
 failures=0
 while [ "$failures" -lt 10 ]; do
   begun=$SECONDS

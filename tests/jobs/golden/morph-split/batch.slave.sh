@@ -16,6 +16,13 @@
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
 set -euo pipefail
 
+# A warning may come before there is anybody to tell, and without a trap it would end this script.
+early=
+for name in USR1 USR2; do
+  # shellcheck disable=SC2064 # the name is meant to expand now
+  trap "early=\"\$early $name\"" "$name"
+done
+
 run=/home/u/exp/log/plain-20260102-030405
 group=slave
 session= # the manager's, which is in another job
@@ -58,6 +65,7 @@ done
 # shellcheck disable=SC2317 # the trap below calls it
 ask_to_leave() { agent morph leave --run "$run" --group "$group" || true; }
 trap ask_to_leave USR1 USR2
+[ -z "$early" ] || ask_to_leave
 while kill -0 "${step_pids[@]}" 2>/dev/null; do
   wait "${step_pids[@]}" || true
 done

@@ -16,6 +16,13 @@
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
 set -euo pipefail
 
+# A warning may come before there is anybody to tell, and without a trap it would end this script.
+early=
+for name in USR1 USR2; do
+  # shellcheck disable=SC2064 # the name is meant to expand now
+  trap "early=\"\$early $name\"" "$name"
+done
+
 run=/home/u/exp/log/plain-20260102-030405
 group=''
 attempt=${SLURM_RESTART_COUNT:-0}
@@ -81,6 +88,7 @@ call_ranks() {
 }
 trap 'call_ranks USR1' USR1
 trap 'call_ranks USR2' USR2
+for name in $early; do call_ranks "$name"; done
 
 # wait returns early at every trap; once srun is gone, it keeps its status for one more wait.
 while kill -0 "$step_pid" 2>/dev/null; do
