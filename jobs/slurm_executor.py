@@ -1,20 +1,12 @@
-"""Slurm: submission through submitit, looking and cancelling through our own verbs.
-
-submitit cannot follow het jobs (its watcher asks sacct for `26` and gets rows `26+0`, `26+1`), nor
-clusters without accounting, so `look` asks squeue, then scontrol, then sacct. Every underscored
-name of submitit that we use stands in `_Submission`; tests/jobs/test_submitit_contract.py holds
-them against the installed release.
-"""
+"""Slurm: sbatch submits, and a job is looked for in squeue, then scontrol, then sacct: accounting
+is not everywhere."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jobs import process, slurm
 from jobs.errors import UncertainError, VjobError
@@ -31,9 +23,10 @@ class SlurmExecutor(Executor):
     name = "slurm"
 
     def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
-        text = run.batch_script(group).read_text(encoding="utf-8")
+        script = run.batch_script(group)
+        text = script.read_text(encoding="utf-8")
         expedite = "#SBATCH --requeue\n" in text and _can_expedite()
-        return _submit_text(text, folder=run.path, after=after, expedite=expedite)
+        return _submit_script(script, after=after, expedite=expedite)
 
     def test(self, run: RunFolder, group: str | None, text: str) -> str:
         """`sbatch --test-only`: Slurm's own word on when and where it would start."""
@@ -95,43 +88,19 @@ def _can_expedite() -> bool:
     return slurm.can_expedite(read_slurm_config() or {})
 
 
-def _submit_text(text: str, *, folder: Path, after: str | None, expedite: bool = False) -> str:
-    from submitit.core import utils
-    from submitit.slurm.slurm import SlurmExecutor as SubmititExecutor
-
-    class _Submission(SubmititExecutor):
-        """submitit's way of writing, submitting and keeping a script, with our text in it."""
-
-        def _make_submission_file_text(self, command: str, uid: str) -> str:
-            return text
-
-        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-            words = [f"{k}={v}" for k, v in clean_environment(os.environ).items()]
-            sbatch = slurm.build_sbatch_command(
-                str(submission_file_path), str(folder), after=after, expedite=expedite
-            )
-            return ["sh", "-c", SHIELD, "sh", *words, *sbatch]
-
-        @staticmethod
-        def _get_job_id_from_submission_command(string: Any) -> str:
-            said = string.decode(errors="replace") if isinstance(string, bytes) else str(string)
-            return slurm.parse_sbatch_output(said)
-
-        def _num_tasks(self) -> int:
-            return 1  # only names submitit's result files, and we have none
-
-        @classmethod
-        def affinity(cls) -> int:
-            return 2  # whether there is a Slurm was decided before
-
-    with tempfile.TemporaryDirectory(prefix="vjob-") as scratch:
-        try:
-            # submitit prints what sbatch said, and raises with it: we say it once.
-            with contextlib.redirect_stderr(io.StringIO()):
-                job = _Submission(folder=scratch)._submit_command("")
-        except utils.FailedJobError as error:
-            raise explain_failure(str(error)) from None
-    return str(job.job_id)
+def _submit_script(script: Path, *, after: str | None, expedite: bool = False) -> str:
+    """The job's id. In the environment of a fresh login, so that the job is the same from any."""
+    words = [f"{k}={v}" for k, v in clean_environment(os.environ).items()]
+    sbatch = slurm.build_sbatch_command(
+        str(script), str(script.parent), after=after, expedite=expedite
+    )
+    try:
+        result = process.run(["sh", "-c", SHIELD, "sh", *words, *sbatch], timeout_s=SUBMIT_S)
+    except VjobError:
+        raise explain_failure(f"timed out after {SUBMIT_S:g} s") from None
+    if result.code != 0:
+        raise explain_failure(result.err + result.out)
+    return slurm.parse_sbatch_output(result.out)
 
 
 REFUSALS = (
@@ -162,6 +131,8 @@ REFUSALS = (
 """What sbatch says when it refuses, and what to do."""
 
 
+SUBMIT_S = 600.0
+"""A controller under load answers after minutes; Slurm's own patience ends sooner."""
 SHIELD = 'trap "" INT; exec env -i "$@"'
 """Ctrl-C goes to the whole foreground group: sbatch must not die of it after its job was made."""
 

@@ -1,43 +1,25 @@
-"""The underscored hooks of submitit that `jobs/slurm_executor.py` builds on."""
+"""What sbatch is given, and what becomes of its answers; sbatch is a line of shell."""
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
-from submitit.core import core, utils
-from submitit.slurm.slurm import SlurmExecutor as Submitit
 
 from jobs import slurm_executor
-from jobs.errors import VjobError
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("_make_submission_file_text", ["self", "command", "uid"]),
-        ("_make_submission_command", ["self", "submission_file_path"]),
-        ("_get_job_id_from_submission_command", ["string"]),
-        ("_num_tasks", ["self"]),
-        ("affinity", []),
-    ],
-)
-def test_the_hook_is_there_with_its_parameters(name: str, parameters: list[str]) -> None:
-    assert list(inspect.signature(getattr(Submitit, name)).parameters) == parameters
-
-
-def test_submit_command_calls_the_hooks_we_fill() -> None:
-    source = inspect.getsource(core.PicklingExecutor._submit_command)
-    for hook in ("_make_submission_file_text", "_make_submission_command", "_num_tasks"):
-        assert hook in source
-    assert issubclass(utils.FailedJobError, Exception)
+from jobs.errors import UncertainError, VjobError
 
 
 def fake_sbatch(folder: Path, body: str) -> None:
     tool = folder / "sbatch"
     tool.write_text(f"#!/bin/sh\n{body}\n")
     tool.chmod(0o755)
+
+
+def submit(folder: Path, text: str = "x", after: str | None = None) -> str:
+    script = folder / "batch.sh"
+    script.write_text(text)
+    return slurm_executor._submit_script(script, after=after)
 
 
 def test_our_text_is_submitted_in_a_cleaned_environment(
@@ -51,12 +33,13 @@ def test_our_text_is_submitted_in_a_cleaned_environment(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SECRET_OF_THE_SHELL", "x")
     monkeypatch.setenv("SBATCH_PARTITION", "wrong")
-    job = slurm_executor._submit_text("#!/bin/sh\ntrue\n", folder=tmp_path, after="7")
-    assert job == "12"
+    assert submit(tmp_path, "#!/bin/sh\ntrue\n", after="7") == "12"
     assert (tmp_path / "got").read_text() == "#!/bin/sh\ntrue\n"
     environment = (tmp_path / "env").read_text()
     assert "SECRET_OF_THE_SHELL" not in environment and "SBATCH_" not in environment
-    assert "--dependency=after:7" in (tmp_path / "args").read_text()
+    words = (tmp_path / "args").read_text().split()
+    assert words[-1] == str(tmp_path / "batch.sh"), "which `scontrol show job` tells for good"
+    assert {"--dependency=after:7", f"--chdir={tmp_path}"} < set(words)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +55,18 @@ def test_a_refusal_comes_with_slurms_words_and_a_remedy(
     fake_sbatch(tmp_path, f'echo "{said}" >&2; exit 1')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(VjobError, match=f"(?s){said}.*{remedy}"):
-        slurm_executor._submit_text("x", folder=tmp_path, after=None)
+        submit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["exec sleep 30", "echo sbatch: error: Socket timed out on send/recv >&2; exit 1", "echo hm"],
+)
+def test_without_an_answer_the_job_may_exist(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_sbatch(tmp_path, body)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(slurm_executor, "SUBMIT_S", 0.5)
+    with pytest.raises(UncertainError, match="`vjob list` adopts"):
+        submit(tmp_path)
