@@ -83,7 +83,7 @@ class SlurmExecutor(Executor):
 
 
 def _can_expedite() -> bool:
-    from jobs.doctor import read_slurm_config
+    from jobs.doctor_slurm import read_slurm_config
 
     return slurm.can_expedite(read_slurm_config() or {})
 

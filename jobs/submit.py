@@ -238,7 +238,7 @@ def look_for_trouble(run: RunFolder) -> list[str]:
 
 def look_at_kill_wait(run: RunFolder) -> str:
     """Whether Slurm waits for the conf's grace_s; empty if so, and where it does not say."""
-    from jobs.doctor import judge_kill_wait, read_slurm_config
+    from jobs.doctor_slurm import judge_kill_wait, read_slurm_config
 
     plan = read_plan(run.plan)
     if plan is None or plan.scheduler != "slurm":

@@ -5,6 +5,15 @@ from __future__ import annotations
 import pytest
 
 from jobs import doctor
+from jobs.doctor_slurm import (
+    judge_accounting,
+    judge_het_steps,
+    judge_kill_wait,
+    judge_preemption,
+    judge_requeue,
+    judge_version,
+    parse_config,
+)
 
 CONFIG_22_05 = """\
 Configuration data as of 2026-01-02T03:04:05
@@ -22,17 +31,17 @@ SlurmctldParameters     = preempt_send_user_signal
 
 @pytest.fixture
 def facts() -> dict[str, str]:
-    return doctor.parse_config(CONFIG_22_05)
+    return parse_config(CONFIG_22_05)
 
 
 def test_a_well_kept_cluster_has_no_complaint(facts: dict[str, str]) -> None:
     judges = (
-        doctor.judge_version,
-        doctor.judge_accounting,
-        doctor.judge_het_steps,
-        doctor.judge_preemption,
-        doctor.judge_requeue,
-        doctor.judge_kill_wait,
+        judge_version,
+        judge_accounting,
+        judge_het_steps,
+        judge_preemption,
+        judge_requeue,
+        judge_kill_wait,
     )
     assert {judge(facts).status for judge in judges} == {"ok"}
 
@@ -40,11 +49,15 @@ def test_a_well_kept_cluster_has_no_complaint(facts: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("judge", "change", "word"),
     [
-        (doctor.judge_version, {"SLURM_VERSION": "19.05.2"}, "20.11"),
-        (doctor.judge_accounting, {"AccountingStorageType": "accounting_storage/none"}, "record"),
-        (doctor.judge_het_steps, {"SchedulerParameters": "disable_hetjob_steps"}, "split"),
-        (doctor.judge_preemption, {"SlurmctldParameters": ""}, "send_user_signal"),
-        (doctor.judge_kill_wait, {"KillWait": "5 sec"}, "grace_s"),
+        (judge_version, {"SLURM_VERSION": "19.05.2"}, "20.11"),
+        (
+            judge_accounting,
+            {"AccountingStorageType": "accounting_storage/none"},
+            "record",
+        ),
+        (judge_het_steps, {"SchedulerParameters": "disable_hetjob_steps"}, "split"),
+        (judge_preemption, {"SlurmctldParameters": ""}, "send_user_signal"),
+        (judge_kill_wait, {"KillWait": "5 sec"}, "grace_s"),
     ],
 )
 def test_each_trouble_comes_with_its_remedy(
@@ -62,7 +75,7 @@ def test_each_trouble_comes_with_its_remedy(
 def test_a_grace_that_slurm_cuts_short_is_told_with_what_fits(
     facts: dict[str, str], kill_wait: str, grace_s: int, status: str
 ) -> None:
-    finding = doctor.judge_kill_wait({**facts, "KillWait": kill_wait}, grace_s)
+    finding = judge_kill_wait({**facts, "KillWait": kill_wait}, grace_s)
     assert finding.status == status
     assert status == "ok" or "cluster.grace_s to 25 or less" in finding.remedy
 
