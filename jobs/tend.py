@@ -74,9 +74,12 @@ class Tender:
         view = view_run(self._run, warn=False)
         if view.record.state not in (records.INTENT, records.SUBMITTED):
             return False
+        if view.problem:
+            self._tell(f"nothing is done meanwhile: {view.problem}")
+            return True
         state = read_json(self._run.morph.manager)
         state = state if isinstance(state, dict) else {}
-        if state.get("phase") != "running" or view.problem or not view.infos:
+        if state.get("phase") != "running" or not view.infos:
             return state.get("phase") != "ended" or bool(state.get("requeue"))
         executor = choose_executor(view.record.scheduler)
         standing = self._find_standing(view, state, executor)

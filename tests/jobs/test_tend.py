@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from jobs import joined, membership, runs, tend
-from jobs.errors import InputError
+from jobs.errors import InputError, UncertainError
 from jobs.holding import hold_file
 from jobs.idle_nodes import IdleNode
 from jobs.monitor.run import RunReader
 from jobs.scripts import HOME, render_batch
-from jobs.slurm import JobState
+from jobs.slurm import JobInfo, JobState
 from jobs.tend import Tender
 from tests.jobs.confs import MORPH, make_conf, make_plan
 from tests.jobs.test_membership import Cluster, left, make_run, show
@@ -42,6 +42,12 @@ class Idle(Cluster):
         self.idle = 0
         self.asked = 0
         self.left_s: float | None = None
+        self.silent = False
+
+    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+        if self.silent:
+            raise UncertainError("squeue failed: Unable to contact slurm controller")
+        return super().look(jobs)
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
         self.asked += 1
@@ -213,6 +219,17 @@ def test_nothing_is_done_while_the_run_morphs_or_is_over(cluster: Idle, tmp_path
     cluster.states["1"] = JobState.COMPLETED
     assert not Tender(run, print).look()
     assert read_joins(run.morph) == []
+
+
+def test_a_scheduler_that_does_not_answer_is_told_once(cluster: Idle, tmp_path: Path) -> None:
+    run = make_training_run(tmp_path, GROWS)
+    cluster.idle, cluster.silent = 4, True
+    said: list[str] = []
+    tender = Tender(run, said.append)
+    assert tender.look() and tender.look()
+    assert said == ["nothing is done meanwhile: squeue failed: Unable to contact slurm controller"]
+    cluster.silent = False
+    assert tender.look() and len(said) == 2 and len(read_joins(run.morph)) == 1
 
 
 def test_jobs_that_end_of_no_use_are_asked_for_less_and_less_often(
