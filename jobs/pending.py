@@ -6,6 +6,7 @@ Up to 22.05, and wherever EnforcePartLimits is off, sbatch accepts what can neve
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 from jobs.slurm import JobInfo, JobState
@@ -31,6 +32,7 @@ LAUNCH: tuple[tuple[str, str], ...] = (
 )
 """The same for a job that ended without a word of our script."""
 _NO_OUTPUT = "RaisedSignal:53"
+_NO_START = "0:53"
 
 
 def explain_reason(infos: Sequence[JobInfo]) -> str:
@@ -45,11 +47,25 @@ def explain_reason(infos: Sequence[JobInfo]) -> str:
 
 
 def explain_launch(info: JobInfo) -> str:
-    """One sentence for a job whose batch script never ran; empty for all others."""
+    """One sentence for a job whose batch script never ran, or was killed; empty for all others."""
+    killer = find_killer(info)
+    if killer:  # Slurm calls that a launch failure too
+        return f"the batch script was ended by {killer}"
     # sacct keeps the reason of its pending, and says it in the exit code alone.
-    reasons = [info.reason, _NO_OUTPUT if info.exit_code == "0:53" else ""]
+    reasons = [info.reason, _NO_OUTPUT if info.exit_code == _NO_START else ""]
     for reason in reasons:
         for pattern, remedy in LAUNCH:
             if re.match(pattern, reason):
                 return f"{reason}: {remedy}"
     return ""
+
+
+def find_killer(info: JobInfo) -> str:
+    """The signal that ended the batch script of a failed job; empty where none did."""
+    match = re.fullmatch(r"0:(\d+)", info.exit_code)
+    if match is None or info.state is not JobState.FAILED or info.exit_code in ("0:0", _NO_START):
+        return ""
+    try:
+        return signal.Signals(int(match[1])).name
+    except ValueError:
+        return f"signal {match[1]}"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from jobs.pending import explain_launch
 from jobs.slurm import JobInfo, JobState
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
@@ -33,9 +34,10 @@ def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
     plan = read_attempt_plan(run, attempt.number)
     if plan is None or all(info.state is JobState.COMPLETED for info in infos):
         return None  # the batch script judged; its file is on its way
+    exits = read_exits(attempt, plan.world)
     outcome = judge_exits(
         plan,
-        read_exits(attempt, plan.world),
+        exits,
         read_json(attempt.stop),
         read_node_names(attempt, plan),
         time.time(),
@@ -43,6 +45,9 @@ def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
     if outcome.code == 0:
         words = ", ".join(sorted({info.word for info in infos}))
         return replace(outcome, code=1, reason=f"the scheduler ended the job: {words}")
+    killed = [why for why in map(explain_launch, infos) if why]
+    if killed and not exits:  # then no node was lost: nobody ever told the ranks to begin
+        return replace(outcome, reason=killed[0], culprit_rank=None, culprit_node=None)
     return outcome
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from jobs.pending import explain_launch, explain_reason
+from jobs.pending import explain_launch, explain_reason, find_killer
 from jobs.slurm import JobInfo, JobState
 
 
@@ -53,7 +55,22 @@ def test_a_job_that_no_node_could_start_asks_for_the_log_folder(info: JobInfo, w
 
 @pytest.mark.parametrize(
     "info",
-    [ended("NonZeroExitCode", "53:0"), ended("RaisedSignal:9(Killed)", "0:9"), ended("TimeLimit")],
+    [ended("NonZeroExitCode", "53:0"), ended("TimeLimit"), ended("None", "0:0")],
 )
 def test_a_job_whose_script_ran_has_no_such_remedy(info: JobInfo) -> None:
     assert explain_launch(info) == ""
+
+
+@pytest.mark.parametrize(
+    ("info", "killer"),
+    [
+        (ended("JobLaunchFailure", "0:10"), "SIGUSR1"),
+        (ended("RaisedSignal:9(Killed)", "0:9"), "SIGKILL"),
+        (ended("JobLaunchFailure", "0:99"), "signal 99"),
+    ],
+)
+def test_a_batch_script_that_was_killed_is_no_failure_to_start(info: JobInfo, killer: str) -> None:
+    """Slurm 22.05 calls it one where a signal came before a trap for it."""
+    assert explain_launch(info) == f"the batch script was ended by {killer}"
+    cancelled = replace(info, state=JobState.CANCELLED)
+    assert find_killer(cancelled) == "", "that is what a cancel does"

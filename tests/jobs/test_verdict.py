@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from jobs import runs
-from jobs.verdict import explain_end
+from jobs.slurm import JobInfo, JobState
+from jobs.verdict import explain_end, judge_run
 from tests.varuna_core.stage import make_plan
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
-from varuna_core.records.exits import Outcome, write_outcome
+from varuna_core.records.exits import Outcome, rank_exit, write_exit, write_outcome
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
@@ -58,6 +59,20 @@ def test_who_was_told_to_end_learns_why(
 def test_a_failure_before_the_time_limit_stays_the_reason(tmp_path: Path) -> None:
     run = make_run(tmp_path, reason="rank 0 on n0 exited 9")
     assert explain_end(run, "TIMEOUT", make_outcome("rank 0 on n0 exited 9")).endswith("exited 9")
+
+
+def test_ranks_that_nobody_told_to_begin_were_not_lost(tmp_path: Path) -> None:
+    run = make_run(tmp_path, started=False)
+    run.attempt(0).make()
+    facts = {"state": JobState.FAILED, "word": "FAILED", "reason": "JobLaunchFailure"}
+    outcome = judge_run(run, [JobInfo(id="7", exit_code="0:10", **facts)])  # type: ignore[arg-type]
+    assert outcome is not None and outcome.code != 0 and outcome.culprit_rank is None
+    assert outcome.reason == "the batch script was ended by SIGUSR1"
+    write_exit(
+        run.attempt(0), rank_exit(0, "n0", 9, stopped=False, started=0.0, ended=1.0, error="")
+    )
+    outcome = judge_run(run, [JobInfo(id="7", exit_code="0:10", **facts)])  # type: ignore[arg-type]
+    assert outcome is not None and outcome.reason == "rank 0 on n0 exited 9"
 
 
 def test_a_job_cancelled_in_the_queue_says_so(tmp_path: Path) -> None:
