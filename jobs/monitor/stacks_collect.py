@@ -85,15 +85,15 @@ def collect_stacks(
 def _find_running(view: RunView) -> tuple[Plan, AttemptFolder]:
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number if attempts else 0)
-    if plan is None:
-        what = f"{view.run.plan} cannot be read, or the attempt's own is not written yet"
-        raise VjobError(f"{what}: who runs where is not known")
     if not any(info.state in (JobState.RUNNING, JobState.COMPLETING) for info in view.infos):
         raise InputError(
             f"{view.run.name} does not run now: {view.state}; only what runs has stacks"
         )
     if not attempts:
         raise InputError(f"{view.run.name} has not started its ranks yet")
+    if plan is None:
+        what = f"{view.run.plan} cannot be read, or the attempt's own is not written yet"
+        raise VjobError(f"{what}: who runs where is not known")
     return plan, attempts[-1]
 
 
