@@ -29,6 +29,8 @@ def main(words: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background has INT ignored
         signal.signal(number, signal.default_int_handler)
     options = build_parser().parse_args(words)
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{options.seed}-", dir=options.folder))
     stage = open_stage(options.stage, folder, is_fresh=options.fresh)
     if options.replay:
