@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from containers.registry import RUNTIMES
-from jobs.submit import prepare, write_run_folder
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder, make_run_folder
+from vjob.containers.registry import RUNTIMES
+from vjob.jobs.submit import prepare, write_run_folder
 
 RESULT = Path(__file__).parent / "results" / "containers.md"
 BOUND_S = 0.3

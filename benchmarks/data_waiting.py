@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jobs.conf_read import parse_conf
-from jobs.programs.start import Found, build_files
 from varuna_core.data.indexed import bin_path, idx_path, write_index
+from vjob.jobs.conf_read import parse_conf
+from vjob.jobs.programs.start import Found, build_files
 
 SHAPES = {
     "the demo's GPT": ("{layers: 8, hidden: 64, heads: 4, sequence: 64, vocab: 1000}", 200),

@@ -115,7 +115,7 @@ def count_and_read_json(path: Path) -> int:
 
 def read_all_events(folder: Path) -> int:
     """Both passes, and every event in a table once."""
-    from reports.trace_reader import read_traces, stream_events
+    from vjob.reports.trace_reader import read_traces, stream_events
 
     paths = sorted((folder / "trace").glob("*.jsonl"))
     traces = read_traces([("", path) for path in paths])
@@ -124,10 +124,10 @@ def read_all_events(folder: Path) -> int:
 
 def report(folder: Path) -> int:
     """All that `vjob report --text` does."""
-    from reports.analysis import analyse
-    from reports.findings import find_all
-    from reports.load import load_job
-    from reports.text import render_text
+    from vjob.reports.analysis import analyse
+    from vjob.reports.findings import find_all
+    from vjob.reports.load import load_job
+    from vjob.reports.text import render_text
 
     job = load_job(folder)
     analysis = analyse(job)
@@ -136,7 +136,7 @@ def report(folder: Path) -> int:
 
 def read_logs(folder: Path) -> int:
     """All logs to tables; how many calls were kept."""
-    from reports.megatron_log import LogReader, LogTables
+    from vjob.reports.megatron_log import LogReader, LogTables
 
     tables = LogTables()
     for path in sorted(folder.glob("*.out")):

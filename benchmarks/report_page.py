@@ -58,11 +58,11 @@ def write_noisy_trace(path: Path, rank: int, num_events: int, stages: int) -> No
 
 def write_page(folder: Path, page: Path) -> float:
     """Seconds to read and write it."""
-    from jobs.report import MORE_EVENTS
-    from reports.analysis import analyse
-    from reports.findings import find_all
-    from reports.load import load_job
-    from reports.page import render_page
+    from vjob.jobs.report import MORE_EVENTS
+    from vjob.reports.analysis import analyse
+    from vjob.reports.findings import find_all
+    from vjob.reports.load import load_job
+    from vjob.reports.page import render_page
 
     begin = time.perf_counter()
     job = load_job(folder, more_events=MORE_EVENTS)

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs.conf_read import read_conf
-from jobs.plan import Surroundings, build_plan
-from jobs.scripts import render_scripts
 from varuna_core.records.plan import render_plan
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.conf_read import read_conf
+from vjob.jobs.plan import Surroundings, build_plan
+from vjob.jobs.scripts import render_scripts
 
 ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).parent / "results" / "spine.md"

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from containers.podman import TRY, render_mount
-from containers.reference import BadReference, parse_reference
-from containers.runtime import ENTER, Argv, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
-from containers.store import Store
+from vjob.containers.podman import TRY, render_mount
+from vjob.containers.reference import BadReference, parse_reference
+from vjob.containers.runtime import (
+    ENTER,
+    Argv,
+    Commands,
+    ImageKind,
+    Mount,
+    Request,
+    Runtime,
+    Unsuitable,
+)
+from vjob.containers.store import Store
 
 LIBRARIES = "/.singularity.d/libs"
 """Where `--nv` shows the driver's libraries; varuna_core/agent/entry.py has programs look there."""

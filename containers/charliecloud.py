@@ -6,8 +6,8 @@ is unpacked and not mounted: mounted, ch-run stays as its parent and a SIGUSR1 k
 
 from __future__ import annotations
 
-from containers.runtime import ENTER, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
-from containers.store import Store
+from vjob.containers.runtime import ENTER, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
+from vjob.containers.store import Store
 
 
 class Charliecloud(Runtime):

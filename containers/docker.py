@@ -6,8 +6,8 @@ cluster's promises it keeps one less: ranks have your group, without the others 
 
 from __future__ import annotations
 
-from containers.podman import SHARED, build_pull, plan_stored, render_mount, render_reference
-from containers.runtime import Argv, Commands, ImageKind, Request, Runtime, Unsuitable
+from vjob.containers.podman import SHARED, build_pull, plan_stored, render_mount, render_reference
+from vjob.containers.runtime import Argv, Commands, ImageKind, Request, Runtime, Unsuitable
 
 _TOOL = ("docker", "--log-level=error")
 

@@ -5,8 +5,8 @@ It execs through: the rank keeps the pid that the agent knows, so signals and ex
 
 from __future__ import annotations
 
-from containers.runtime import ENTER, Argv, Commands, ImageKind, Request, Runtime
-from containers.store import Store
+from vjob.containers.runtime import ENTER, Argv, Commands, ImageKind, Request, Runtime
+from vjob.containers.store import Store
 
 # rc replaces the image's entrypoint, which may be anything; without one, a program whose name has a
 # space would be run by `sh -c` (enroot 4.1.2).

@@ -7,9 +7,18 @@ agent finds the ranks by their environment and signals them itself.
 
 from __future__ import annotations
 
-from containers.reference import BadReference, parse_reference
-from containers.runtime import ENTER, Argv, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
-from containers.store import Store, read_shell
+from vjob.containers.reference import BadReference, parse_reference
+from vjob.containers.runtime import (
+    ENTER,
+    Argv,
+    Commands,
+    ImageKind,
+    Mount,
+    Request,
+    Runtime,
+    Unsuitable,
+)
+from vjob.containers.store import Store, read_shell
 
 LABEL = "vjob=%{folder} %{node}"
 """Names the containers of one run on one node."""

@@ -7,10 +7,10 @@ Read in pyxis 0.24.0, and tried with it.
 
 from __future__ import annotations
 
-from containers.enroot import GPU_VARIABLES
-from containers.reference import BadReference, parse_reference
-from containers.runtime import Argv, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
-from containers.store import Store
+from vjob.containers.enroot import GPU_VARIABLES
+from vjob.containers.reference import BadReference, parse_reference
+from vjob.containers.runtime import Argv, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
+from vjob.containers.store import Store
 
 INSIDE = "/.vjob-inside"
 """A mount of ours. Where it is missing, Slurm has run the step on the bare node: a slurmd without

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from containers.apptainer import Apptainer
-from containers.charliecloud import Charliecloud
-from containers.docker import Docker
-from containers.enroot import Enroot
-from containers.podman import Podman
-from containers.pyxis import Pyxis
-from containers.runtime import Runtime
+from vjob.containers.apptainer import Apptainer
+from vjob.containers.charliecloud import Charliecloud
+from vjob.containers.docker import Docker
+from vjob.containers.enroot import Enroot
+from vjob.containers.podman import Podman
+from vjob.containers.pyxis import Pyxis
+from vjob.containers.runtime import Runtime
 
 RUNTIMES: Mapping[str, type[Runtime]] = {
     kind.name: kind for kind in (Enroot, Charliecloud, Apptainer, Podman, Pyxis, Docker)

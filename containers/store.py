@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 
-from containers.runtime import Argv, Mount, Request
+from vjob.containers.runtime import Argv, Mount, Request
 
 
 class Store:
@@ -69,4 +69,4 @@ def find_base(scratch: str, user_id: int) -> str:
 
 def read_shell(name: str) -> str:
     """The text of one of our shell files, to run by `bash -c`: nodes have no copy of it."""
-    return (files("containers") / "shell" / name).read_text()
+    return (files("vjob.containers") / "shell" / name).read_text()

@@ -12,7 +12,7 @@ COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Shell completion of JOB: names, runs and job ids from the index."""
-    from jobs.listing import known_jobs
+    from vjob.jobs.listing import known_jobs
 
     return [word for word in known_jobs() if word.startswith(incomplete)]
 

@@ -6,17 +6,17 @@ import time
 import uuid
 from collections.abc import Callable
 
-from jobs.errors import InputError, VjobError
-from jobs.executor import choose_executor
-from jobs.joined import cancel_joined
-from jobs.runs import RunView, view_run
-from jobs.slurm import OVER, JobState
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.signals import write_signal
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.executor import choose_executor
+from vjob.jobs.joined import cancel_joined
+from vjob.jobs.runs import RunView, view_run
+from vjob.jobs.slurm import OVER, JobState
 
 POLL_S = 1.0
 FRESH_S = 3.0

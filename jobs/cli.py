@@ -14,19 +14,19 @@ from typing import Any
 
 import click
 
-from jobs.arguments import conf_argument, job_argument, json_option, paint_rank, set_option
-from jobs.container import container
-from jobs.data import data
-from jobs.errors import InputError, VjobError
-from jobs.export import export
-from jobs.membership_commands import grow, shrink, tend
-from jobs.monitor.commands import status
-from jobs.monitor.stacks_command import stacks
-from jobs.monitor.watch_command import watch
-from jobs.planning.command import plan
-from jobs.profile_command import profile
-from jobs.report_commands import compare, report
 from varuna_core import __version__
+from vjob.jobs.arguments import conf_argument, job_argument, json_option, paint_rank, set_option
+from vjob.jobs.container import container
+from vjob.jobs.data import data
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.export import export
+from vjob.jobs.membership_commands import grow, shrink, tend
+from vjob.jobs.monitor.commands import status
+from vjob.jobs.monitor.stacks_command import stacks
+from vjob.jobs.monitor.watch_command import watch
+from vjob.jobs.planning.command import plan
+from vjob.jobs.profile_command import profile
+from vjob.jobs.report_commands import compare, report
 
 EXAMPLES = """\b
 Start here:
@@ -95,19 +95,19 @@ def submit(
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
     vjob submit conf.yaml --set cluster.machine_list=available_machines.out
     """
-    from jobs import submit as submitting
-    from jobs.planning.chosen import describe_promise, read_plan_file
-    from jobs.submitted import tell_submitted
+    from vjob.jobs import submit as submitting
+    from vjob.jobs.planning.chosen import describe_promise, read_plan_file
+    from vjob.jobs.submitted import tell_submitted
 
     chosen = None if plan_file is None else read_plan_file(plan_file, overrides)
     if dry_run:
-        from jobs.preview import render_preview
+        from vjob.jobs.preview import render_preview
 
         ready = submitting.prepare(conf, overrides, for_preview=True, chosen=chosen)
         click.echo(render_preview(ready), nl=False)
         return
     if test_only:
-        from jobs.preview import test_only as ask
+        from vjob.jobs.preview import test_only as ask
 
         click.echo(ask(submitting.prepare(conf, overrides, chosen=chosen)))
         return
@@ -130,7 +130,7 @@ def list_(show_all: bool, as_json: bool) -> None:
     vjob list
     vjob list --all --json | jq -r '.[].run'
     """
-    from jobs import listing
+    from vjob.jobs import listing
 
     rows = listing.list_runs(limit=None if show_all else 20)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -156,8 +156,8 @@ def cancel(job: str, now: bool, wait_s: int) -> None:
     vjob cancel 4711 --wait 300      a large checkpoint on a slow file system
     vjob cancel gpt2-xl --now
     """
-    from jobs.cancel import cancel_run
-    from jobs.runs import find_run
+    from vjob.jobs.cancel import cancel_run
+    from vjob.jobs.runs import find_run
 
     click.echo(cancel_run(find_run(job, Path.cwd()), now=now, wait_s=wait_s, say=click.echo))
 
@@ -197,8 +197,8 @@ def logs(
     vjob logs last --rank 3 --grep loss
     vjob logs -f 4711 --node n060
     """
-    from jobs import logs as reading
-    from jobs.runs import find_run
+    from vjob.jobs import logs as reading
+    from vjob.jobs.runs import find_run
 
     run = find_run(job, Path.cwd())
     wanted = reading.Wanted.make(
@@ -238,11 +238,11 @@ def init(shell_conf: Path | None) -> None:
     vjob init --from _00_conf.sh > conf.yaml
     """
     if shell_conf is None:
-        from jobs.conf_write import render_init
+        from vjob.jobs.conf_write import render_init
 
         click.echo(render_init(), nl=False)
         return
-    from jobs.conf_legacy import translate_shell_conf
+    from vjob.jobs.conf_legacy import translate_shell_conf
 
     text, notes = translate_shell_conf(shell_conf.read_text(encoding="utf-8", errors="replace"))
     click.echo(text, nl=False)
@@ -264,7 +264,7 @@ def doctor(as_json: bool) -> None:
     vjob doctor                      where you submit
     srun -N2 vjob doctor             on two nodes, where the containers are
     """
-    from jobs import doctor as doctors
+    from vjob.jobs import doctor as doctors
 
     findings = doctors.examine()
     if as_json:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from jobs.errors import InputError
-from jobs.report import Say, check_libraries, find_folder
 from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.report import Say, check_libraries, find_folder
 
 if TYPE_CHECKING:
-    from reports.comparison import Compared
+    from vjob.reports.comparison import Compared
 
 
 def compare_jobs(
@@ -27,8 +27,8 @@ def compare_jobs(
         raise InputError("two jobs at least, such as: vjob compare 4711 last")
     folders = [find_folder(name, here) for name in names]
     check_libraries("plotly", "jinja2")
-    from reports import comparison
-    from reports.text import render_table
+    from vjob.reports import comparison
+    from vjob.reports.text import render_table
 
     jobs = [_load(folder, run) for folder, run in folders]
     if as_json:
@@ -43,10 +43,10 @@ def compare_jobs(
 
 
 def _load(folder: Path, run: RunFolder | None) -> Compared:
-    from reports.analysis import analyse
-    from reports.comparison import Compared, flatten
-    from reports.load import load_job
-    from reports.sources import SourceError
+    from vjob.reports.analysis import analyse
+    from vjob.reports.comparison import Compared, flatten
+    from vjob.reports.load import load_job
+    from vjob.reports.sources import SourceError
 
     try:
         job = load_job(folder)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from jobs.scratch import SCRATCH
+from vjob.jobs.scratch import SCRATCH
 
 ProgramKind = Literal["pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed"]
 Auto = Literal["auto"]

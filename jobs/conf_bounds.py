@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from jobs.conf import JobConf
-from jobs.conf_paths import Finding
+from vjob.jobs.conf import JobConf
+from vjob.jobs.conf_paths import Finding
 
 # Smallest and largest allowed value; a bound given as a string is excluded itself.
 BOUNDS: Mapping[str, tuple[float | str | None, float | str | None]] = {

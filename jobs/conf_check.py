@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from jobs.conf import JobConf, close_layout
-from jobs.conf_bounds import check_numbers, get_value
-from jobs.conf_check_cluster import check_cluster, check_groups
-from jobs.conf_check_layout import check_layout, check_partition, check_ranks
-from jobs.conf_check_version import check_version
-from jobs.conf_paths import Finding, find_missing_paths, split_blend
-from jobs.conf_redact import show
-from jobs.errors import Problem
-from jobs.programs import start
+from vjob.jobs.conf import JobConf, close_layout
+from vjob.jobs.conf_bounds import check_numbers, get_value
+from vjob.jobs.conf_check_cluster import check_cluster, check_groups
+from vjob.jobs.conf_check_layout import check_layout, check_partition, check_ranks
+from vjob.jobs.conf_check_version import check_version
+from vjob.jobs.conf_paths import Finding, find_missing_paths, split_blend
+from vjob.jobs.conf_redact import show
+from vjob.jobs.errors import Problem
+from vjob.jobs.programs import start
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

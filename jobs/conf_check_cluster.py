@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from jobs.conf import Cluster, JobConf, NodeGroup
-from jobs.conf_paths import Finding
+from vjob.jobs.conf import Cluster, JobConf, NodeGroup
+from vjob.jobs.conf_paths import Finding
 
 # Linux hands these out to outgoing connections (net.ipv4.ip_local_port_range).
 EPHEMERAL = (32768, 60999)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from jobs.conf import JobConf, is_open, settled
-from jobs.conf_paths import Finding
-from jobs.conf_reader import BUILT_IN
+from vjob.jobs.conf import JobConf, is_open, settled
+from vjob.jobs.conf_paths import Finding
+from vjob.jobs.conf_reader import BUILT_IN
 
 _PARTITION = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})*")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from containers.registry import RUNTIMES
-from jobs.conf import JobConf
-from jobs.conf_paths import Finding
-from jobs.conf_reader import BUILT_IN
+from vjob.containers.registry import RUNTIMES
+from vjob.jobs.conf import JobConf
+from vjob.jobs.conf_paths import Finding
+from vjob.jobs.conf_reader import BUILT_IN
 
 
 def check_version(conf: JobConf) -> Iterator[Finding]:

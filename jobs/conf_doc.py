@@ -9,12 +9,12 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from jobs import conf as conf_types
-from jobs.conf import MODELS, JobConf, Model, NodeGroup, Program
-from jobs.conf_dump import dump_yaml
-from jobs.conf_reader import get_hints
-from jobs.conf_tree import join_key
-from jobs.conf_types import describe, get_members
+from vjob.jobs import conf as conf_types
+from vjob.jobs.conf import MODELS, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf_dump import dump_yaml
+from vjob.jobs.conf_reader import get_hints
+from vjob.jobs.conf_tree import join_key
+from vjob.jobs.conf_types import describe, get_members
 
 INTRO = """\
 # conf.yaml

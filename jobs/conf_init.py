@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from jobs.conf import JobConf, Model, NodeGroup, Program
-from jobs.conf_doc import get_default, get_doc, get_section_class, render_value
-from jobs.conf_reader import get_hints
-from jobs.conf_tree import join_key
-from jobs.conf_types import describe
+from vjob.jobs.conf import JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf_doc import get_default, get_doc, get_section_class, render_value
+from vjob.jobs.conf_reader import get_hints
+from vjob.jobs.conf_tree import join_key
+from vjob.jobs.conf_types import describe
 
 # Runs anywhere, without data, as it is.
 STARTER: Mapping[str, object] = {

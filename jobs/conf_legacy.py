@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.conf import is_secret
-from jobs.conf_check import check_conf, list_own_env
-from jobs.conf_check_cluster import EPHEMERAL
-from jobs.conf_doc import render_value
-from jobs.conf_legacy_nodes import build_nodes
-from jobs.conf_legacy_values import Translator, spell, to_partition
-from jobs.conf_read import parse_conf_lines
-from jobs.conf_types import find_text_problem
-from jobs.errors import ConfError
-from jobs.shell_conf import parse_shell_conf
+from vjob.jobs.conf import is_secret
+from vjob.jobs.conf_check import check_conf, list_own_env
+from vjob.jobs.conf_check_cluster import EPHEMERAL
+from vjob.jobs.conf_doc import render_value
+from vjob.jobs.conf_legacy_nodes import build_nodes
+from vjob.jobs.conf_legacy_values import Translator, spell, to_partition
+from vjob.jobs.conf_read import parse_conf_lines
+from vjob.jobs.conf_types import find_text_problem
+from vjob.jobs.errors import ConfError
+from vjob.jobs.shell_conf import parse_shell_conf
 
 MODELS: Mapping[str, str] = {"small": "gpt2-small", "xl": "gpt2-xl"}
 HEAD = """\

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jobs.conf_check_cluster import OWN_SBATCH
-from jobs.conf_legacy_values import (
+from vjob.jobs.conf_check_cluster import OWN_SBATCH
+from vjob.jobs.conf_legacy_values import (
     Translator,
     to_gigabytes,
     to_gpus,
@@ -16,9 +16,9 @@ from jobs.conf_legacy_values import (
     to_number,
     to_word,
 )
-from jobs.conf_redact import redact_string
-from jobs.conf_types import find_text_problem
-from jobs.shell_conf import JobBlock
+from vjob.jobs.conf_redact import redact_string
+from vjob.jobs.conf_types import find_text_problem
+from vjob.jobs.shell_conf import JobBlock
 
 
 def build_nodes(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jobs.conf_redact import redact_string
-from jobs.shell_conf import Assignment, ShellConf
+from vjob.jobs.conf_redact import redact_string
+from vjob.jobs.shell_conf import Assignment, ShellConf
 
 _GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z0-9][A-Za-z0-9_.-]*))?:(?P<count>[1-9][0-9]{0,3})")
 _TIME = re.compile(r"(?:(?P<d>\d{1,4})-)?(?P<a>\d{1,6})(?::(?P<b>\d{1,2}))?(?::(?P<c>\d{1,2}))?")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.conf import Container, JobConf
-from jobs.programs.checkout import SCRIPTS
+from vjob.jobs.conf import Container, JobConf
+from vjob.jobs.programs.checkout import SCRIPTS
 
 _WEIGHT = re.compile(r"(?:^|\s)((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s+(?=\S)")
 IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".sif")

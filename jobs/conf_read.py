@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.conf import JobConf, NodeGroup, close_layout, settled
-from jobs.conf_check import check_conf, find_unset, locate
-from jobs.conf_paths import resolve_paths
-from jobs.conf_reader import Reader
-from jobs.conf_set import apply_overrides
-from jobs.conf_tree import parse_tree
-from jobs.errors import ConfError, Problem
+from vjob.jobs.conf import JobConf, NodeGroup, close_layout, settled
+from vjob.jobs.conf_check import check_conf, find_unset, locate
+from vjob.jobs.conf_paths import resolve_paths
+from vjob.jobs.conf_reader import Reader
+from vjob.jobs.conf_set import apply_overrides
+from vjob.jobs.conf_tree import parse_tree
+from vjob.jobs.errors import ConfError, Problem
 
 log = logging.getLogger(__name__)
 

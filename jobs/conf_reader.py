@@ -10,10 +10,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from jobs.conf import MODELS, JobConf, Model, NodeGroup, Program
-from jobs.conf_redact import show
-from jobs.conf_tree import Items, Node, Scalar, Table, join_key
-from jobs.conf_types import (
+from vjob.jobs.conf import MODELS, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf_redact import show
+from vjob.jobs.conf_tree import Items, Node, Scalar, Table, join_key
+from vjob.jobs.conf_types import (
     FAILED,
     describe,
     find_text_problem,
@@ -24,7 +24,7 @@ from jobs.conf_types import (
     parse_scalar,
     suggest,
 )
-from jobs.errors import Problem
+from vjob.jobs.errors import Problem
 
 BUILT_IN = ("pretrain_gpt", "pretrain_bert")
 PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {

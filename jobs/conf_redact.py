@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from jobs.conf import REDACTED, is_secret
-from jobs.conf_tree import Items, Scalar, Table
+from vjob.jobs.conf import REDACTED, is_secret
+from vjob.jobs.conf_tree import Items, Scalar, Table
 
 _URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 _VALUE = r"(\"[^\"]*\"|'[^']*'|[^\s;&|\"']+)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from jobs.conf_redact import show
-from jobs.conf_tree import MAX_DEPTH, Entry, Items, Node, Scalar, Table, join_key, parse_tree
-from jobs.errors import ConfError, Problem
+from vjob.jobs.conf_redact import show
+from vjob.jobs.conf_tree import MAX_DEPTH, Entry, Items, Node, Scalar, Table, join_key, parse_tree
+from vjob.jobs.errors import ConfError, Problem
 
 WHERE = "--set"
 _STEP = re.compile(r"[^.\[\]\s=]+|\[[0-9]{1,6}\]")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from jobs.errors import ConfError, Problem
+from vjob.jobs.errors import ConfError, Problem
 
 MAX_CHARS = 256 * 1024
 MAX_NODES = 20_000

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from jobs.conf_tree import Items, Node, Scalar, Table
+from vjob.jobs.conf_tree import Items, Node, Scalar, Table
 
 FAILED: Final = object()
 """Stands for a value whose problem has been noted; None is a value."""

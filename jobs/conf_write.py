@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from jobs.conf import JobConf, Program
-from jobs.conf_doc import render_conf_doc
-from jobs.conf_dump import dump_yaml
-from jobs.conf_init import render_init
-from jobs.conf_redact import redact_text, redact_value
+from vjob.jobs.conf import JobConf, Program
+from vjob.jobs.conf_doc import render_conf_doc
+from vjob.jobs.conf_dump import dump_yaml
+from vjob.jobs.conf_init import render_init
+from vjob.jobs.conf_redact import redact_text, redact_value
 
 __all__ = ["redact_text", "render_conf_doc", "render_init", "render_resolved", "resolve_conf"]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from jobs.arguments import json_option
-from jobs.errors import InputError, VjobError
-from jobs.scratch import SCRATCH
+from vjob.jobs.arguments import json_option
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.scratch import SCRATCH
 
 FORMAT = 1
 """Of the JSON."""
@@ -103,7 +103,7 @@ def import_(
     Accounts are enroot's matter: a line `machine REGISTRY login USER password TOKEN` in
     ~/.config/enroot/.credentials, for nvcr.io one for authn.nvidia.com too.
     """
-    from jobs import container_import as importing
+    from vjob.jobs import container_import as importing
 
     name = importing.read_reference(reference).file_name
     target = output or (cache or importing.find_cache(os.environ)) / name
@@ -159,7 +159,7 @@ def build(
     varuna_core is put where the image's python3 looks, without vjob's own dependencies. Dockerfiles
     find it as a wheel beside them, and need podman or docker, and enroot.
     """
-    from jobs import container_build as building
+    from vjob.jobs import container_build as building
 
     if (recipe is None) == (from_folder is None):
         raise InputError("give either a RECIPE (cpu, gpu, or a file) or --from-folder DIR")
@@ -192,9 +192,9 @@ def list_(scratch: str, cache: Path | None, as_json: bool) -> None:
     \b
     srun -N4 --ntasks-per-node=1 vjob container list      on the nodes of a queue
     """
-    from jobs import container_store as stores
-    from jobs.container_import import find_cache, list_imported
-    from jobs.container_show import render_table, show_bytes, show_time
+    from vjob.jobs import container_store as stores
+    from vjob.jobs.container_import import find_cache, list_imported
+    from vjob.jobs.container_show import render_table, show_bytes, show_time
 
     store = stores.NodeStore(scratch, os.getuid())
     folder = cache or find_cache(os.environ)
@@ -230,9 +230,9 @@ def inspect(name: str, scratch: str, cache: Path | None, as_json: bool) -> None:
     vjob container inspect pytorch.sqsh
     vjob container inspect nvcr.io#nvidia/pytorch:25.11-py3
     """
-    from jobs import container_inspect as inspecting
-    from jobs.container_import import find_cache
-    from jobs.container_store import NodeStore
+    from vjob.jobs import container_inspect as inspecting
+    from vjob.jobs.container_import import find_cache
+    from vjob.jobs.container_store import NodeStore
 
     store = NodeStore(scratch, os.getuid())
     found = inspecting.inspect(name, store, cache or find_cache(os.environ))
@@ -263,7 +263,7 @@ def clean(
     srun -N4 --ntasks-per-node=1 vjob container clean --all      on four nodes of a queue
     srun -w n7,n8 --ntasks-per-node=1 vjob container clean /shared/pytorch.sqsh
     """
-    from jobs import container_store as stores
+    from vjob.jobs import container_store as stores
 
     say = _prefix(platform.node())
     store = stores.NodeStore(scratch, os.getuid())
@@ -284,7 +284,7 @@ def _prefix(node: str) -> Callable[[str], None]:
 
 def _resolve(image: str | None) -> str | None:
     """The file of an imported reference; all else as it is."""
-    from jobs.container_import import find_imported
+    from vjob.jobs.container_import import find_imported
 
     if image is None or os.path.exists(image):
         return image

@@ -27,21 +27,14 @@ from typing import Any
 
 import yaml
 
-from jobs.container_import import (
-    Say,
-    Ticker,
-    explain_failure,
-    import_image,
-    land,
-    make_folder,
-)
-from jobs.container_show import show_bytes
-from jobs.container_store import remove_tree
-from jobs.container_wheel import write_wheel
-from jobs.errors import InputError
-from jobs.image import SUFFIXES
-from jobs.process import run_shown
 from varuna_core import __version__
+from vjob.jobs.container_import import Say, Ticker, explain_failure, import_image, land, make_folder
+from vjob.jobs.container_show import show_bytes
+from vjob.jobs.container_store import remove_tree
+from vjob.jobs.container_wheel import write_wheel
+from vjob.jobs.errors import InputError
+from vjob.jobs.image import SUFFIXES
+from vjob.jobs.process import run_shown
 
 LEFT_OUT = ("dev/*", "dev/.*", "proc/*", "sys/*")
 """The runtime mounts its own; device nodes would fail to unpack for ordinary users."""
@@ -85,7 +78,7 @@ def build_recipe(name: str, options: Options, say: Say) -> None:
 
 def find_recipe(name: str) -> Path:
     """By name, or by path where that has a slash or names a file here."""
-    own = Path(str(files("containers") / "recipes"))
+    own = Path(str(files("vjob.containers") / "recipes"))
     if "/" in name or Path(name).is_file():
         if not Path(name).is_file():
             raise InputError(f"{name} is no file; a recipe is a Dockerfile or like {own}/cpu.yaml")

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from containers.catalogue import find_trouble
-from containers.reference import BadReference, Reference, parse_reference
-from jobs.errors import InputError, VjobError
-from jobs.process import Result, run_shown
-from jobs.squashfs import explain_damage
+from vjob.containers.catalogue import find_trouble
+from vjob.containers.reference import BadReference, Reference, parse_reference
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.process import Result, run_shown
+from vjob.jobs.squashfs import explain_damage
 
 Say = Callable[[str], None]
 

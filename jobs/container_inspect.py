@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jobs import process
-from jobs.conf import REDACTED, is_secret
-from jobs.container_import import find_imported, list_imported
-from jobs.container_show import show_bytes
-from jobs.container_store import NodeStore, base_name, is_named
-from jobs.errors import InputError, VjobError
-from jobs.squashfs import explain_damage, read_squashfs
+from vjob.jobs import process
+from vjob.jobs.conf import REDACTED, is_secret
+from vjob.jobs.container_import import find_imported, list_imported
+from vjob.jobs.container_show import show_bytes
+from vjob.jobs.container_store import NodeStore, base_name, is_named
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.squashfs import explain_damage, read_squashfs
 
 RELEASES = ("usr/lib/os-release", "etc/os-release")
 ENVIRONMENT = "etc/environment"

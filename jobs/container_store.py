@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from containers.store import find_base
-from jobs.container_show import show_bytes, show_time
-from jobs.errors import InputError, VjobError
+from vjob.containers.store import find_base
+from vjob.jobs.container_show import show_bytes, show_time
+from vjob.jobs.errors import InputError, VjobError
 
 Say = Callable[[str], None]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from jobs.arguments import json_option
-from jobs.errors import InputError, VjobError
+from vjob.jobs.arguments import json_option
+from vjob.jobs.errors import InputError, VjobError
 
 TOKENIZERS = ("bpe", "wordpiece-lower", "wordpiece-cased", "whitespace")
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]

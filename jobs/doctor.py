@@ -12,10 +12,10 @@ import shutil
 import socket
 import sys
 
-from jobs.doctor_containers import examine_containers
-from jobs.doctor_slurm import examine_slurm
-from jobs.finding import Finding, ask, read_text
 from varuna_core.agent.gpus import DRIVER
+from vjob.jobs.doctor_containers import examine_containers
+from vjob.jobs.doctor_slurm import examine_slurm
+from vjob.jobs.finding import Finding, ask, read_text
 
 
 def examine() -> list[Finding]:

@@ -14,12 +14,12 @@ import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from containers.catalogue import CATALOGUE, find_trouble
-from containers.registry import RUNTIMES
-from containers.runtime import ImageKind
-from jobs.conf import Container
-from jobs.doctor_start import try_start
-from jobs.finding import Finding, ask, read_text, try_out
+from vjob.containers.catalogue import CATALOGUE, find_trouble
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import ImageKind
+from vjob.jobs.conf import Container
+from vjob.jobs.doctor_start import try_start
+from vjob.jobs.finding import Finding, ask, read_text, try_out
 
 VERSIONS: Mapping[str, tuple[str, ...]] = {
     "enroot": ("enroot", "version"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from jobs.conf import Cluster
-from jobs.finding import Finding, ask
+from vjob.jobs.conf import Cluster
+from vjob.jobs.finding import Finding, ask
 
 EXIT_S = 5
 """What the agents need after the grace, to end what is left and to write the exits."""

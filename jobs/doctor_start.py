@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from containers.runtime import Commands, ImageKind, Mount, Request, Runtime
-from jobs.container_store import remove_tree
-from jobs.finding import try_out
+from vjob.containers.runtime import Commands, ImageKind, Mount, Request, Runtime
+from vjob.jobs.container_store import remove_tree
+from vjob.jobs.finding import try_out
 
 START_S = 60.0
 FOLDERS = ("dev", "etc", "proc", "run", "sys", "tmp", "var")

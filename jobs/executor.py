@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from jobs.idle_nodes import IdleNode
-from jobs.slurm import JobInfo
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.idle_nodes import IdleNode
+from vjob.jobs.slurm import JobInfo
 
 
 class Executor(ABC):
@@ -56,9 +56,9 @@ class Executor(ABC):
 def choose_executor(scheduler: str) -> Executor:
     """By the plan's word; imports what it needs only then."""
     if scheduler in ("local", "ssh"):  # ssh: the batch script runs here, agents on the machines
-        from jobs.local_executor import LocalExecutor
+        from vjob.jobs.local_executor import LocalExecutor
 
         return LocalExecutor()
-    from jobs.slurm_executor import SlurmExecutor
+    from vjob.jobs.slurm_executor import SlurmExecutor
 
     return SlurmExecutor()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from jobs.arguments import conf_argument, set_option
-from jobs.errors import InputError, VjobError
+from vjob.jobs.arguments import conf_argument, set_option
+from vjob.jobs.errors import InputError, VjobError
 
 
 @click.command()
@@ -36,14 +36,14 @@ def export(
     FOLDER must be seen under the same path on every machine. The container is yours to start: call
     the scripts inside.
     """
-    from jobs.conf_read import read_conf
-    from jobs.conf_reader import BUILT_IN
-    from jobs.planning.settle import choose
-    from jobs.programs.byhand import Machines, build_scripts
-    from jobs.programs.start import look_for
     from varuna_core.agent.bundle import write_program
     from varuna_core.records.files import write_atomic
     from varuna_core.records.runfolder import RunFolder
+    from vjob.jobs.conf_read import read_conf
+    from vjob.jobs.conf_reader import BUILT_IN
+    from vjob.jobs.planning.settle import choose
+    from vjob.jobs.programs.byhand import Machines, build_scripts
+    from vjob.jobs.programs.start import look_for
 
     _, settings = choose(conf, overrides, None)
     found = read_conf(conf, settings, require_env=False)

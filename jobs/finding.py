@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from jobs import process
-from jobs.errors import VjobError
+from vjob.jobs import process
+from vjob.jobs.errors import VjobError
 
 Status = Literal["ok", "warn", "fail", "note"]
 ASK_S = 15

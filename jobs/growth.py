@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.slow_nodes import SlowNode
 from varuna_core.morph.gain import Forecast, forecast, pays, with_more
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.training import Training
+from vjob.jobs.slow_nodes import SlowNode
 
 DEFAULT_PAUSE_S = 120.0
 """As long as the run has no morph behind it."""

@@ -35,7 +35,7 @@ def build_sinfo_idle_command(queues: Sequence[str | None]) -> list[str]:
 
 def parse_idle_nodes(text: str) -> list[IdleNode]:
     """Those that are idle and nothing else: not reserved, draining, asleep or without an answer."""
-    from jobs.planning.cluster_nodes import parse_gres
+    from vjob.jobs.planning.cluster_nodes import parse_gres
 
     found = []
     for line in text.splitlines():

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from containers.registry import RUNTIMES
-from containers.runtime import ImageKind
-from jobs.conf import Container
-from jobs.errors import InputError
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import ImageKind
+from vjob.jobs.conf import Container
+from vjob.jobs.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def resolve_image(container: Container, environ: Mapping[str, str]) -> Container
     takers = [kind for kind in RUNTIMES.values() if ImageKind.REFERENCE in kind.kinds]
     if container.runtime in [kind.name for kind in takers]:
         return container
-    from jobs.container_import import find_imported
+    from vjob.jobs.container_import import find_imported
 
     path = find_imported(image, environ)
     if path is not None:
@@ -91,7 +91,7 @@ def resolve_image(container: Container, environ: Mapping[str, str]) -> Container
 
 def check_file(image: str) -> None:
     """InputError where an image file here is none, or not all of one."""
-    from jobs.squashfs import explain_damage
+    from vjob.jobs.squashfs import explain_damage
 
     if not os.path.isfile(image):
         return  # on the nodes alone: their preflight looks

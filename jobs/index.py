@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import VjobError
-from jobs.holding import hold_file
 from varuna_core.records.files import append_line, read_lines
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import VjobError
+from vjob.jobs.holding import hold_file
 
 
 def folder() -> Path:

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from jobs.errors import VjobError
-from jobs.executor import choose_executor
-from jobs.slurm import OVER, JobState
 from varuna_core.records.joins import Join, JoinJob, read_join_job, read_joins, write_join_job
 from varuna_core.records.machine import start_time
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import VjobError
+from vjob.jobs.executor import choose_executor
+from vjob.jobs.slurm import OVER, JobState
 
 if TYPE_CHECKING:
-    from jobs.runs import RunView
+    from vjob.jobs.runs import RunView
 
 FRESH_S = 120.0
 """A `vjob grow` on another host may still be at work for so long, and the scheduler show no job."""

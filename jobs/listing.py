@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jobs import index
-from jobs.runs import RunView, view_runs
 from varuna_core.records.tail import clean
+from vjob.jobs import index
+from vjob.jobs.runs import RunView, view_runs
 
 
 def list_runs(

@@ -8,21 +8,20 @@ writes its state to local.json (local.<group>.json) in the run folder.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
-from jobs import index, process
-from jobs.errors import VjobError
-from jobs.executor import Executor
-from jobs.slurm import JobInfo, parse_state
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import index, process
+from vjob.jobs.errors import VjobError
+from vjob.jobs.executor import Executor
+from vjob.jobs.slurm import JobInfo, parse_state
 
 START_S = 30.0
 """A supervisor that has not written its state after this long never will."""
@@ -55,9 +54,11 @@ class LocalExecutor(Executor):
                 "there: set XDG_STATE_HOME to a folder that you may write"
             ) from None
         write_json(state_file(run, group), {"job": job, "state": "PENDING", "time": time.time()})
-        command = [sys.executable, "-m", "jobs.local_job", str(run.path), job, group or ""]
+        command = process.build_own_command(
+            "-m", "vjob.jobs.local_job", str(run.path), job, group or ""
+        )
         agent = keep_ssh_agent(os.environ)
-        env = {**clean_environment(os.environ), **agent, **_import_path()}
+        env = {**clean_environment(os.environ), **agent}
         process.start_detached(command, output=run.scheduler_log(group), env=env)
         return job
 
@@ -81,11 +82,6 @@ class LocalExecutor(Executor):
 
     def find_orphans(self) -> dict[str, list[JobInfo]]:
         return {}  # the supervisor's state file lies in the run folder itself
-
-
-def _import_path() -> dict[str, str]:
-    """So that the supervisor imports this very package, installed or not."""
-    return {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
 
 
 def _read_state(job: str) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The supervisor of one local job: what slurmd is to a batch script on a cluster.
 
-    python -m jobs.local_job RUN JOB [GROUP]
+    python -m vjob.jobs.local_job RUN JOB [GROUP]
 
 Runs the rendered batch script with stand-ins for srun and scontrol first on PATH, passes signals
 on, keeps the time limit, runs it again on `scontrol requeue`, and writes its state atomically.
@@ -19,31 +19,23 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from jobs import process
-from jobs.errors import VjobError
-from jobs.local_executor import state_file
-from jobs.local_step import OFFSET
-from jobs.machine_list import read_machines
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import write_atomic, write_json
 from varuna_core.records.joins import read_joins, widen
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.errors import VjobError
+from vjob.jobs.local_executor import state_file
+from vjob.jobs.local_step import OFFSET
+from vjob.jobs.machine_list import read_machines
 
 MARGIN_S = 10.0
 """Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""
 
-ROOT = Path(__file__).resolve().parent.parent
-START_STEP = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from jobs.local_step import main; sys.exit(main(sys.argv[1:]))"
-)
-"""Not PYTHONPATH: that would reach the ranks."""
-START_WATCH = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from varuna_core.launch.watch import main; sys.exit(main())"
-)
+STEP = "vjob.jobs.local_step"
+WATCH = "varuna_core.launch.watch"
 """In the place of srun where a list of machines is watched."""
 
 
@@ -178,7 +170,7 @@ class Supervisor:
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in ("srun", "scontrol"):
             is_watch = name == "srun" and self._machine_list is not None
-            words = [sys.executable, "-c", START_WATCH if is_watch else START_STEP, str(ROOT), name]
+            words = process.build_own_command("-m", WATCH if is_watch else STEP, name)
             text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
             write_atomic(folder / name, text, mode=0o700)
         return folder

@@ -1,7 +1,7 @@
 """Stand-ins for srun and scontrol on a machine without Slurm.
 
-    python -m jobs.local_step srun OPTIONS COMMAND... [: OPTIONS COMMAND...]
-    python -m jobs.local_step scontrol requeue|show ...
+    python -m vjob.jobs.local_step srun OPTIONS COMMAND... [: OPTIONS COMMAND...]
+    python -m vjob.jobs.local_step scontrol requeue|show ...
 
 Takes the options that our batch script uses, and refuses others. Each "node" is a process group.
 """
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from jobs import process
-from jobs.slurm import expand_nodes
+from vjob.jobs import process
+from vjob.jobs.slurm import expand_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

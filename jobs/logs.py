@@ -10,17 +10,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.errors import InputError
-from jobs.monitor.first_error import find_first_error, render
-from jobs.monitor.merged import Collapser, Log, LogLine, Paint, collapse, keep_plain, merge_lines
-from jobs.runs import RunView, view_run
-from jobs.slurm import JobState
-from jobs.verdict import read_node_names
 from varuna_core.records import record as records
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.tail import READ_BYTES, Follower, clean
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.first_error import find_first_error, render
+from vjob.jobs.monitor.merged import (
+    Collapser,
+    Log,
+    LogLine,
+    Paint,
+    collapse,
+    keep_plain,
+    merge_lines,
+)
+from vjob.jobs.runs import RunView, view_run
+from vjob.jobs.slurm import JobState
+from vjob.jobs.verdict import read_node_names
 
 POLL_S = 0.5
 FILES_PER_S = 500

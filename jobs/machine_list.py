@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.conf import JobConf
-from jobs.errors import InputError
 from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import Machine, parse_machine_list
+from vjob.jobs.conf import JobConf
+from vjob.jobs.errors import InputError
 
 
 def settle_machines(conf: JobConf, *, is_preview: bool) -> JobConf:

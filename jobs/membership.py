@@ -15,16 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs import index
-from jobs.conf import JobConf
-from jobs.conf_read import parse_conf
-from jobs.errors import InputError, UncertainError, VjobError
-from jobs.executor import choose_executor
-from jobs.holding import hold_file
-from jobs.joined import cancel_joined, find_joined_over
-from jobs.runs import RunView, name_host, view_run
-from jobs.scripts import render_batch
-from jobs.submit import hold_back_interrupts
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import list_names, read_json, read_lines, write_atomic, write_json
@@ -39,6 +29,16 @@ from varuna_core.records.joins import (
 from varuna_core.records.machine import start_time
 from varuna_core.records.plan import GroupPlan, Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import index
+from vjob.jobs.conf import JobConf
+from vjob.jobs.conf_read import parse_conf
+from vjob.jobs.errors import InputError, UncertainError, VjobError
+from vjob.jobs.executor import choose_executor
+from vjob.jobs.holding import hold_file
+from vjob.jobs.joined import cancel_joined, find_joined_over
+from vjob.jobs.runs import RunView, name_host, view_run
+from vjob.jobs.scripts import render_batch
+from vjob.jobs.submit import hold_back_interrupts
 
 SLOW_ASKED = "slow-asked"
 """Event: the run itself asks a slow node to leave."""

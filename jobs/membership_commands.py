@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from jobs.arguments import job_argument, json_option
-from jobs.errors import InputError
+from vjob.jobs.arguments import job_argument, json_option
+from vjob.jobs.errors import InputError
 
 
 @click.command()
@@ -29,8 +29,8 @@ def grow(job: str, count: int, queue: str | None, walltime_min: int | None, as_j
     \b
     vjob grow last --count 4 --queue gpu2
     """
-    from jobs import membership
-    from jobs.runs import find_run
+    from vjob.jobs import membership
+    from vjob.jobs.runs import find_run
 
     run = find_run(job, Path.cwd())
     join, added = membership.grow(run, count=count, queue=queue, walltime_min=walltime_min)
@@ -58,8 +58,8 @@ def shrink(job: str, count: int | None, nodes: tuple[str, ...]) -> None:
     vjob shrink last --count 2
     vjob shrink last --node b3
     """
-    from jobs import membership
-    from jobs.runs import find_run
+    from vjob.jobs import membership
+    from vjob.jobs.runs import find_run
 
     if (count is None) == (not nodes):
         raise InputError("say how many nodes (--count N) or which (--node HOST), one of the two")
@@ -78,8 +78,8 @@ def tend(job: str) -> None:
     \b
     vjob tend last
     """
-    from jobs.runs import find_run
-    from jobs.tend import tend as look_after
+    from vjob.jobs.runs import find_run
+    from vjob.jobs.tend import tend as look_after
 
     def say(text: str) -> None:
         click.echo(f"tend: {text}", err=True)

@@ -9,7 +9,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from jobs.slurm import JobInfo, JobState
+from vjob.jobs.slurm import JobInfo, JobState
 
 _UNSEEN = "is log_folder on a file system that the nodes see, and may you write there?"
 NEVER: tuple[tuple[str, str], ...] = (

@@ -9,12 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from containers.catalogue import remedies_for
-from containers.registry import RUNTIMES
-from containers.runtime import ImageKind, Mount, Request, Unsuitable
-from jobs.conf import JobConf, NodeGroup, settled
-from jobs.errors import InputError
-from jobs.programs import nsight, start
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,
@@ -24,6 +18,12 @@ from varuna_core.records.plan import (
     build_stages,
     encode_stage_map,
 )
+from vjob.containers.catalogue import remedies_for
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
+from vjob.jobs.conf import JobConf, NodeGroup, settled
+from vjob.jobs.errors import InputError
+from vjob.jobs.programs import nsight, start
 
 BEAT_S = 5.0
 """Between two signs of life; more on a large run, for each is a file written anew."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from jobs.conf import REDACTED
-from jobs.conf_redact import redact_string, redact_value
-from jobs.errors import InputError
-from jobs.scripts import render_node
-from jobs.submit import Prepared
 from varuna_core.records.plan import render_plan
+from vjob.jobs.conf import REDACTED
+from vjob.jobs.conf_redact import redact_string, redact_value
+from vjob.jobs.errors import InputError
+from vjob.jobs.scripts import render_node
+from vjob.jobs.submit import Prepared
 
 
 def render_preview(ready: Prepared) -> str:
@@ -39,7 +39,7 @@ def test_only(ready: Prepared) -> str:
         raise InputError(
             "--test-only asks Slurm, and this conf runs on this machine; use --dry-run"
         )
-    from jobs.slurm_executor import SlurmExecutor
+    from vjob.jobs.slurm_executor import SlurmExecutor
 
     executor = SlurmExecutor()
     return "\n".join(

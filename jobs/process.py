@@ -8,13 +8,17 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.errors import VjobError
+import vjob
+from vjob.jobs.errors import VjobError
 
+ENTRY = Path(vjob.__file__).absolute().with_name("__main__.py")
+"""Run by its path, it imports this very vjob; no environment is needed, so none reaches ranks."""
 TIMEOUT_S = 60.0
 END_S = 10.0
 """Between TERM and KILL."""
@@ -28,6 +32,11 @@ class Result:
     code: int
     out: str
     err: str
+
+
+def build_own_command(*words: str) -> list[str]:
+    """vjob itself, in a process of its own; `-m MODULE` in front for one of its modules."""
+    return [sys.executable, str(ENTRY), *words]
 
 
 def run(

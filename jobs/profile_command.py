@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs.arguments import conf_argument, json_option, set_option
-from jobs.errors import InputError
+from vjob.jobs.arguments import conf_argument, json_option, set_option
+from vjob.jobs.errors import InputError
 
 if TYPE_CHECKING:
-    from jobs.conf import JobConf
+    from vjob.jobs.conf import JobConf
 
 
 def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
@@ -69,17 +69,17 @@ def profile(
     vjob profile conf.yaml --follow
     vjob profile conf.yaml --sizes 1,2,4 --tensor 1,2
     """
-    from jobs import submit as submitting
-    from jobs.conf_read import read_conf
-    from jobs.planning.settle import leave
-    from jobs.submitted import tell_submitted
+    from vjob.jobs import submit as submitting
+    from vjob.jobs.conf_read import read_conf
+    from vjob.jobs.planning.settle import leave
+    from vjob.jobs.submitted import tell_submitted
 
     read = read_conf(conf, overrides, require_env=False)
     target = choose_output(read, conf.resolve().parent, output)
     words = build_words(target, sizes, tensor)
     layout = leave(read)  # a job on all of the conf's nodes, whatever a planner would choose
     if dry_run:
-        from jobs.preview import render_preview
+        from vjob.jobs.preview import render_preview
 
         ready = submitting.prepare(conf, overrides, for_preview=True, words=words, chosen=layout)
         click.echo(render_preview(ready), nl=False)
@@ -90,9 +90,9 @@ def profile(
 
 def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
     """Absolute; refused where the ranks would not see it, or cannot profile at all."""
-    from jobs.conf_reader import BUILT_IN
-    from jobs.plan import parse_mount
-    from jobs.planning.conf_file import name_profile
+    from vjob.jobs.conf_reader import BUILT_IN
+    from vjob.jobs.plan import parse_mount
+    from vjob.jobs.planning.conf_file import name_profile
 
     if conf.program.kind not in BUILT_IN:
         raise InputError(

@@ -12,16 +12,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.errors import InputError, VjobError
-from jobs.runs import find_run, view_run
-from jobs.still import write_png
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.runs import find_run, view_run
+from vjob.jobs.still import write_png
 
 if TYPE_CHECKING:
-    from reports.analysis import Analysis
-    from reports.load import Job
+    from vjob.reports.analysis import Analysis
+    from vjob.reports.load import Job
 
 Say = Callable[[str], object]
 
@@ -74,9 +74,9 @@ def write_report(job: str, here: Path, say: Say, wanted: Wanted) -> None:
     """All that is wanted of one job."""
     folder, run = find_folder(job, here)
     check_libraries(*(("plotly", "jinja2") if wanted.has_page or wanted.png else ()))
-    from reports import analysis, findings, load
-    from reports import text as texts
-    from reports.sources import SourceError
+    from vjob.reports import analysis, findings, load
+    from vjob.reports import text as texts
+    from vjob.reports.sources import SourceError
 
     needs_more = wanted.has_page or wanted.png is not None
     try:
@@ -89,7 +89,7 @@ def write_report(job: str, here: Path, say: Say, wanted: Wanted) -> None:
     try:
         _write_tables(found, analysed, say, wanted)
         if needs_more:
-            from reports.page import render_page
+            from vjob.reports.page import render_page
 
             made_at = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
             page = render_page(
@@ -103,7 +103,7 @@ def write_report(job: str, here: Path, say: Say, wanted: Wanted) -> None:
 
 
 def _write_tables(job: Job, analysis: Analysis, say: Say, wanted: Wanted) -> None:
-    from reports import export, perfetto
+    from vjob.reports import export, perfetto
 
     for target, write in ((wanted.csv, export.write_csv), (wanted.parquet, export.write_parquet)):
         if target is not None:

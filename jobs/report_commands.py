@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from jobs.arguments import complete_job, job_argument, json_option
+from vjob.jobs.arguments import complete_job, job_argument, json_option
 
 
 @click.command()
@@ -67,7 +67,7 @@ def report(
     vjob report log2/10932251 -o page.html --csv tables
     vjob report gpt2-xl --trace trace.json.gz
     """
-    from jobs.report import Wanted, write_report
+    from vjob.jobs.report import Wanted, write_report
 
     wanted = Wanted(
         text=text,
@@ -100,6 +100,6 @@ def compare(jobs: tuple[str, ...], output: Path | None, cdn: bool, as_json: bool
     vjob compare 4711 last
     vjob compare log2/10932251 log2/10932252 -o compared.html
     """
-    from jobs.compare import compare_jobs
+    from vjob.jobs.compare import compare_jobs
 
     compare_jobs(jobs, Path.cwd(), click.echo, as_json=as_json, page=output, cdn=cdn)

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.monitor.attempt import AttemptReader
-from jobs.monitor.pace import WARM_UP_STEPS
-from jobs.monitor.rank_files import TraceEnd
-from jobs.monitor.snapshot import Progress
 from varuna_core.records.plan import Plan, decode_stage_map
 from varuna_core.records.runfolder import AttemptFolder
+from vjob.jobs.monitor.attempt import AttemptReader
+from vjob.jobs.monitor.pace import WARM_UP_STEPS
+from vjob.jobs.monitor.rank_files import TraceEnd
+from vjob.jobs.monitor.snapshot import Progress
 
 RECENT_STEPS = 50
 ENOUGH_POINTS = 5

@@ -11,13 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs import index
-from jobs.errors import InputError, UncertainError, VjobError
-from jobs.executor import choose_executor
-from jobs.joined import end_joined, list_joined
-from jobs.pending import explain_launch
-from jobs.slurm import OVER, JobInfo, JobState
-from jobs.verdict import explain_end, judge_run
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import Outcome, read_outcome
@@ -26,6 +19,13 @@ from varuna_core.records.machine import start_time
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import index
+from vjob.jobs.errors import InputError, UncertainError, VjobError
+from vjob.jobs.executor import choose_executor
+from vjob.jobs.joined import end_joined, list_joined
+from vjob.jobs.pending import explain_launch
+from vjob.jobs.slurm import OVER, JobInfo, JobState
+from vjob.jobs.verdict import explain_end, judge_run
 
 log = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from jobs.conf import Cluster, JobConf, NodeGroup
-from jobs.slurm import COMMENT_PREFIX
 from varuna_core import __version__
 from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.conf import Cluster, JobConf, NodeGroup
+from vjob.jobs.slurm import COMMENT_PREFIX
 
 PER_COMPONENT = frozenset(
     {
@@ -61,10 +61,6 @@ LEAVE_S = 30
 
 GIVEN = Raw('"$SLURM_JOB_NUM_NODES"')
 """The nodes of a job that asked for no certain number."""
-
-
-HOME = Path(__file__).resolve().parent.parent
-"""Where this very package is imported from, installed or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +123,7 @@ def render_batch(
             ],
             morph=plan.morph,
             tend=plan.morph and (conf.morph.grow == "auto" or conf.morph.leave_slow),
-            home=str(HOME),
+            vjob=str(process.ENTRY),
             state=os.environ.get(
                 "XDG_STATE_HOME", ""
             ),  # where local jobs are found (jobs/index.py)
@@ -282,7 +278,7 @@ def _finalize(value: Any) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("templates", ""),
+        loader=jinja2.PackageLoader("vjob.templates", ""),
         undefined=jinja2.StrictUndefined,
         finalize=_finalize,
         trim_blocks=True,

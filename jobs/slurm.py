@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from jobs.errors import UncertainError
+from vjob.jobs.errors import UncertainError
 
 COMMENT_PREFIX = "vjob:"
 

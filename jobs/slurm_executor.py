@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs import process, slurm
-from jobs.errors import UncertainError, VjobError
-from jobs.executor import Executor
-from jobs.idle_nodes import IdleNode, build_sinfo_idle_command, parse_idle_nodes
-from jobs.slurm import COMMENT_PREFIX, JobInfo
 from varuna_core.records.machine import clean_environment
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process, slurm
+from vjob.jobs.errors import UncertainError, VjobError
+from vjob.jobs.executor import Executor
+from vjob.jobs.idle_nodes import IdleNode, build_sinfo_idle_command, parse_idle_nodes
+from vjob.jobs.slurm import COMMENT_PREFIX, JobInfo
 
 
 class SlurmExecutor(Executor):
@@ -83,7 +83,7 @@ class SlurmExecutor(Executor):
 
 
 def _can_expedite() -> bool:
-    from jobs.doctor_slurm import read_slurm_config
+    from vjob.jobs.doctor_slurm import read_slurm_config
 
     return slurm.can_expedite(read_slurm_config() or {})
 

@@ -12,8 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from jobs.errors import VjobError
-from jobs.process import run
+from vjob.jobs.errors import VjobError
+from vjob.jobs.process import run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTH = 1280

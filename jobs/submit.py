@@ -21,22 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs import index
-from jobs.conf import JobConf
-from jobs.conf_read import read_conf
-from jobs.conf_reader import BUILT_IN
-from jobs.errors import InputError, UncertainError, VjobError
-from jobs.executor import Executor, choose_executor
-from jobs.image import classify_image, resolve_image, stamp_image
-from jobs.machine_list import settle_machines
-from jobs.pending import explain_reason
-from jobs.plan import Surroundings, add_seats, build_plan
-from jobs.planning.chosen import Chosen
-from jobs.planning.settle import choose
-from jobs.programs import start
-from jobs.runs import view_run
-from jobs.scripts import Scripts, render_scripts
-from jobs.slurm import JobState
 from varuna_core import __version__
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
@@ -45,6 +29,22 @@ from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, keep_word, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
+from vjob.jobs import index
+from vjob.jobs.conf import JobConf
+from vjob.jobs.conf_read import read_conf
+from vjob.jobs.conf_reader import BUILT_IN
+from vjob.jobs.errors import InputError, UncertainError, VjobError
+from vjob.jobs.executor import Executor, choose_executor
+from vjob.jobs.image import classify_image, resolve_image, stamp_image
+from vjob.jobs.machine_list import settle_machines
+from vjob.jobs.pending import explain_reason
+from vjob.jobs.plan import Surroundings, add_seats, build_plan
+from vjob.jobs.planning.chosen import Chosen
+from vjob.jobs.planning.settle import choose
+from vjob.jobs.programs import start
+from vjob.jobs.runs import view_run
+from vjob.jobs.scripts import Scripts, render_scripts
+from vjob.jobs.slurm import JobState
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ def look_for_trouble(run: RunFolder) -> list[str]:
 
 def look_at_kill_wait(run: RunFolder) -> str:
     """Whether Slurm waits for the conf's grace_s; empty if so, and where it does not say."""
-    from jobs.doctor_slurm import judge_kill_wait, read_slurm_config
+    from vjob.jobs.doctor_slurm import judge_kill_wait, read_slurm_config
 
     plan = read_plan(run.plan)
     if plan is None or plan.scheduler != "slurm":
@@ -265,9 +265,9 @@ def look_at_start(run: RunFolder) -> str:
 
 def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     """Everything that the scheduler and the nodes will read."""
-    from jobs.conf_redact import redact_text
-    from jobs.conf_write import render_resolved
     from varuna_core.agent.bundle import write_bundle, write_program
+    from vjob.jobs.conf_redact import redact_text
+    from vjob.jobs.conf_write import render_resolved
 
     write_atomic(run.conf, redact_text(ready.conf_text))
     write_atomic(run.resolved, render_resolved(ready.conf, redact=True))

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import click
 
-from jobs.submit import look_for_trouble
 from varuna_core.records.record import RunRecord
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.submit import look_for_trouble
 
 CANCEL_S = 60
 """For ranks to save in after Ctrl-C."""
@@ -42,14 +42,14 @@ def tell_submitted(
 
 def _follow(run: RunFolder, record: RunRecord) -> int:
     """The exit code. On a list of machines nobody but us keeps the run: Ctrl-C ends it."""
-    from jobs.logs import follow_run
+    from vjob.jobs.logs import follow_run
 
     try:
         return follow_run(run, click.echo)
     except KeyboardInterrupt:
         if record.scheduler != "ssh":
             raise
-    from jobs.cancel import cancel_run
+    from vjob.jobs.cancel import cancel_run
 
     click.echo(cancel_run(run, now=False, wait_s=CANCEL_S, say=click.echo))
     return 128 + signal.SIGINT

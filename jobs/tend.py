@@ -19,25 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jobs import membership
-from jobs.errors import InputError, VjobError
-from jobs.executor import Executor, choose_executor
-from jobs.growth import (
-    Pause,
-    Standing,
-    choose_growth,
-    choose_leaving,
-    find_pause,
-    say_basis,
-    still_pays,
-)
-from jobs.holding import hold_file
-from jobs.idle_nodes import list_fitting
-from jobs.joined import cancel_joined, find_joined_over
-from jobs.run_pace import AttemptPace
-from jobs.runs import RunView, view_run
-from jobs.slow_nodes import find_slow_nodes
-from jobs.slurm import JobState, expand_nodes
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import read_json, read_lines
@@ -46,6 +27,25 @@ from varuna_core.records.morphs import read_pause_s
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
+from vjob.jobs import membership
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.executor import Executor, choose_executor
+from vjob.jobs.growth import (
+    Pause,
+    Standing,
+    choose_growth,
+    choose_leaving,
+    find_pause,
+    say_basis,
+    still_pays,
+)
+from vjob.jobs.holding import hold_file
+from vjob.jobs.idle_nodes import list_fitting
+from vjob.jobs.joined import cancel_joined, find_joined_over
+from vjob.jobs.run_pace import AttemptPace
+from vjob.jobs.runs import RunView, view_run
+from vjob.jobs.slow_nodes import find_slow_nodes
+from vjob.jobs.slurm import JobState, expand_nodes
 
 LONGEST_WAIT_S = 3600.0
 """After jobs that never came to anything."""

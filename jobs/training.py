@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jobs.conf import MODELS, JobConf, Model, settled
-from jobs.conf_paths import split_blend
-from jobs.conf_reader import BUILT_IN
 from varuna_core.records.training import Training
+from vjob.jobs.conf import MODELS, JobConf, Model, settled
+from vjob.jobs.conf_paths import split_blend
+from vjob.jobs.conf_reader import BUILT_IN
 
 
 def build_training(conf: JobConf, replicas: int) -> Training | None:

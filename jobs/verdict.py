@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobs.pending import explain_launch
-from jobs.slurm import JobInfo, JobState
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
@@ -16,6 +14,8 @@ from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.stop import read_stop
 from varuna_core.records.tail import last_lines
+from vjob.jobs.pending import explain_launch
+from vjob.jobs.slurm import JobInfo, JobState
 
 LAST_LINES = 400
 """Of a log, looked through for a known message."""

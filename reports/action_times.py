@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from reports.load import load_job
 from varuna_core.records.trace import COMPUTE
+from vjob.reports.load import load_job
 
 SEES_WAIT_S = 2e-5
 """A receiver that waited less may have come later than its message."""

@@ -6,20 +6,15 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from reports.balance import Suggestion, parse_partition, suggest_partition
-from reports.bubbles import Bubbles, compare_bubbles
-from reports.communication import measure_communication
-from reports.goodput import Goodput, measure_goodput
-from reports.load import Job
-from reports.pipeline import (
-    Piece,
-    Pipeline,
-    find_critical_path,
-    observe,
-)
-from reports.series import Outlier, build_step_times, find_outliers, measure_bubbles
-from reports.stragglers import Straggler, find_stragglers
 from varuna_core.records.trace import COMPUTE
+from vjob.reports.balance import Suggestion, parse_partition, suggest_partition
+from vjob.reports.bubbles import Bubbles, compare_bubbles
+from vjob.reports.communication import measure_communication
+from vjob.reports.goodput import Goodput, measure_goodput
+from vjob.reports.load import Job
+from vjob.reports.pipeline import Piece, Pipeline, find_critical_path, observe
+from vjob.reports.series import Outlier, build_step_times, find_outliers, measure_bubbles
+from vjob.reports.stragglers import Straggler, find_stragglers
 
 MOST_STAGES = 10_000
 """A number beyond is none of a stage."""

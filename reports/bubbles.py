@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.pipeline import Order, Pipeline
-from reports.trace_lines import Column
 from varuna_core.schedule.actions import Kind, ScheduleError
 from varuna_core.schedule.order import find_source, find_target, walk
+from vjob.reports.pipeline import Order, Pipeline
+from vjob.reports.trace_lines import Column
 
 _KINDS: dict[Kind, int] = {"F": 0, "f": 0, "R": 1, "B": 2, "I": 3, "W": 4}
 """Kinds of action by what they cost: a forward costs the same whatever it keeps."""

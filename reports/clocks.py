@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.rank_trace import RankTrace
-from reports.trace_lines import Column
+from vjob.reports.rank_trace import RankTrace
+from vjob.reports.trace_lines import Column
 
 WRONG = 0.5
 """Of a median step."""

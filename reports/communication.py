@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.pipeline import Pipeline, list_waits
 from varuna_core.records.trace import COMMUNICATION, COMPUTE
+from vjob.reports.pipeline import Pipeline, list_waits
 
 
 def measure_communication(events: pd.DataFrame, pipelines: list[Pipeline]) -> pd.DataFrame:

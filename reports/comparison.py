@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from reports.analysis import Analysis
-from reports.figure import (
+from vjob.reports.analysis import Analysis
+from vjob.reports.figure import (
     BLUE,
     GREEN,
     GREY,
@@ -23,10 +23,10 @@ from reports.figure import (
     draw_lines,
     plain,
 )
-from reports.html import Page, Part, render, show_table
-from reports.load import Job
-from reports.sections import Table
-from reports.series import drop_first
+from vjob.reports.html import Page, Part, render, show_table
+from vjob.reports.load import Job
+from vjob.reports.sections import Table
+from vjob.reports.series import drop_first
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, PINK, GREY)
 NAMES = {

@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from reports.analysis import Analysis, list_ranks
-from reports.load import Job
-from reports.trace_reader import stream_events
+from vjob.reports.analysis import Analysis, list_ranks
+from vjob.reports.load import Job
+from vjob.reports.trace_reader import stream_events
 
 _EVENTS = pa.schema(
     [

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.overview import Matrix
+from vjob.reports.overview import Matrix
 
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 PINK, GREY = "#cc79a7", "#8a8f98"

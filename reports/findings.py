@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from reports.analysis import Analysis, StepAnalysis
-from reports.finding import Finding, in_units, percent
-from reports.gaps import list_gaps
-from reports.load import Job
+from vjob.reports.analysis import Analysis, StepAnalysis
+from vjob.reports.finding import Finding, in_units, percent
+from vjob.reports.gaps import list_gaps
+from vjob.reports.load import Job
 
 MUCH_BUBBLE = 0.05
 """A bubble this much above its ideal is worth a sentence; so is this part of the time elsewhere."""

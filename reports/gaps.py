@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reports.analysis import Analysis
-from reports.finding import Finding, in_units
-from reports.load import Job
+from vjob.reports.analysis import Analysis
+from vjob.reports.finding import Finding, in_units
+from vjob.reports.load import Job
 
 DOUBTFUL_NS = 1_000_000
 """Clocks that agree to within less are good enough."""

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from reports.blocks import BlockReader
-from reports.thinned import Thinned
+from vjob.reports.blocks import BlockReader
+from vjob.reports.thinned import Thinned
 
 MOST_SAMPLES = 20_000
 """Rows kept of a node, evenly spread."""

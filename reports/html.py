@@ -17,10 +17,10 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-from reports.finding import Finding
-from reports.packing import pack_bytes, pack_json
-from reports.sections import Table, shorten
 from varuna_core import __version__
+from vjob.reports.finding import Finding
+from vjob.reports.packing import pack_bytes, pack_json
+from vjob.reports.sections import Table, shorten
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")
@@ -122,7 +122,7 @@ def _clean(value: Any) -> Any:
 
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("templates", ""),
+        loader=jinja2.PackageLoader("vjob.templates", ""),
         undefined=jinja2.StrictUndefined,
         finalize=_clean,
         trim_blocks=True,

@@ -10,17 +10,17 @@ from typing import Any
 
 import pandas as pd
 
-from reports.gpu_log import read_gpus
-from reports.log_events import build_log_events
-from reports.megatron_log import LogReader, LogTables
-from reports.prediction import Prediction, read_prediction
-from reports.sources import Sources, find_sources
-from reports.trace_file import NO_HEADER
-from reports.trace_reader import Traces, read_events, read_traces
 from varuna_core.records.events import read_events as read_history
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import AttemptFolder
+from vjob.reports.gpu_log import read_gpus
+from vjob.reports.log_events import build_log_events
+from vjob.reports.megatron_log import LogReader, LogTables
+from vjob.reports.prediction import Prediction, read_prediction
+from vjob.reports.sources import Sources, find_sources
+from vjob.reports.trace_file import NO_HEADER
+from vjob.reports.trace_reader import Traces, read_events, read_traces
 
 MOST_STEPS = 200
 """That anybody would look at one by one."""

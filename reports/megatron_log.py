@@ -14,9 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from reports.blocks import BlockReader
-from reports.thinned import MOST_ROWS, Thinned
-from reports.trace_lines import Column
 from varuna_core.records.training_log import (
     ITERATION_MARK,
     JOB_INFO,
@@ -31,6 +28,9 @@ from varuna_core.records.training_log import (
     parse_memory,
     parse_phase,
 )
+from vjob.reports.blocks import BlockReader
+from vjob.reports.thinned import MOST_ROWS, Thinned
+from vjob.reports.trace_lines import Column
 
 LOG_BLOCK_BYTES = 1 << 23
 LARGEST_TIMERS = 1 << 26

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.analysis import Analysis, list_ranks
-from reports.load import Job
+from vjob.reports.analysis import Analysis, list_ranks
+from vjob.reports.load import Job
 
 NUM_BINS = 480
 MOST_ROWS = 256

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from reports.analysis import Analysis
-from reports.finding import Finding
-from reports.html import Page, Part, render, show_table
-from reports.load import Job
-from reports.run_figure import draw_run
-from reports.sections import Table, build_sections
-from reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
-from reports.timeline import build_lanes, build_steps
+from vjob.reports.analysis import Analysis
+from vjob.reports.finding import Finding
+from vjob.reports.html import Page, Part, render, show_table
+from vjob.reports.load import Job
+from vjob.reports.run_figure import draw_run
+from vjob.reports.sections import Table, build_sections
+from vjob.reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
+from vjob.reports.timeline import build_lanes, build_steps
 
 MOST_CONF = 200_000
 MOST_FAILURES = 3

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reports.analysis import Analysis
-from reports.load import Job
-from reports.pipeline import Pipeline
 from varuna_core.records.trace import COMPUTE
+from vjob.reports.analysis import Analysis
+from vjob.reports.load import Job
+from vjob.reports.pipeline import Pipeline
 
 NAMES = {
     "F": "forward",

@@ -14,10 +14,10 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
-from reports.trace_lines import Column
 from varuna_core.records.trace import COMPUTE
 from varuna_core.schedule.actions import Action, Kind, Schedule
 from varuna_core.schedule.order import find_source
+from vjob.reports.trace_lines import Column
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.figure import BLUE, GREY, ORANGE, RED, Figure, draw, plain
-from reports.html import Page, Part, render
+from vjob.reports.figure import BLUE, GREY, ORANGE, RED, Figure, draw, plain
+from vjob.reports.html import Page, Part, render
 
 
 @dataclass(frozen=True, kw_only=True)

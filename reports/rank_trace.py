@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reports.trace_lines import Column
+from vjob.reports.trace_lines import Column
 
 
 @dataclass(kw_only=True)

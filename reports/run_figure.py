@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from reports.analysis import Analysis
-from reports.figure import (
+from varuna_core.records.morphs import tell_morph
+from vjob.reports.analysis import Analysis
+from vjob.reports.figure import (
     BLUE,
     GREEN,
     GREY,
@@ -24,9 +25,15 @@ from reports.figure import (
     plain,
     round_all,
 )
-from reports.load import Job
-from reports.overview import Matrix, Span, Strips, build_gpu_strips, build_work_strips, find_span
-from varuna_core.records.morphs import tell_morph
+from vjob.reports.load import Job
+from vjob.reports.overview import (
+    Matrix,
+    Span,
+    Strips,
+    build_gpu_strips,
+    build_work_strips,
+    find_span,
+)
 
 MOST_MARKS = 400
 

@@ -8,12 +8,12 @@ from datetime import datetime, timezone
 
 import pandas as pd
 
-from reports.analysis import Analysis, list_ranks
-from reports.finding import in_units
-from reports.load import Job
-from reports.series import drop_first
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.ranges import join_numbers
+from vjob.reports.analysis import Analysis, list_ranks
+from vjob.reports.finding import in_units
+from vjob.reports.load import Job
+from vjob.reports.series import drop_first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from reports.analysis import Analysis
-from reports.figure import (
+from vjob.reports.analysis import Analysis
+from vjob.reports.figure import (
     BLUE,
     GREEN,
     GREY,
@@ -22,7 +22,7 @@ from reports.figure import (
     plain,
     round_all,
 )
-from reports.load import Job
+from vjob.reports.load import Job
 
 MARGIN = {"l": 70, "r": 20, "t": 50, "b": 50}
 """Above is the legend."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reports.analysis import Analysis
-from reports.finding import Finding
-from reports.load import Job
-from reports.sections import Table, build_sections, shorten
+from vjob.reports.analysis import Analysis
+from vjob.reports.finding import Finding
+from vjob.reports.load import Job
+from vjob.reports.sections import Table, build_sections, shorten
 
 MOST_LINES = 12
 """Rows of a table, at its start and end together."""

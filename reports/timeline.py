@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.analysis import Analysis, list_ranks
-from reports.load import Job
-from reports.packing import list_planes, pack_bytes
 from varuna_core.records.trace import COMPUTE
+from vjob.reports.analysis import Analysis, list_ranks
+from vjob.reports.load import Job
+from vjob.reports.packing import list_planes, pack_bytes
 
 MOST_TICKS = 1 << 22
 """A pixel of a whole step is thousands of ticks: zooming in shows no steps of rounding."""

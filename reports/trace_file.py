@@ -9,10 +9,10 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 
-from reports.blocks import BlockReader
-from reports.rank_trace import RankTrace
-from reports.trace_lines import Column, Lines
 from varuna_core.records.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
+from vjob.reports.blocks import BlockReader
+from vjob.reports.rank_trace import RankTrace
+from vjob.reports.trace_lines import Column, Lines
 
 SPAN_BYTES = 1 << 20
 KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)

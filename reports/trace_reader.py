@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.blocks import read_span
-from reports.clocks import Ends, put_right
-from reports.rank_trace import RankTrace
-from reports.trace_file import File, Rows, cut_at_headers
-from reports.trace_lines import NUMBERS, Column, Events, parse_pieces
+from vjob.reports.blocks import read_span
+from vjob.reports.clocks import Ends, put_right
+from vjob.reports.rank_trace import RankTrace
+from vjob.reports.trace_file import File, Rows, cut_at_headers
+from vjob.reports.trace_lines import NUMBERS, Column, Events, parse_pieces
 
 MOST_EVENTS = 2_000_000
 _MANY_ROWS = 20_000

@@ -33,7 +33,7 @@ class Vjob:
 
     def __call__(self, *args: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "jobs", *args],
+            [sys.executable, "-m", "vjob", *args],
             cwd=self.folder,
             env=self.env,
             capture_output=True,
@@ -46,14 +46,14 @@ class Vjob:
 
     def start(self, *args: str, new_session: bool = False) -> subprocess.Popen[bytes]:
         """In the background, as a user's terminal would hold it."""
-        command = [sys.executable, "-m", "jobs", *args]
+        command = [sys.executable, "-m", "vjob", *args]
         return subprocess.Popen(
             command, cwd=self.folder, env=self.env, start_new_session=new_session
         )
 
     def start_into(self, out: IO[str], *args: str) -> subprocess.Popen[bytes]:
         """In the background, with its output in a file."""
-        command = [sys.executable, "-m", "jobs", *args]
+        command = [sys.executable, "-m", "vjob", *args]
         return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out)
 
     def write(self, text: str, name: str = "conf.yaml") -> str:

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = ("jobs", "templates", "containers", "reports", "varuna_core")
+"""Folders; all but the last are imported as parts of `vjob`."""
 TORCH_FREE = (
     "varuna_core/records",
     "varuna_core/agent",
@@ -44,6 +45,12 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def name_folder(name: str) -> str:
+    """The top folder that an import name lies in, or the foreign package's name."""
+    head, _, rest = name.partition(".")
+    return rest.partition(".")[0] if head == "vjob" and rest else head
+
+
 def files(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
@@ -51,7 +58,7 @@ def files(package: str) -> list[Path]:
 @pytest.mark.parametrize("package", OURS)
 def test_imports_run_one_way(package: str) -> None:
     for path in files(package):
-        ours = {name.partition(".")[0] for name in imports(path)} & set(OURS)
+        ours = {name_folder(name) for name in imports(path)} & set(OURS)
         assert ours <= MAY_IMPORT[package], path
 
 
@@ -121,9 +128,9 @@ def test_help_and_dry_run_import_nothing_heavy(tmp_path: Path) -> None:
     conf.write_text("name: x\nprogram: {script: a.py}\ncluster: {scheduler: local}\n")
     code = (
         "import sys\n"
-        "from jobs.cli import cli\n"
+        "from vjob.jobs.cli import cli\n"
         f"cli.main(['submit', {str(conf)!r}, '--dry-run'], standalone_mode=False)\n"
-        "bad = {'torch', 'pandas', 'plotly', 'numpy', 'pyarrow', 'reports'}\n"
+        "bad = {'torch', 'pandas', 'plotly', 'numpy', 'pyarrow', 'vjob.reports'}\n"
         "bad &= set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)\n"
     )
@@ -137,7 +144,8 @@ def test_every_data_file_is_listed_for_the_wheel() -> None:
     options = configparser.ConfigParser()
     options.read(ROOT / "setup.cfg")
     for package in OURS:
-        patterns = options["options.package_data"].get(package, "").replace("\n", " ")
+        name = package if package == "varuna_core" else f"vjob.{package}"
+        patterns = options["options.package_data"].get(name, "").replace("\n", " ")
         listed = {
             path
             for text in patterns.split(",")
@@ -153,4 +161,21 @@ def test_every_package_is_listed_for_the_wheel() -> None:
     for package in OURS:
         for init in (ROOT / package).rglob("__init__.py"):
             name = ".".join(init.parent.relative_to(ROOT).parts)
+            name = name if package == "varuna_core" else f"vjob.{name}"
             assert f"\n    {name}\n" in listed, name
+
+
+def test_no_folder_is_imported_under_its_own_name(tmp_path: Path) -> None:
+    """A checkout on sys.path has `jobs` and `vjob.jobs`: two modules of one file. Ruff forbids it
+    in the code; what vjob itself imports must not do it either."""
+    code = (
+        "import sys, vjob.jobs.cli, vjob.reports, vjob.containers.registry, vjob.templates\n"
+        f"print(sorted(set(sys.modules) & set({OURS[:-1]!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
+    for name in OURS[:-1]:
+        link = ROOT / "vjob" / name
+        assert link.is_symlink() and link.readlink() == Path("..", name)

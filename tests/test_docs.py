@@ -17,10 +17,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from jobs.cli import cli
-from jobs.conf_check import check_conf
-from jobs.conf_read import parse_conf_lines
-from jobs.monitor.verdict import Health
 from tests.documents import (
     PAGES,
     ROOT,
@@ -33,6 +29,10 @@ from tests.documents import (
     read_prose,
 )
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.cli import cli
+from vjob.jobs.conf_check import check_conf
+from vjob.jobs.conf_read import parse_conf_lines
+from vjob.jobs.monitor.verdict import Health
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
@@ -111,7 +111,7 @@ def test_help_teaches_by_an_example_that_parses(path: tuple[str, ...]) -> None:
 
 def test_completion_in_bash_completes_commands_and_jobs(tmp_path: Path) -> None:
     vjob = tmp_path / "vjob"
-    vjob.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m jobs "$@"\n')
+    vjob.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vjob "$@"\n')
     vjob.chmod(0o755)
     text = (ROOT / "README.md").read_text()
     (line,) = re.findall(r'`(eval "\$\(vjob completion bash\)")`', text)

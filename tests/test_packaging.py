@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -17,7 +18,9 @@ import pytest
 from tests.pythons import list_pythons
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("jobs", "templates", "varuna_core", "reports", "containers")
+FOLDERS = {name: f"vjob/{name}" for name in ("jobs", "templates", "reports", "containers")}
+"""Where a folder of the checkout lies when installed; the others keep their names."""
+PACKAGES = ("vjob", "varuna_core", *FOLDERS)
 BUILD = """
 import sys, setuptools.build_meta as backend
 getattr(backend, sys.argv[1])(sys.argv[2])
@@ -43,8 +46,9 @@ def call(*words: str | Path, cwd: Path = Path("/"), env: dict[str, str] | None =
 
 
 def list_files(root: Path) -> set[str]:
+    """By their installed names; the links of a checkout are not followed."""
     return {
-        str(path.relative_to(root))
+        f"{FOLDERS.get(package, package)}/{path.relative_to(root / package)}"
         for package in PACKAGES
         for path in (root / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
@@ -58,7 +62,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, source / package, ignore=ignored)
+        shutil.copytree(ROOT / package, source / package, ignore=ignored, symlinks=True)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     call(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=source)
@@ -103,8 +107,10 @@ def env(tmp_path: Path) -> dict[str, str]:
 def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = {name for name in packed.namelist() if ".dist-info/" not in name}
+        (top,) = (name for name in packed.namelist() if name.endswith("top_level.txt"))
+        assert packed.read(top).decode().split() == ["varuna_core", "vjob"]
     assert names == list_files(ROOT)
-    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert {"vjob/py.typed", "varuna_core/py.typed"} <= names
 
 
 def test_the_command_works_from_anywhere(python: Path, env: dict[str, str], tmp_path: Path) -> None:
@@ -132,7 +138,7 @@ def test_the_wheel_works_on_every_python_that_is_here(
 
 
 def check_command(python: Path, env: dict[str, str], folder: Path) -> None:
-    where = "import jobs, reports, templates; print(jobs.__file__, templates.__file__)"
+    where = "import vjob.jobs, vjob.templates as t; print(vjob.jobs.__file__, t.__file__)"
     assert str(ROOT) not in call(python, "-c", where, env=env)
     vjob = python.with_name("vjob")
     assert "Commands:" in call(vjob, "--help", env=env)
@@ -148,6 +154,23 @@ def check_command(python: Path, env: dict[str, str], folder: Path) -> None:
     version = call(python, "-c", "import sys; print(sys.version_info[:2])")
     said = call(vjob, "logs", "last", cwd=folder, env=env)
     assert said.count(f"trained on {version.strip()}") >= 1, said
+
+
+def test_foreign_packages_of_the_same_names_do_no_harm(
+    python: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    """People have packages called jobs or templates, and put them first on PYTHONPATH."""
+    for name in FOLDERS:
+        (tmp_path / "foreign" / name).mkdir(parents=True)
+        (tmp_path / "foreign" / name / "__init__.py").write_text("raise SystemExit('foreign')\n")
+    env["PYTHONPATH"] = str(tmp_path / "foreign")
+    check_command(python, env, tmp_path)
+    call(python, "-c", "import vjob", env=env)
+    if importlib.util.find_spec("pandas") is None:
+        pytest.skip("the report needs pandas")
+    page = tmp_path / "page.html"
+    call(python.with_name("vjob"), "report", "last", "-o", page, env=env, cwd=tmp_path)
+    assert "<html" in page.read_text()
 
 
 def test_the_report_has_its_template_and_scripts(

@@ -28,7 +28,7 @@ def test_a_stranger_gets_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     said: dict[str, str] = {}
     for words in (words for block in blocks for words in commands(block)):
         done = subprocess.run(
-            [sys.executable, "-m", "jobs", *words],
+            [sys.executable, "-m", "vjob", *words],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.monitor.folders import JsonFolder
-from jobs.monitor.merge import (
+from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.nodes import OK
+from varuna_core.records.plan import Plan, decode_stage_map
+from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.training_log import CHECKPOINT
+from vjob.jobs.monitor.folders import JsonFolder
+from vjob.jobs.monitor.merge import (
     find_last_end,
     find_longest,
     find_phase,
@@ -16,15 +21,10 @@ from jobs.monitor.merge import (
     join_progress,
     merge_errors,
 )
-from jobs.monitor.node_files import NodeFiles, choose_tail
-from jobs.monitor.rank_files import Beats, TraceEnd, parse_exit, parse_outcome
-from jobs.monitor.sift import Classifier
-from jobs.monitor.snapshot import Line, Node, Phase, Progress, Rank
-from varuna_core.records.exits import Outcome, RankExit
-from varuna_core.records.nodes import OK
-from varuna_core.records.plan import Plan, decode_stage_map
-from varuna_core.records.runfolder import AttemptFolder
-from varuna_core.records.training_log import CHECKPOINT
+from vjob.jobs.monitor.node_files import NodeFiles, choose_tail
+from vjob.jobs.monitor.rank_files import Beats, TraceEnd, parse_exit, parse_outcome
+from vjob.jobs.monitor.sift import Classifier
+from vjob.jobs.monitor.snapshot import Line, Node, Phase, Progress, Rank
 
 KINDS = ("gpu.jsonl", "gpu", "out", "err")
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from jobs.monitor.errors import find_row, first_root, is_kind
-from jobs.monitor.pace import LATE_S
-from jobs.monitor.rules import (
+from varuna_core.records.exits import NODE_LOST
+from vjob.jobs.monitor.errors import find_row, first_root, is_kind
+from vjob.jobs.monitor.pace import LATE_S
+from vjob.jobs.monitor.rules import (
     OVER_WORDS,
     find_failed,
     join,
@@ -21,10 +22,9 @@ from jobs.monitor.rules import (
     say_rank,
     say_step,
 )
-from jobs.monitor.rules_queue import build_info
-from jobs.monitor.snapshot import Line, Snapshot
-from jobs.pending import explain_launch
-from varuna_core.records.exits import NODE_LOST
+from vjob.jobs.monitor.rules_queue import build_info
+from vjob.jobs.monitor.snapshot import Line, Snapshot
+from vjob.jobs.pending import explain_launch
 
 _NODE = re.compile(r"Node failure on ([\w.-]+)")
 OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.arguments import complete_job, json_option
+from vjob.jobs.arguments import complete_job, json_option
 
 if TYPE_CHECKING:
-    from jobs.monitor.reader import Reader
-    from jobs.monitor.snapshot import Snapshot
-    from jobs.monitor.verdict import Verdict
-    from jobs.runs import RunView
+    from vjob.jobs.monitor.reader import Reader
+    from vjob.jobs.monitor.snapshot import Snapshot
+    from vjob.jobs.monitor.verdict import Verdict
+    from vjob.jobs.runs import RunView
 
 INTERVAL_S = 2.0
 
@@ -60,14 +60,14 @@ def status(
     if job is None:
         _print_table(show_all, as_json)
         return
-    from jobs.monitor.screen.terminal import can_show
+    from vjob.jobs.monitor.screen.terminal import can_show
 
     if not (once or as_json or every_s) and can_show(os.environ):
-        from jobs.monitor.screen.start import show
+        from vjob.jobs.monitor.screen.start import show
 
         sys.exit(show(job, Path.cwd(), interval_s))
-    from jobs.monitor.look import JudgedReader
-    from jobs.monitor.reader import open_reader
+    from vjob.jobs.monitor.look import JudgedReader
+    from vjob.jobs.monitor.reader import open_reader
 
     if every_s is None:
         gc.disable()  # one look makes many objects and drops few: a third of its time else
@@ -86,7 +86,7 @@ def status(
 def _print(
     reader: Reader, snapshot: Snapshot, verdict: Verdict, *, show_all: bool, as_json: bool
 ) -> None:
-    from jobs.monitor.text import choose_nodes, render, render_json
+    from vjob.jobs.monitor.text import choose_nodes, render, render_json
 
     if as_json:
         click.echo(render_json(snapshot, verdict))
@@ -109,9 +109,9 @@ def _describe(view: RunView) -> dict[str, Any]:
 
     What has ended is told by its record: nobody waits for the logs of twenty old runs.
     """
-    from jobs.monitor.judge import judge
-    from jobs.monitor.run import RunReader
-    from jobs.monitor.scheduler import SchedulerDesk
+    from vjob.jobs.monitor.judge import judge
+    from vjob.jobs.monitor.run import RunReader
+    from vjob.jobs.monitor.scheduler import SchedulerDesk
 
     desk = SchedulerDesk(view.run, view.record.scheduler, view=lambda run: view)
     is_live = view.record.state == "submitted"
@@ -121,7 +121,7 @@ def _describe(view: RunView) -> dict[str, Any]:
 
 
 def _print_table(show_all: bool, as_json: bool) -> None:
-    from jobs import listing
+    from vjob.jobs import listing
 
     rows = listing.list_runs(None if show_all else 20, _describe)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

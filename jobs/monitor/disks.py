@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.monitor.snapshot import Disk
+from vjob.jobs.monitor.snapshot import Disk
 
 
 def look_at_disks(folders: Mapping[str, Path]) -> tuple[Disk, ...]:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from jobs.monitor.known_lines import ROWS, Kind, Known
-from jobs.monitor.literals import find_literals
-from jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.known_lines import ROWS, Kind, Known
+from vjob.jobs.monitor.literals import find_literals
+from vjob.jobs.monitor.snapshot import Line
 
 LONGEST = 4000
 """Characters of a line that are looked at."""

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jobs.monitor.errors import classify_line, find_row, first_root, is_kind, merge_same
-from jobs.monitor.merged import Log, LogLine
-from jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.errors import classify_line, find_row, first_root, is_kind, merge_same
+from vjob.jobs.monitor.merged import Log, LogLine
+from vjob.jobs.monitor.snapshot import Line
 
 LINES_BEFORE = 12
 LINES_AFTER = 5

@@ -12,13 +12,19 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.monitor.clocks import Skew
-from jobs.monitor.disks import look_at_disks
-from jobs.monitor.merge import find_last_end, find_longest, find_phase, find_progress, merge_errors
-from jobs.monitor.node_files import NodeFiles, choose_tail, count_lines
-from jobs.monitor.settings import compare, take_first
-from jobs.monitor.sift import Classifier
-from jobs.monitor.snapshot import Disk, Line, Node, Scheduler, Snapshot
+from vjob.jobs.monitor.clocks import Skew
+from vjob.jobs.monitor.disks import look_at_disks
+from vjob.jobs.monitor.merge import (
+    find_last_end,
+    find_longest,
+    find_phase,
+    find_progress,
+    merge_errors,
+)
+from vjob.jobs.monitor.node_files import NodeFiles, choose_tail, count_lines
+from vjob.jobs.monitor.settings import compare, take_first
+from vjob.jobs.monitor.sift import Classifier
+from vjob.jobs.monitor.snapshot import Disk, Line, Node, Scheduler, Snapshot
 
 ENDINGS = {"out": "out", "err": "err", "gpu": "gpu", "gpu.jsonl": "gpu.jsonl", "log": "out"}
 """Endings of file names, and what such a file is."""

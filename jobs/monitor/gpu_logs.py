@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jobs.monitor.snapshot import Gpu
-from jobs.monitor.tails import Added, Tail, show
+from vjob.jobs.monitor.snapshot import Gpu
+from vjob.jobs.monitor.tails import Added, Tail, show
 
 NUM_HISTORY = 60
 FIRST_BYTES = 8 * 1024

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobs.monitor import (
+from vjob.jobs.monitor import (
     rules_end,
     rules_fail,
     rules_numbers,
@@ -20,11 +20,11 @@ from jobs.monitor import (
     rules_queue,
     rules_stall,
 )
-from jobs.monitor.pace import FLOOR_S
-from jobs.monitor.remarks import list_remarks
-from jobs.monitor.rules import Rule
-from jobs.monitor.snapshot import Snapshot
-from jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.monitor.pace import FLOOR_S
+from vjob.jobs.monitor.remarks import list_remarks
+from vjob.jobs.monitor.rules import Rule
+from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.verdict import Health, Verdict
 
 RULES: tuple[Rule, ...] = (
     rules_queue.refused,

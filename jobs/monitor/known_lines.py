@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from containers.catalogue import CATALOGUE
+from vjob.containers.catalogue import CATALOGUE
 
 Kind = Literal["root", "fallout", "warning", "never"]
 

@@ -18,8 +18,8 @@ import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from jobs.monitor.snapshot import Point
 from varuna_core.records.training_log import parse_iteration
+from vjob.jobs.monitor.snapshot import Point
 
 MARKS = (b"iter", b"tep", b"Iter", b"it/s", b"s/it", b"loss", b"Loss")
 """One of these is in each line that `parse_progress` understands."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from jobs.monitor.judge import LOOKS, judge
-from jobs.monitor.reader import Reader
-from jobs.monitor.snapshot import Snapshot
-from jobs.monitor.verdict import Verdict
+from vjob.jobs.monitor.judge import LOOKS, judge
+from vjob.jobs.monitor.reader import Reader
+from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.verdict import Verdict
 
 
 class JudgedReader:

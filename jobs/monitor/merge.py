@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jobs.monitor.node_files import NodeFiles
-from jobs.monitor.node_logs import LogFile
-from jobs.monitor.snapshot import Line, Phase, Point, Progress
+from vjob.jobs.monitor.node_files import NodeFiles
+from vjob.jobs.monitor.node_logs import LogFile
+from vjob.jobs.monitor.snapshot import Line, Phase, Point, Progress
 
 NUM_ERRORS = 200
 """Lines of a known kind that a snapshot holds."""

@@ -6,11 +6,11 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from jobs.monitor.gpu_logs import FIRST_BYTES, GpuSamples
-from jobs.monitor.node_logs import LogFile
-from jobs.monitor.sift import Classifier
-from jobs.monitor.snapshot import Gpu
-from jobs.monitor.tails import TAIL_BYTES, Tail
+from vjob.jobs.monitor.gpu_logs import FIRST_BYTES, GpuSamples
+from vjob.jobs.monitor.node_logs import LogFile
+from vjob.jobs.monitor.sift import Classifier
+from vjob.jobs.monitor.snapshot import Gpu
+from vjob.jobs.monitor.tails import TAIL_BYTES, Tail
 
 FIRST_LOOK_BYTES = 24 * 1024 * 1024
 """Of all files together, at their first look."""

@@ -11,11 +11,11 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.monitor.lines import PHASE_MARKS, Told, parse_progress, parse_time, split_tag
-from jobs.monitor.sift import DIGITS, INFO_MARK, Classifier
-from jobs.monitor.snapshot import Line, Phase, Point
-from jobs.monitor.tails import TAIL_BYTES, Added, Tail, show
 from varuna_core.records.training_log import parse_job_info, parse_mark
+from vjob.jobs.monitor.lines import PHASE_MARKS, Told, parse_progress, parse_time, split_tag
+from vjob.jobs.monitor.sift import DIGITS, INFO_MARK, Classifier
+from vjob.jobs.monitor.snapshot import Line, Phase, Point
+from vjob.jobs.monitor.tails import TAIL_BYTES, Added, Tail, show
 
 NUM_POINTS = 300
 NUM_SHOWN = 50

@@ -23,13 +23,13 @@ from typing import Any
 
 import yaml
 
-from jobs import process
-from jobs.conf import REDACTED, Notify
-from jobs.conf_read import read_conf
-from jobs.conf_redact import redact_string
-from jobs.errors import InputError, VjobError
-from jobs.monitor.watch import Notice
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.conf import REDACTED, Notify
+from vjob.jobs.conf_read import read_conf
+from vjob.jobs.conf_redact import redact_string
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.watch import Notice
 
 WEBHOOK_VARIABLE = "VJOB_WEBHOOK"
 TRY_S = 10.0

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jobs.monitor.snapshot import Phase, Point, Snapshot
+from vjob.jobs.monitor.snapshot import Phase, Point, Snapshot
 
 WARM_UP_STEPS = 5
 """First steps of an attempt, which teach nothing: caches fill, kernels are compiled."""

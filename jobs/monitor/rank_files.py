@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.monitor.snapshot import Point
-from jobs.monitor.tails import Added, Tail
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.trace import COMPUTE
+from vjob.jobs.monitor.snapshot import Point
+from vjob.jobs.monitor.tails import Added, Tail
 
 NUM_STEPS = 300
 NUM_MEDIAN = 10

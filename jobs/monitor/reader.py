@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from jobs.monitor.folder import FolderReader, is_bare_folder
-from jobs.monitor.node_logs import NUM_SHOWN
-from jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.folder import FolderReader, is_bare_folder
+from vjob.jobs.monitor.node_logs import NUM_SHOWN
+from vjob.jobs.monitor.snapshot import Snapshot
 
 NUM_LINES = 10
 
@@ -31,7 +31,9 @@ def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
         path = path if path.is_absolute() else here / path
         if is_bare_folder(path):
             return FolderReader(path.resolve(), num_lines=num_lines)
-    from jobs.monitor.run import RunReader  # needs schedulers and records: a folder does without
-    from jobs.runs import find_run
+    from vjob.jobs.monitor.run import (
+        RunReader,  # needs schedulers and records: a folder does without
+    )
+    from vjob.jobs.runs import find_run
 
     return RunReader(find_run(job, here), num_lines=num_lines)

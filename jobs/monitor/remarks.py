@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from jobs.monitor.errors import find_row, first_root, is_kind, merge_same
-from jobs.monitor.pace import LATE_S, find_step_at
-from jobs.monitor.rules import OVER_WORDS, is_live, say_line, say_names, say_rank, say_time
-from jobs.monitor.rules_fail import went_on
-from jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.errors import find_row, first_root, is_kind, merge_same
+from vjob.jobs.monitor.pace import LATE_S, find_step_at
+from vjob.jobs.monitor.rules import OVER_WORDS, is_live, say_line, say_names, say_rank, say_time
+from vjob.jobs.monitor.rules_fail import went_on
+from vjob.jobs.monitor.snapshot import Snapshot
 
 HOT = 88.0
 """Degrees of a GPU."""

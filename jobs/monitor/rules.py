@@ -10,10 +10,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from jobs.monitor.snapshot import JobRow, Line, Node, Rank, Snapshot
-from jobs.monitor.verdict import Verdict
-from jobs.slurm import OVER
 from varuna_core.records.exits import RankExit
+from vjob.jobs.monitor.snapshot import JobRow, Line, Node, Rank, Snapshot
+from vjob.jobs.monitor.verdict import Verdict
+from vjob.jobs.slurm import OVER
 
 Rule = Callable[[Snapshot], Verdict | None]
 

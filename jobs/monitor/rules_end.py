@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.monitor.causes import find_cause, say_root
-from jobs.monitor.errors import find_row, first_root, is_kind
-from jobs.monitor.pace import job_limit_s
-from jobs.monitor.rules import (
+from varuna_core.records.training_log import parse_phase
+from vjob.jobs.monitor.causes import find_cause, say_root
+from vjob.jobs.monitor.errors import find_row, first_root, is_kind
+from vjob.jobs.monitor.pace import job_limit_s
+from vjob.jobs.monitor.rules import (
     OVER_WORDS,
     advise,
     find_failed,
@@ -18,9 +19,8 @@ from jobs.monitor.rules import (
     say_step,
     say_time,
 )
-from jobs.monitor.snapshot import Line, Snapshot
-from jobs.monitor.verdict import Health, Verdict
-from varuna_core.records.training_log import parse_phase
+from vjob.jobs.monitor.snapshot import Line, Snapshot
+from vjob.jobs.monitor.verdict import Health, Verdict
 
 OLD_S = 1800.0
 """A job that nobody runs, as far as can be told, is dead after so long a silence."""

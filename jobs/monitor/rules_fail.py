@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from jobs.monitor.errors import find_row, first_root, is_kind
-from jobs.monitor.pace import find_phase, find_silence_s, find_step_at, job_overdue_s
-from jobs.monitor.rules import (
+from vjob.jobs.monitor.errors import find_row, first_root, is_kind
+from vjob.jobs.monitor.pace import find_phase, find_silence_s, find_step_at, job_overdue_s
+from vjob.jobs.monitor.rules import (
     advise,
     find_failed,
     find_life,
@@ -19,8 +19,8 @@ from jobs.monitor.rules import (
     say_rank,
     say_time,
 )
-from jobs.monitor.snapshot import Echo, Gpu, Line, Snapshot
-from jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.monitor.snapshot import Echo, Gpu, Line, Snapshot
+from vjob.jobs.monitor.verdict import Health, Verdict
 
 CLOCKS_S = 5.0
 """Clocks of nodes and file server may differ by so much."""

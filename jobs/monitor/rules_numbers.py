@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jobs.monitor.rules import find_step_line, is_live
-from jobs.monitor.rules_fail import failing
-from jobs.monitor.snapshot import Line, Point, Snapshot
-from jobs.monitor.verdict import Verdict
+from vjob.jobs.monitor.rules import find_step_line, is_live
+from vjob.jobs.monitor.rules_fail import failing
+from vjob.jobs.monitor.snapshot import Line, Point, Snapshot
+from vjob.jobs.monitor.verdict import Verdict
 
 SKIPS = 20
 """So many skipped steps in a row are no search for the loss scale any more."""

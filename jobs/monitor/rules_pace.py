@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from jobs.monitor.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
-from jobs.monitor.rules import (
+from vjob.jobs.monitor.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
+from vjob.jobs.monitor.rules import (
     advise,
     find_step_line,
     is_live,
@@ -19,8 +19,8 @@ from jobs.monitor.rules import (
     say_step,
     say_time,
 )
-from jobs.monitor.snapshot import Line, Node, Rank, Snapshot
-from jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.monitor.snapshot import Line, Node, Rank, Snapshot
+from vjob.jobs.monitor.verdict import Health, Verdict
 
 RECENT = 10
 LASTS_S = 60.0

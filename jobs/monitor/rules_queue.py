@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from jobs.monitor.rules import RUNNING, advise, is_between, is_over, rows_in, say_time
-from jobs.monitor.snapshot import JobRow, Snapshot
-from jobs.monitor.verdict import Health, Verdict
-from jobs.pending import explain_reason
-from jobs.slurm import JobInfo, JobState
+from vjob.jobs.monitor.rules import RUNNING, advise, is_between, is_over, rows_in, say_time
+from vjob.jobs.monitor.snapshot import JobRow, Snapshot
+from vjob.jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.pending import explain_reason
+from vjob.jobs.slurm import JobInfo, JobState
 
 ORPHAN_S = 600.0
 """A submit that left no job after so long was cut off."""

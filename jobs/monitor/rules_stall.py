@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.monitor.errors import first_root
-from jobs.monitor.pace import (
+from vjob.jobs.monitor.errors import first_root
+from vjob.jobs.monitor.pace import (
     FLOOR_S,
     find_phase,
     find_silence_s,
@@ -12,7 +12,7 @@ from jobs.monitor.pace import (
     job_limit_s,
     phase_limit_s,
 )
-from jobs.monitor.rules import (
+from vjob.jobs.monitor.rules import (
     advise,
     find_life,
     find_started,
@@ -24,9 +24,9 @@ from jobs.monitor.rules import (
     say_step,
     say_time,
 )
-from jobs.monitor.snapshot import Snapshot
-from jobs.monitor.suspects import SILENT_S, describe_gpus, find_sure_suspect, find_suspect
-from jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.suspects import SILENT_S, describe_gpus, find_sure_suspect, find_suspect
+from vjob.jobs.monitor.verdict import Health, Verdict
 
 CONTAINER_S = 3600.0
 RENDEZVOUS_S = 1200.0

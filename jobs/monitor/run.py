@@ -7,20 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs.errors import InputError
-from jobs.monitor.attempt import AttemptReader, AttemptView
-from jobs.monitor.clocks import Skew, probe
-from jobs.monitor.disks import look_at_disks
-from jobs.monitor.merge import merge_errors
-from jobs.monitor.node_files import count_lines
-from jobs.monitor.node_logs import LogFile
-from jobs.monitor.rules import say_names
-from jobs.monitor.scheduler import SchedulerDesk
-from jobs.monitor.settings import compare, read_asked, take_first
-from jobs.monitor.sift import Classifier
-from jobs.monitor.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
-from jobs.pending import explain_reason
-from jobs.runs import RunView, name_host
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
 from varuna_core.records.exits import read_outcome
@@ -30,6 +16,20 @@ from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from varuna_core.records.stop import read_stop
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.attempt import AttemptReader, AttemptView
+from vjob.jobs.monitor.clocks import Skew, probe
+from vjob.jobs.monitor.disks import look_at_disks
+from vjob.jobs.monitor.merge import merge_errors
+from vjob.jobs.monitor.node_files import count_lines
+from vjob.jobs.monitor.node_logs import LogFile
+from vjob.jobs.monitor.rules import say_names
+from vjob.jobs.monitor.scheduler import SchedulerDesk
+from vjob.jobs.monitor.settings import compare, read_asked, take_first
+from vjob.jobs.monitor.sift import Classifier
+from vjob.jobs.monitor.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
+from vjob.jobs.pending import explain_reason
+from vjob.jobs.runs import RunView, name_host
 
 SLOW_EVERY_S = 10.0
 """Between two looks at disks and checkpoints."""

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jobs.errors import VjobError
-from jobs.executor import choose_executor
-from jobs.monitor.snapshot import JobRow, Scheduler
-from jobs.runs import RunView, view_run
-from jobs.slurm import JobInfo, JobState
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import VjobError
+from vjob.jobs.executor import choose_executor
+from vjob.jobs.monitor.snapshot import JobRow, Scheduler
+from vjob.jobs.runs import RunView, view_run
+from vjob.jobs.slurm import JobInfo, JobState
 
 FIRST_S = 15.0
 """How long the first answer is waited for: without one there is nothing to show."""

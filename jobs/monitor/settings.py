@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.monitor.snapshot import Echo, Line
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from vjob.jobs.monitor.snapshot import Echo, Line
 
 HEAD_BYTES = 16 * 1024
 _TIME = re.compile(r"^#SBATCH (?:--time=|-t ?)([\d:-]+)", re.MULTILINE)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from jobs.monitor.errors import classify_line
-from jobs.monitor.lines import MARKS, PHASE_MARKS, split_tag
-from jobs.monitor.tails import show
+from vjob.jobs.monitor.errors import classify_line
+from vjob.jobs.monitor.lines import MARKS, PHASE_MARKS, split_tag
+from vjob.jobs.monitor.tails import show
 
 MOST_CLASSIFIED = 20_000
 """New distinct lines that are judged in one look at one file; a flood has nothing new to say."""

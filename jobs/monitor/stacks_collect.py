@@ -14,12 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs import process, slurm
-from jobs.errors import InputError, VjobError
-from jobs.local_executor import state_file
-from jobs.monitor.stacks import RankStack, Stacks, group_stacks, parse_rank
-from jobs.runs import RunView
-from jobs.slurm import JobInfo, JobState
 from varuna_core.launch.machines import Machine, parse_machine
 from varuna_core.launch.ssh import (
     FAILED,
@@ -33,6 +27,12 @@ from varuna_core.records.machine import clean_environment, identify_machine
 from varuna_core.records.parcels import Unpacker
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from vjob.jobs import process, slurm
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.local_executor import state_file
+from vjob.jobs.monitor.stacks import RankStack, Stacks, group_stacks, parse_rank
+from vjob.jobs.runs import RunView
+from vjob.jobs.slurm import JobInfo, JobState
 
 PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
 """The plan's python where the node has it, as in node.sh."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jobs.arguments import job_argument, json_option
+from vjob.jobs.arguments import job_argument, json_option
 
 DEADLINE_S = 60
 
@@ -36,9 +36,9 @@ def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> No
     vjob stacks last
     vjob stacks 4711 --full --native      all threads, and what runs below Python
     """
-    from jobs.monitor.stacks import render_stacks
-    from jobs.monitor.stacks_collect import collect_stacks
-    from jobs.runs import find_run, view_run
+    from vjob.jobs.monitor.stacks import render_stacks
+    from vjob.jobs.monitor.stacks_collect import collect_stacks
+    from vjob.jobs.runs import find_run, view_run
 
     view = view_run(find_run(job, Path.cwd()))
     shows = sys.stderr.isatty()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.monitor.rules import list_alive, say_names, say_rank, say_time
-from jobs.monitor.snapshot import Gpu, Node, Rank, Snapshot
+from vjob.jobs.monitor.rules import list_alive, say_names, say_rank, say_time
+from vjob.jobs.monitor.snapshot import Gpu, Node, Rank, Snapshot
 
 SILENT_S = 150.0
 """A node's beats come every few seconds, and NFS may hold them back for a minute."""

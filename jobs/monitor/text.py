@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jobs.monitor.rules import say_time
-from jobs.monitor.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
-from jobs.monitor.verdict import Verdict
 from varuna_core.records.tail import clean
+from vjob.jobs.monitor.rules import say_time
+from vjob.jobs.monitor.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
+from vjob.jobs.monitor.verdict import Verdict
 
 MANY_NODES = 16
 NUM_POINTS = 20

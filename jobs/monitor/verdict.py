@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.snapshot import Line
 
 
 class Health(Enum):

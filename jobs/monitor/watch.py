@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jobs.errors import VjobError
-from jobs.monitor.snapshot import Snapshot
-from jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.verdict import Health, Verdict
 
 Look = Callable[[], tuple[Snapshot, Verdict]]
 

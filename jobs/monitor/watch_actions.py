@@ -15,14 +15,14 @@ from pathlib import Path
 
 import yaml
 
-from jobs import process, slurm
-from jobs.cancel import cancel_run
-from jobs.errors import InputError, VjobError
-from jobs.monitor.verdict import Health
-from jobs.monitor.watch import Notice
 from varuna_core.records.events import read_events
 from varuna_core.records.record import RunRecord
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process, slurm
+from vjob.jobs.cancel import cancel_run
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.watch import Notice
 
 CANCEL, REQUEUE, EXCLUDE = "cancel", "requeue", "exclude"
 ALLOWED = {

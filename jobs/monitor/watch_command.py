@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from jobs.arguments import job_argument, json_option
+from vjob.jobs.arguments import job_argument, json_option
 
 EVERY_S = 30.0
 
@@ -65,7 +65,7 @@ def watch(
     A notice goes out when a verdict has held for two looks, and again when the job is well. The
     exit code is that of the last verdict, as `vjob status` has it.
     """
-    from jobs.monitor.watch_desk import Wishes, run_watch
+    from vjob.jobs.monitor.watch_desk import Wishes, run_watch
 
     wishes = Wishes(
         mail=mail,

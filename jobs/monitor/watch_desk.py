@@ -14,17 +14,17 @@ from typing import Any
 
 import click
 
-from jobs.errors import InputError, VjobError
-from jobs.monitor.look import JudgedReader
-from jobs.monitor.notify import Channels, find_channels, read_webhook, send
-from jobs.monitor.reader import open_reader
-from jobs.monitor.snapshot import Snapshot
-from jobs.monitor.verdict import Verdict
-from jobs.monitor.watch import FINE, Look, Notice, watch_job
-from jobs.monitor.watch_actions import Action, act, check_actions, parse_action
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.look import JudgedReader
+from vjob.jobs.monitor.notify import Channels, find_channels, read_webhook, send
+from vjob.jobs.monitor.reader import open_reader
+from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.verdict import Verdict
+from vjob.jobs.monitor.watch import FINE, Look, Notice, watch_job
+from vjob.jobs.monitor.watch_actions import Action, act, check_actions, parse_action
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.planning.question import Question
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.found import Candidate, Searched
 from varuna_core.planner.front import (
@@ -21,6 +20,7 @@ from varuna_core.planner.refusal import search_or_explain
 from varuna_core.planner.sensitivity import Case, find_sensitivity
 from varuna_core.planner.tables import Tables
 from varuna_core.planner.used_nodes import find_left_over, join_alike, list_used_nodes
+from vjob.jobs.planning.question import Question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import InputError
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
 
 FORMAT = 1
 """Of a file that `vjob plan --write` leaves (jobs/planning/plan_file.py)."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from jobs.conf import NodeGroup
-from jobs.errors import InputError
-from jobs.slurm import LOST
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.gpus import find_gpu
+from vjob.jobs.conf import NodeGroup
+from vjob.jobs.errors import InputError
+from vjob.jobs.slurm import LOST
 
 _GPU = re.compile(r"gpu(?::(?P<type>[^:(),]+))?:(?P<count>\d+)(?:\(.*\))?")
 _NOT_OURS = re.compile(r"drain|maint|resv|reserved|planned|inval", re.IGNORECASE)

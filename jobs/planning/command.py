@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from jobs.arguments import json_option, set_option
-from jobs.errors import InputError
+from vjob.jobs.arguments import json_option, set_option
+from vjob.jobs.errors import InputError
 
 
 def read_prices(
@@ -132,11 +132,11 @@ def plan(
     vjob submit conf.yaml --plan plan.json
     vjob plan --recalibrate last
     """
-    from jobs.planning.explained import explain_errors
+    from vjob.jobs.planning.explained import explain_errors
 
     if job is not None:
         with explain_errors():
-            from jobs.planning.recalibrated import recalibrate_by_run, render_factors
+            from vjob.jobs.planning.recalibrated import recalibrate_by_run, render_factors
 
             target, fitted = recalibrate_by_run(job, Path.cwd(), profile, output)
         click.echo(render_factors(fitted))
@@ -145,10 +145,10 @@ def plan(
     if conf is None:
         raise click.UsageError("which conf? such as: vjob plan conf.yaml")
     with explain_errors():
-        from jobs.planning.answer import build_json, find_answer
-        from jobs.planning.ask import Asked, ask
-        from jobs.planning.plan_file import write_plan_file
-        from jobs.planning.text import render
+        from vjob.jobs.planning.answer import build_json, find_answer
+        from vjob.jobs.planning.ask import Asked, ask
+        from vjob.jobs.planning.plan_file import write_plan_file
+        from vjob.jobs.planning.text import render
 
         if queue is not None and not from_slurm:
             raise InputError("--queue goes with --from-slurm")
@@ -174,7 +174,7 @@ def plan(
             write_plan_file(written, conf.resolve(), read, answer.best, why)
             click.echo(f"wrote {written}: vjob submit {conf} --plan {written}", err=as_json)
         if output is not None:
-            from jobs.planning.page import write_page
+            from vjob.jobs.planning.page import write_page
 
             write_page(output, conf.name, answer, cdn=cdn)
             click.echo(f"wrote {output}", err=as_json)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.conf import JobConf, close_layout
-from jobs.conf_bounds import check_numbers
-from jobs.conf_check import check_program, locate
-from jobs.conf_check_cluster import check_groups
-from jobs.conf_read import parse_conf_lines, read_text, sort_problems
-from jobs.errors import ConfError, InputError
-from jobs.training import name_model
 from varuna_core.records.training import name_profile_file
+from vjob.jobs.conf import JobConf, close_layout
+from vjob.jobs.conf_bounds import check_numbers
+from vjob.jobs.conf_check import check_program, locate
+from vjob.jobs.conf_check_cluster import check_groups
+from vjob.jobs.conf_read import parse_conf_lines, read_text, sort_problems
+from vjob.jobs.errors import ConfError, InputError
+from vjob.jobs.training import name_model
 
 PROFILE_FOLDER = "profiles"
 """Next to the conf."""

@@ -9,8 +9,8 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jobs.errors import InputError, VjobError
 from varuna_core.planner.errors import PlanningError
+from vjob.jobs.errors import InputError, VjobError
 
 
 @contextmanager

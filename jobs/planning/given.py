@@ -12,9 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jobs.conf import JobConf, settled
-from jobs.plan import build_groups
-from jobs.planning.question import Question
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import NodeKind, place_in_turn
 from varuna_core.planner.errors import PlanningError
@@ -25,6 +22,9 @@ from varuna_core.planner.roles import find_work
 from varuna_core.planner.space import Option, list_options
 from varuna_core.planner.tables import Shape, Tables
 from varuna_core.records.plan import name_nodes
+from vjob.jobs.conf import JobConf, settled
+from vjob.jobs.plan import build_groups
+from vjob.jobs.planning.question import Question
 
 LIMIT_S = 10.0
 MOST_LAYOUTS = 256

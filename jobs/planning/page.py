@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from pathlib import Path
 
-from jobs.planning.answer import Answer, describe
-from jobs.planning.text import render
-from jobs.report import check_libraries
 from varuna_core.records.files import write_atomic
+from vjob.jobs.planning.answer import Answer, describe
+from vjob.jobs.planning.text import render
+from vjob.jobs.report import check_libraries
 
 
 def write_page(path: Path, name: str, answer: Answer, *, cdn: bool) -> None:
     check_libraries("plotly", "jinja2")
-    from reports.plan_page import Point, render_plan_page
+    from vjob.reports.plan_page import Point, render_plan_page
 
     steps = answer.question.steps
     front = [

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.conf import JobConf, NodeGroup
-from jobs.conf_write import resolve_conf
-from jobs.errors import InputError
-from jobs.planning.chosen import FORMAT
 from varuna_core.planner.plan import Plan
 from varuna_core.planner.used_nodes import UsedNode, join_alike, list_used_nodes
 from varuna_core.records.files import write_atomic
+from vjob.jobs.conf import JobConf, NodeGroup
+from vjob.jobs.conf_write import resolve_conf
+from vjob.jobs.errors import InputError
+from vjob.jobs.planning.chosen import FORMAT
 
 
 def build_settings(conf: JobConf, plan: Plan) -> dict[str, str]:
@@ -86,7 +86,7 @@ def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: Plan, why:
 
 def spell_layout(counts: Sequence[int]) -> str:
     """As Megatron-Core's --pipeline-model-parallel-layout has it: `Et*3|t*4||t*2L`."""
-    from jobs.programs.megatron import spell_layout as spell
+    from vjob.jobs.programs.megatron import spell_layout as spell
 
     inner = list(counts)
     inner[0] -= 1

@@ -11,10 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jobs.conf import JobConf, NodeGroup, close_layout
-from jobs.conf_reader import BUILT_IN
-from jobs.errors import InputError
-from jobs.training import build_training, name_model
 from varuna_core.planner.cluster import Cluster, NodeKind
 from varuna_core.planner.errors import PlanningError
 from varuna_core.planner.gpus import Gpu, find_gpu, list_gpus
@@ -24,6 +20,10 @@ from varuna_core.planner.space import Wishes
 from varuna_core.planner.training import MEGATRON, Training
 from varuna_core.planner.transformer import LATENCY_S, Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
+from vjob.jobs.conf import JobConf, NodeGroup, close_layout
+from vjob.jobs.conf_reader import BUILT_IN
+from vjob.jobs.errors import InputError
+from vjob.jobs.training import build_training, name_model
 
 CPU = "cpu"
 """Kind of a rank without a GPU, as a profile calls it."""

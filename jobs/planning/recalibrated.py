@@ -8,12 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.conf_read import parse_conf
-from jobs.errors import InputError
-from jobs.planning.conf_file import PROFILE_FOLDER, find_profile
-from jobs.planning.question import CPU, count_segments, estimate, match_kind
-from jobs.report import check_libraries
-from jobs.runs import find_run
 from varuna_core.planner.links import Where
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.profile_file import read_profile, write_profile
@@ -22,9 +16,15 @@ from varuna_core.records.plan import Plan, decode_stage_map, read_plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import Training, name_profile_file, name_shapes, read_training
+from vjob.jobs.conf_read import parse_conf
+from vjob.jobs.errors import InputError
+from vjob.jobs.planning.conf_file import PROFILE_FOLDER, find_profile
+from vjob.jobs.planning.question import CPU, count_segments, estimate, match_kind
+from vjob.jobs.report import check_libraries
+from vjob.jobs.runs import find_run
 
 if TYPE_CHECKING:
-    from reports.action_times import ActionTime, MessageTime
+    from vjob.reports.action_times import ActionTime, MessageTime
 
 
 def recalibrate_by_run(
@@ -91,8 +91,8 @@ def _find_profile(
 
 
 def _read_times(run: RunFolder, tensor: int) -> tuple[list[ActionTime], list[MessageTime]]:
-    from reports.action_times import read_times
-    from reports.sources import SourceError
+    from vjob.reports.action_times import read_times
+    from vjob.reports.sources import SourceError
 
     try:
         actions, messages = read_times(run.path, tensor)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.conf import JobConf, is_open
-from jobs.conf_reader import BUILT_IN
-from jobs.errors import InputError, VjobError
-from jobs.planning.chosen import Chosen
+from vjob.jobs.conf import JobConf, is_open
+from vjob.jobs.conf_reader import BUILT_IN
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.planning.chosen import Chosen
 
 if TYPE_CHECKING:
     from varuna_core.planner.plan import Plan
@@ -41,7 +41,7 @@ KEYS = (
 def choose(path: Path, overrides: Sequence[str], chosen: Chosen | None) -> tuple[Chosen, list[str]]:
     """What was chosen before or is now, and all keys that are set besides the conf's: a person's
     count over a file's, what is planned for them comes last."""
-    from jobs.planning.conf_file import read_open_conf
+    from vjob.jobs.planning.conf_file import read_open_conf
 
     words = list(overrides)
     if chosen is not None:
@@ -70,7 +70,7 @@ def leave(conf: JobConf) -> Chosen:
 
 def settle(path: Path, overrides: Sequence[str]) -> Chosen:
     """InputError where the layout is open and nothing fits."""
-    from jobs.planning.conf_file import find_profile, read_open_conf
+    from vjob.jobs.planning.conf_file import find_profile, read_open_conf
 
     conf, _ = read_open_conf(path, overrides)
     if is_open(conf):
@@ -108,14 +108,14 @@ def _find_reason(conf: JobConf) -> str:
 
 
 def _search(path: Path, conf: JobConf) -> Chosen:
-    from jobs.planning.explained import explain_errors
+    from vjob.jobs.planning.explained import explain_errors
 
     with explain_errors():
-        from jobs.planning.ask import Asked, ask_about
-        from jobs.planning.plan_file import build_settings
         from varuna_core.planner.plan import build_plan
         from varuna_core.planner.refusal import search_or_explain
         from varuna_core.planner.tables import Tables
+        from vjob.jobs.planning.ask import Asked, ask_about
+        from vjob.jobs.planning.plan_file import build_settings
 
         if conf.program.kind == "script":
             raise InputError(
@@ -149,11 +149,11 @@ def _predict(conf: JobConf, plan: Plan, profile: Profile) -> dict[str, Any]:
 
 
 def _cut(conf: JobConf, file: Path) -> Chosen:
-    from jobs.planning.explained import explain_errors
+    from vjob.jobs.planning.explained import explain_errors
 
     with explain_errors():
-        from jobs.planning.ask import Asked, ask_about
-        from jobs.planning.given import plan_given, plan_others
+        from vjob.jobs.planning.ask import Asked, ask_about
+        from vjob.jobs.planning.given import plan_given, plan_others
 
         question = ask_about(conf, KEYS, file.parent, Asked(prices={}, profile=file))
         plan = plan_given(question, conf)

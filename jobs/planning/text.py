@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobs.planning.answer import Answer, describe, list_parts
-from jobs.planning.plan_file import spell_layout
-from jobs.planning.question import Question
 from varuna_core.planner.plan import Plan, align, render_certificate, render_table
 from varuna_core.planner.used_nodes import find_left_over, join_alike, list_used_nodes
+from vjob.jobs.planning.answer import Answer, describe, list_parts
+from vjob.jobs.planning.plan_file import spell_layout
+from vjob.jobs.planning.question import Question
 
 
 def render(answer: Answer) -> str:

@@ -14,10 +14,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.conf import JobConf, NodeGroup
-from jobs.errors import InputError
-from jobs.programs import deepspeed
-from jobs.programs.start import Found, build_env, build_files, build_words
+from vjob.jobs.conf import JobConf, NodeGroup
+from vjob.jobs.errors import InputError
+from vjob.jobs.programs import deepspeed
+from vjob.jobs.programs.start import Found, build_env, build_files, build_words
 
 PORT = 29500
 """torchrun's own default, below the ephemeral range."""

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jobs.conf import JobConf, NodeGroup, settled
-from jobs.conf_paths import Finding
-from jobs.errors import InputError
+from vjob.jobs.conf import JobConf, NodeGroup, settled
+from vjob.jobs.conf_paths import Finding
+from vjob.jobs.errors import InputError
 
 CONFIG_FILE = "ds_config.json"
 CONFIG_WORD = "{ds_config}"

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.conf import JobConf, NodeGroup
-from jobs.conf_check_layout import get_replicas, get_world
-from jobs.conf_paths import Finding
-from jobs.errors import InputError
-from jobs.programs import deepspeed, megatron
-from jobs.programs.checkout import Checkout, find_checkout
-from jobs.training import build_training
 from varuna_core.records.plan import keep_word
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
+from vjob.jobs.conf import JobConf, NodeGroup
+from vjob.jobs.conf_check_layout import get_replicas, get_world
+from vjob.jobs.conf_paths import Finding
+from vjob.jobs.errors import InputError
+from vjob.jobs.programs import deepspeed, megatron
+from vjob.jobs.programs.checkout import Checkout, find_checkout
+from vjob.jobs.training import build_training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.load import load_job
 from tests.cluster.lab import Lab
 from tests.command import Vjob, read_out
 from varuna_core.records.training import read_training
+from vjob.reports.load import load_job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs.monitor.verdict import Health, Verdict
-from jobs.monitor.watch import Notice
-from jobs.monitor.watch_actions import act, check_actions, parse_action
 from tests.cluster.lab import Lab
 from tests.cluster.test_jobs import conf, wait_ready
 from tests.command import Vjob
 from tests.jobs.monitor.test_watch import make_snapshot
 from varuna_core.records.record import read_record
+from vjob.jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.monitor.watch import Notice
+from vjob.jobs.monitor.watch_actions import act, check_actions, parse_action
 
 pytestmark = pytest.mark.slurm
 

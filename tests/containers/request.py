@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from containers.runtime import ImageKind, Request
+from vjob.containers.runtime import ImageKind, Request
 
 
 def make_request(image: Path | str, scratch: Path, **changes: Any) -> Request:

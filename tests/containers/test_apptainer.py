@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from containers.apptainer import LIBRARIES, Apptainer
 from tests.containers.real import Tools
 from tests.containers.request import make_request
 from tests.containers.test_behaviour import Box
 from varuna_core.agent.entry import COMMAND, build_entry
+from vjob.containers.apptainer import LIBRARIES, Apptainer
 
 pytestmark = pytest.mark.apptainer
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from containers.registry import RUNTIMES
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.containers.real import REAL, Tools
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
+from vjob.containers.registry import RUNTIMES
 
 NOTE = "two\nlines $HOME `id` 'q' \"d\" \\ ünï  "
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from containers.catalogue import CATALOGUE, find_trouble, remedies_for
-from containers.registry import RUNTIMES
-from containers.runtime import ImageKind
-from jobs.conf import Container
 from tests.jobs.confs import SINGLE, make_conf
 from tests.jobs.confs import make_plan as make_plan_of
 from tests.varuna_core.stage import Stage, make_container, make_plan, shell
+from vjob.containers.catalogue import CATALOGUE, find_trouble, remedies_for
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import ImageKind
+from vjob.jobs.conf import Container
 
 MESSAGES = (
     # Recorded on Debian 12 with the versions that the catalogue names.

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from containers.registry import RUNTIMES
-from containers.runtime import Argv, Commands, ImageKind, Mount, Request, Unsuitable
-from containers.store import read_shell
 from tests.varuna_core.stage import Stage, make_group, make_plan
 from varuna_core.records.plan import ContainerPlan
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import Argv, Commands, ImageKind, Mount, Request, Unsuitable
+from vjob.containers.store import read_shell
 
 GOLDEN = Path(__file__).parent / "golden"
 SHELL = Path(__file__).parent.parent.parent / "containers" / "shell"

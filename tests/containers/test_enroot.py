@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from containers.enroot import build_paths
-from containers.store import Store
 from tests.containers.request import make_request
+from vjob.containers.enroot import build_paths
+from vjob.containers.store import Store
 
 HOOK = Path(__file__).parent.parent.parent / "containers/hooks/50-vjob.sh"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from containers.registry import RUNTIMES
-from containers.runtime import Argv, ImageKind
 from tests.command import wait_for
 from tests.containers.real import Tools
 from tests.containers.request import make_request
 from tests.containers.test_behaviour import Box
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import Argv, ImageKind
 
 with_stores = pytest.mark.parametrize(
     "runtime",

@@ -18,10 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from containers.pyxis import INSIDE, Pyxis
-from containers.runtime import ImageKind, Mount, Request, Unsuitable
-from jobs.conf import Container
-from jobs.errors import InputError
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob, read_out
 from tests.jobs.confs import SINGLE, make_conf, make_plan
@@ -30,6 +26,10 @@ from tests.varuna_core.stage import make_plan as make_agent_plan
 from varuna_core.agent.container import leave_step
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.nodes import read_report
+from vjob.containers.pyxis import INSIDE, Pyxis
+from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
+from vjob.jobs.conf import Container
+from vjob.jobs.errors import InputError
 
 REQUEST = Request(
     run="run-1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from containers.reference import BadReference, parse_reference
+from vjob.containers.reference import BadReference, parse_reference
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from containers.enroot import build_paths
-from containers.runtime import ImageKind, Mount, Request
-from containers.store import Store
 from tests.containers.request import make_request
+from vjob.containers.enroot import build_paths
+from vjob.containers.runtime import ImageKind, Mount, Request
+from vjob.containers.store import Store
 
 TOOLS = [
     pytest.param(

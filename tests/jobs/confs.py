@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from containers.runtime import ImageKind
-from jobs.conf import JobConf
-from jobs.conf_read import parse_conf
-from jobs.plan import Surroundings, build_plan
 from varuna_core.records.plan import Plan
+from vjob.containers.runtime import ImageKind
+from vjob.jobs.conf import JobConf
+from vjob.jobs.conf_read import parse_conf
+from vjob.jobs.plan import Surroundings, build_plan
 
 BASE = Path("/home/u/exp")
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import InputError
-from jobs.planning.cluster_nodes import (
+from tests.jobs.test_plan_command import SINFO
+from vjob.jobs.errors import InputError
+from vjob.jobs.planning.cluster_nodes import (
     build_sinfo_nodes_command,
     guess_kind,
     parse_gres,
     parse_sinfo_nodes,
 )
-from tests.jobs.test_plan_command import SINFO
 
 
 def test_alike_nodes_are_one_group() -> None:

@@ -6,12 +6,12 @@ import typing
 
 import pytest
 
-from containers.registry import RUNTIMES
-from jobs.conf import Container, ProgramKind
-from jobs.conf_doc import render_conf_doc
-from jobs.conf_init import render_init
-from jobs.conf_reader import get_hints
 from tests.jobs.test_conf_check import find_problems
+from vjob.containers.registry import RUNTIMES
+from vjob.jobs.conf import Container, ProgramKind
+from vjob.jobs.conf_doc import render_conf_doc
+from vjob.jobs.conf_init import render_init
+from vjob.jobs.conf_reader import get_hints
 
 
 @pytest.mark.parametrize("kind", typing.get_args(ProgramKind))

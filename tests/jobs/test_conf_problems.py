@@ -10,13 +10,13 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.conf import is_secret
-from jobs.conf_doc import list_sections
-from jobs.conf_read import read_conf
-from jobs.conf_reader import get_hints
-from jobs.conf_redact import show
-from jobs.errors import ConfError, Problem
 from tests.jobs.test_conf_read import MINIMAL, find_more, find_problems, parse, parse_more
+from vjob.jobs.conf import is_secret
+from vjob.jobs.conf_doc import list_sections
+from vjob.jobs.conf_read import read_conf
+from vjob.jobs.conf_reader import get_hints
+from vjob.jobs.conf_redact import show
+from vjob.jobs.errors import ConfError, Problem
 
 
 def test_all_problems_come_at_once_in_the_order_of_lines() -> None:

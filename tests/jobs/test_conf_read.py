@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.conf import MODELS, JobConf, Model, Program
-from jobs.conf_check import check_conf
-from jobs.conf_doc import list_sections
-from jobs.conf_read import parse_conf, parse_conf_lines, read_conf
-from jobs.conf_reader import get_hints
-from jobs.errors import ConfError
+from vjob.jobs.conf import MODELS, JobConf, Model, Program
+from vjob.jobs.conf_check import check_conf
+from vjob.jobs.conf_doc import list_sections
+from vjob.jobs.conf_read import parse_conf, parse_conf_lines, read_conf
+from vjob.jobs.conf_reader import get_hints
+from vjob.jobs.errors import ConfError
 
 BASE = Path("/conf")
 MINIMAL = "name: run\nprogram: {script: train.py}\n"

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from containers.runtime import ImageKind
-from containers.store import Store
-from jobs.container_store import find_mounts, measure, remove_tree
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.containers.request import make_request
+from vjob.containers.runtime import ImageKind
+from vjob.containers.store import Store
+from vjob.jobs.container_store import find_mounts, measure, remove_tree
 
 AGO_S = 7200.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs import doctor
-from jobs.doctor_slurm import (
+from vjob.jobs import doctor
+from vjob.jobs.doctor_slurm import (
     judge_accounting,
     judge_het_steps,
     judge_kill_wait,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from containers.registry import RUNTIMES
-from jobs import doctor_containers as doctor
-from jobs.doctor_start import make_skeleton, try_start
+from vjob.containers.registry import RUNTIMES
+from vjob.jobs import doctor_containers as doctor
+from vjob.jobs.doctor_start import make_skeleton, try_start
 
 GIB = 1 << 30
 MOUNTS = """\

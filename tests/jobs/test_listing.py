@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.listing import render
 from tests.command import Vjob
 from varuna_core.records.files import append_line
 from varuna_core.records.record import REFUSED, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.listing import render
 
 MESSAGE = "rank 5 on b3 exited 9: ValueError: " + "x" * 200
 ROW = {
@@ -82,7 +82,7 @@ def test_the_command_looks_whether_it_writes_to_a_terminal(tmp_path: Path) -> No
     assert MESSAGE in vjob("list").stdout
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    command = [sys.executable, "-m", "jobs", "list"]
+    command = [sys.executable, "-m", "vjob", "list"]
     subprocess.run(command, cwd=tmp_path, env=vjob.env, stdout=slave, timeout=60, check=True)
     os.close(slave)
     shown = os.read(master, 65536).decode().splitlines()

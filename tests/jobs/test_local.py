@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cancel import cancel_run
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.cancel import cancel_run
 
 WHO = """
 name: who
@@ -144,7 +144,7 @@ def test_cancel_ends_a_run_whose_folder_cannot_be_written(
     def refuse(*args: object, **facts: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jobs.cancel.append_event", refuse)
+    monkeypatch.setattr("vjob.jobs.cancel.append_event", refuse)
     monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
     said: list[object] = []
     assert "is cancelled" in cancel_run(run, now=False, wait_s=30, say=said.append)
@@ -293,7 +293,7 @@ def fake_tools(vjob: Vjob, run: RunFolder) -> str:
     folder = vjob.folder / "bin"
     folder.mkdir()
     tool = folder / "srun"
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m jobs.local_step srun "$@"\n')
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vjob.jobs.local_step srun "$@"\n')
     tool.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 
@@ -304,7 +304,7 @@ def test_a_run_outlives_its_terminal(vjob: Vjob) -> None:
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(vjob.folder)
-        command = [sys.executable, "-m", "jobs", "submit", name, "--follow"]
+        command = [sys.executable, "-m", "vjob", "submit", name, "--follow"]
         os.execve(sys.executable, command, vjob.env)
     log = vjob.folder / "log" / "fate"
     wait_for(log.exists, 30)

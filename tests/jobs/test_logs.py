@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import InputError
-from jobs.logs import MANY, Wanted, check_nodes, check_ranks
 from tests.jobs.confs import HETJOB, make_conf, make_plan
 from varuna_core.records.files import write_json
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.logs import MANY, Wanted, check_nodes, check_ranks
 
 
 @pytest.fixture

@@ -10,12 +10,6 @@ from typing import Any
 
 import pytest
 
-from jobs import joined, membership, runs
-from jobs.conf_write import render_resolved
-from jobs.errors import InputError, UncertainError, VjobError
-from jobs.executor import Executor
-from jobs.holding import hold_file
-from jobs.slurm import JobInfo, JobState
 from tests.jobs.confs import MORPH, MORPH_SPLIT, SINGLE, make_conf, make_plan
 from varuna_core.records import record as records
 from varuna_core.records.files import list_names, read_json, write_json
@@ -23,6 +17,12 @@ from varuna_core.records.joins import read_join_job, read_joins
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import joined, membership, runs
+from vjob.jobs.conf_write import render_resolved
+from vjob.jobs.errors import InputError, UncertainError, VjobError
+from vjob.jobs.executor import Executor
+from vjob.jobs.holding import hold_file
+from vjob.jobs.slurm import JobInfo, JobState
 
 ROOMY = MORPH.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8")
 

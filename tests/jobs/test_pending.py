@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.pending import explain_launch, explain_reason, find_killer
-from jobs.slurm import JobInfo, JobState
+from vjob.jobs.pending import explain_launch, explain_reason, find_killer
+from vjob.jobs.slurm import JobInfo, JobState
 
 
 def pending(reason: str) -> list[JobInfo]:

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from containers.runtime import ImageKind
-from jobs.conf import Container, JobConf, Parallel, Profile
-from jobs.conf_doc import get_doc
-from jobs.plan import Surroundings, add_seats, build_groups, build_plan, build_stages
-from jobs.scripts import render_scripts
 from tests.jobs.confs import BASE, HETJOB, MORPH, MORPH_MACHINES, SINGLE, make_conf, make_plan
 from varuna_core.morph.layout import count_asked
 from varuna_core.records.plan import decode_stage_map, parse_plan, render_plan
 from varuna_core.records.runfolder import RunFolder
+from vjob.containers.runtime import ImageKind
+from vjob.jobs.conf import Container, JobConf, Parallel, Profile
+from vjob.jobs.conf_doc import get_doc
+from vjob.jobs.plan import Surroundings, add_seats, build_groups, build_plan, build_stages
+from vjob.jobs.scripts import render_scripts
 
 
 def test_ranks_follow_the_groups_in_the_order_of_the_conf() -> None:

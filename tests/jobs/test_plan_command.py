@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs.cli import cli
-from jobs.conf import JobConf
-from jobs.conf_read import read_conf
-from jobs.planning.chosen import read_plan_file
-from jobs.training import build_training
 from tests.command import ROOT
 from varuna_core.planner.profile import Profile
 from varuna_core.planner.profile_file import read_profile, write_profile
 from varuna_core.planner.transformer import Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
+from vjob.jobs.cli import cli
+from vjob.jobs.conf import JobConf
+from vjob.jobs.conf_read import read_conf
+from vjob.jobs.planning.chosen import read_plan_file
+from vjob.jobs.training import build_training
 
 CONF = """
 name: tiny

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.planning.ask import Asked, ask_about
-from jobs.planning.conf_file import read_open_conf
-from jobs.planning.settle import KEYS, settle
-from jobs.submit import prepare, write_run_folder
 from tests.jobs.test_plan_command import NAME, put_profile
 from varuna_core.morph.gain import forecast
 from varuna_core.morph.layout import build_attempt
@@ -24,6 +20,10 @@ from varuna_core.planner.tables import Shape, Tables
 from varuna_core.records.plan import decode_stage_map, read_plan
 from varuna_core.records.runfolder import make_run_folder
 from varuna_core.records.training import read_training
+from vjob.jobs.planning.ask import Asked, ask_about
+from vjob.jobs.planning.conf_file import read_open_conf
+from vjob.jobs.planning.settle import KEYS, settle
+from vjob.jobs.submit import prepare, write_run_folder
 
 CONF = """
 name: tiny

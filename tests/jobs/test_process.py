@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs import process
-from jobs.errors import VjobError
 from tests.command import ROOT, wait_for
 from varuna_core.records.machine import start_time
+from vjob.jobs import process
+from vjob.jobs.errors import VjobError
 
 
 def shell(text: str) -> list[str]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.conf_read import parse_conf
-from jobs.errors import InputError
-from jobs.profile_command import build_words, choose_output
 from tests.command import Vjob, read_out
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.conf_read import parse_conf
+from vjob.jobs.errors import InputError
+from vjob.jobs.profile_command import build_words, choose_output
 
 CONF = """
 name: tiny

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs.cli import cli
 from tests.reports.traces import write_simulated
 from varuna_core.records.training_log import Iteration, format_iteration
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import build_even_costs
+from vjob.jobs.cli import cli
 
 
 @pytest.fixture

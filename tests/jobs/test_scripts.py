@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.scripts import render_batch, render_node, render_scripts
 from tests.jobs.confs import (
     HETJOB,
     IN_PYXIS,
@@ -26,6 +25,7 @@ from tests.jobs.confs import (
     make_plan,
 )
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.scripts import render_batch, render_node, render_scripts
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = RunFolder(Path("/home/u/exp/log/plain-20260102-030405"))

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs.conf_read import read_conf
-from jobs.errors import ConfError, InputError
-from jobs.planning.chosen import Chosen
-from jobs.planning.settle import choose, settle
-from jobs.profile_command import choose_output
-from jobs.submit import prepare, write_run_folder
-from reports.prediction import read_prediction
 from tests.jobs.test_plan_command import CONF, NAME, put_profile
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
+from vjob.jobs.conf_read import read_conf
+from vjob.jobs.errors import ConfError, InputError
+from vjob.jobs.planning.chosen import Chosen
+from vjob.jobs.planning.settle import choose, settle
+from vjob.jobs.profile_command import choose_output
+from vjob.jobs.submit import prepare, write_run_folder
+from vjob.reports.prediction import read_prediction
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import UncertainError
-from jobs.slurm import (
+from vjob.jobs.errors import UncertainError
+from vjob.jobs.slurm import (
     JobState,
     build_sbatch_command,
     build_squeue_command,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import slurm_executor
-from jobs.errors import UncertainError, VjobError
+from vjob.jobs import slurm_executor
+from vjob.jobs.errors import UncertainError, VjobError
 
 
 def fake_sbatch(folder: Path, body: str) -> None:

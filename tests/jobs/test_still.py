@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jobs.cli import cli
 from tests.reports.traces import write_simulated
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import build_even_costs
+from vjob.jobs.cli import cli
 
 
 @pytest.fixture

@@ -11,14 +11,6 @@ from typing import Any
 
 import pytest
 
-from jobs import joined, membership, runs, tend
-from jobs.errors import InputError, UncertainError
-from jobs.holding import hold_file
-from jobs.idle_nodes import IdleNode
-from jobs.monitor.run import RunReader
-from jobs.scripts import HOME, render_batch
-from jobs.slurm import JobInfo, JobState
-from jobs.tend import Tender
 from tests.jobs.confs import MORPH, make_conf, make_plan
 from tests.jobs.test_membership import Cluster, left, make_run, show
 from tests.varuna_core.programs.trainings import GPT
@@ -28,6 +20,15 @@ from varuna_core.records.joins import read_joins
 from varuna_core.records.plan import read_plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
+from vjob.jobs import joined, membership, runs, tend
+from vjob.jobs.errors import InputError, UncertainError
+from vjob.jobs.holding import hold_file
+from vjob.jobs.idle_nodes import IdleNode
+from vjob.jobs.monitor.run import RunReader
+from vjob.jobs.process import ENTRY
+from vjob.jobs.scripts import render_batch
+from vjob.jobs.slurm import JobInfo, JobState
+from vjob.jobs.tend import Tender
 
 TEXT = MORPH.replace("a100:4", "a100:1").replace("pipeline: 4", "pipeline: 1")
 GROWS = TEXT.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8, grow: auto")
@@ -300,5 +301,5 @@ def test_the_batch_script_starts_it_where_it_was_asked_for() -> None:
     for text, is_started in ((GROWS, True), (LEAVES, True), (TEXT, False)):
         conf = make_conf(text)
         script = render_batch(conf, make_plan(conf), run)
-        line = f'PYTHONPATH={HOME} /opt/vjob/bin/python -m jobs tend "$run" &\n'
+        line = f'/opt/vjob/bin/python {ENTRY} tend "$run" &\n'
         assert (line in script) == is_started and ("tend" in script) == is_started

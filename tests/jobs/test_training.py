@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.conf import JobConf
-from jobs.conf_check import check_conf
-from jobs.conf_paths import join_blend, split_blend
-from jobs.conf_read import parse_conf_lines
-from jobs.training import build_training, name_model
 from tests.command import Vjob, read_out
 from tests.jobs.confs import BASE, make_conf, make_plan
 from tests.jobs.test_conf_check import find_problems
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training, render_training
+from vjob.jobs.conf import JobConf
+from vjob.jobs.conf_check import check_conf
+from vjob.jobs.conf_paths import join_blend, split_blend
+from vjob.jobs.conf_read import parse_conf_lines
+from vjob.jobs.training import build_training, name_model
 
 XL = """
 name: xl

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs import runs
-from jobs.slurm import JobInfo, JobState
-from jobs.verdict import explain_end, judge_run
 from tests.varuna_core.stage import make_plan
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
@@ -18,6 +15,9 @@ from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.stop import write_stop
+from vjob.jobs import runs
+from vjob.jobs.slurm import JobInfo, JobState
+from vjob.jobs.verdict import explain_end, judge_run
 
 TOLD = "n0 was told to end by SIGTERM"
 

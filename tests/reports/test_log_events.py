@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from reports.timeline import build_lanes, build_steps
 from tests.reports.test_page import read, render
 from tests.reports.traces import MS, write_rank
 from varuna_core.records.training_log import (
@@ -18,6 +17,7 @@ from varuna_core.records.training_log import (
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.simulate import simulate
+from vjob.reports.timeline import build_lanes, build_steps
 
 
 def write_seed_logs(folder: Path, *, iterations: int, per_log: int) -> Costs:

@@ -8,14 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reports.analysis import analyse
-from reports.findings import find_all
-from reports.gpu_log import read_gpus
-from reports.load import load_job
-from reports.megatron_log import LogReader, LogTables
-from reports.sources import SourceError, find_sources
-from reports.text import render_text
-from reports.thinned import Thinned
 from varuna_core.records.training_log import (
     Iteration,
     Memory,
@@ -25,6 +17,14 @@ from varuna_core.records.training_log import (
     format_timers_max,
     format_timers_minmax,
 )
+from vjob.reports.analysis import analyse
+from vjob.reports.findings import find_all
+from vjob.reports.gpu_log import read_gpus
+from vjob.reports.load import load_job
+from vjob.reports.megatron_log import LogReader, LogTables
+from vjob.reports.sources import SourceError, find_sources
+from vjob.reports.text import render_text
+from vjob.reports.thinned import Thinned
 
 SEED_LINES = """\
 [before the start of training step] datetime: 2023-06-14 16:08:12 

@@ -15,16 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.analysis import Analysis, analyse
-from reports.findings import find_all
-from reports.load import Job, load_job
-from reports.overview import NUM_BINS, build_gpu_strips, build_work_strips, find_span
-from reports.packing import list_planes
-from reports.page import SECTIONS, render_page
-from reports.run_figure import draw_run
-from reports.sections import build_sections
-from reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
-from reports.timeline import build_lanes, build_steps
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.training_log import (
     Iteration,
@@ -32,6 +22,16 @@ from varuna_core.records.training_log import (
 )
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import build_even_costs
+from vjob.reports.analysis import Analysis, analyse
+from vjob.reports.findings import find_all
+from vjob.reports.load import Job, load_job
+from vjob.reports.overview import NUM_BINS, build_gpu_strips, build_work_strips, find_span
+from vjob.reports.packing import list_planes
+from vjob.reports.page import SECTIONS, render_page
+from vjob.reports.run_figure import draw_run
+from vjob.reports.sections import build_sections
+from vjob.reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
+from vjob.reports.timeline import build_lanes, build_steps
 
 
 def read(folder: Path) -> tuple[Job, Analysis]:

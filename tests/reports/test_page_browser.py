@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import analyse
-from reports.findings import find_all
-from reports.load import load_job
-from reports.page import render_page
 from tests.reports.browser import Tab, start_browser
 from tests.reports.traces import write_simulated
 from varuna_core.records.training_log import Iteration, format_iteration, format_job_info
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
+from vjob.reports.analysis import analyse
+from vjob.reports.findings import find_all
+from vjob.reports.load import load_job
+from vjob.reports.page import render_page
 
 pytestmark = pytest.mark.browser
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.analysis import Analysis, analyse
-from reports.balance import parse_partition, suggest_partition
-from reports.findings import find_all
-from reports.load import Job, load_job
 from tests.reports.traces import MS, write_rank, write_simulated
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.simulate import simulate
+from vjob.reports.analysis import Analysis, analyse
+from vjob.reports.balance import parse_partition, suggest_partition
+from vjob.reports.findings import find_all
+from vjob.reports.load import Job, load_job
 
 
 def read(folder: Path) -> tuple[Job, Analysis]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.analysis import analyse
-from reports.findings import find_all
-from reports.load import load_job
 from tests.varuna_core import traced_rank
 from tests.varuna_core.ranks import collect, start_ranks
+from vjob.reports.analysis import analyse
+from vjob.reports.findings import find_all
+from vjob.reports.load import load_job
 
 
 @pytest.mark.parametrize("world", [2, 4])

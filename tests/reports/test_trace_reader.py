@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reports import trace_lines
-from reports.blocks import LONGEST_LINE, BlockReader
-from reports.trace_lines import Events, parse_lines, parse_pieces, parse_slowly
-from reports.trace_reader import read_events, read_traces, stream_events
 from tests.reports.traces import MS, ORIGIN, write_rank
 from varuna_core.records.clock import Exchange
 from varuna_core.records.trace import COLUMNS, TraceWriter
+from vjob.reports import trace_lines
+from vjob.reports.blocks import LONGEST_LINE, BlockReader
+from vjob.reports.trace_lines import Events, parse_lines, parse_pieces, parse_slowly
+from vjob.reports.trace_reader import read_events, read_traces, stream_events
 
 NAMES = st.text("FfRBIWabc .-_/:", max_size=12)
 NUMBERS = st.integers(-(2**62), 2**62)

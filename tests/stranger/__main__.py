@@ -67,7 +67,7 @@ def start_walk(folder: Path, *, fresh: bool) -> Walk:
         steps, vjob = install(folder)
         return Walk(folder=folder, env=env, vjob=vjob, steps=steps)
     env["PYTHONPATH"] = str(ROOT)
-    return Walk(folder=folder, env=env, vjob=(sys.executable, "-m", "jobs"))
+    return Walk(folder=folder, env=env, vjob=(sys.executable, "-m", "vjob"))
 
 
 def walk_slurm(walk: Walk, parts: Sequence[str]) -> None:

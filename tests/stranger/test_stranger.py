@@ -21,7 +21,7 @@ from tests.stranger.walk import DeadEnd, Step, Walk, find_line
 
 def make_walk(folder: Path, env: dict[str, str]) -> Walk:
     own = {"XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": str(ROOT)}
-    vjob = (sys.executable, "-m", "jobs")
+    vjob = (sys.executable, "-m", "vjob")
     return Walk(folder=folder, env={**os.environ, **env, **own}, vjob=vjob)
 
 

@@ -334,3 +334,7 @@ def main() -> int:
         print(f"machines: {run.plan} cannot be read", file=sys.stderr)
         return 1
     return Watch(run, plan, os.environ["VJOB_SESSION"]).main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

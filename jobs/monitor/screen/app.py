@@ -13,14 +13,14 @@ import time
 from textual.app import App
 from textual.message import Message
 
-from jobs.monitor.screen import paint
-from jobs.monitor.screen.live import LiveScreen
-from jobs.monitor.screen.marks import Marks, choose_marks
-from jobs.monitor.screen.messages import Done, Failed, Looked, Read, WorkWanted
-from jobs.monitor.screen.repeat import Repeat
-from jobs.monitor.screen.sources import Actions, Source
-from jobs.monitor.screen.view import View
-from jobs.monitor.verdict import EXIT_CODES, Health, Verdict
+from vjob.jobs.monitor.screen import paint
+from vjob.jobs.monitor.screen.live import LiveScreen
+from vjob.jobs.monitor.screen.marks import Marks, choose_marks
+from vjob.jobs.monitor.screen.messages import Done, Failed, Looked, Read, WorkWanted
+from vjob.jobs.monitor.screen.repeat import Repeat
+from vjob.jobs.monitor.screen.sources import Actions, Source
+from vjob.jobs.monitor.screen.view import View
+from vjob.jobs.monitor.verdict import EXIT_CODES, Health, Verdict
 
 INTERVAL_S = 2.0
 ENDED_S = 30.0

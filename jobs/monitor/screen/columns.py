@@ -9,10 +9,10 @@ from typing import Any
 from rich.style import Style
 from rich.text import Text
 
-from jobs.monitor.screen import paint
-from jobs.monitor.screen.figures import show_age, show_seconds
-from jobs.monitor.screen.marks import Marks
-from jobs.monitor.screen.view import NodeRow
+from vjob.jobs.monitor.screen import paint
+from vjob.jobs.monitor.screen.figures import show_age, show_seconds
+from vjob.jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen.view import NodeRow
 
 LATE_S = 120.0
 """A sign of life older than this is painted; whether it is wrong is the verdict's to say."""

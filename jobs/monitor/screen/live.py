@@ -10,27 +10,20 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.widgets import Input
 
-from jobs.monitor.screen import paint
-from jobs.monitor.screen.arrange import HINT, PANES, Heights, arrange_panes, find_most_heading
-from jobs.monitor.screen.figures import show_duration
-from jobs.monitor.screen.gpu_pane import GpuPane
-from jobs.monitor.screen.heading import render_heading
-from jobs.monitor.screen.log_pane import LogPane
-from jobs.monitor.screen.marks import Marks
-from jobs.monitor.screen.messages import (
-    Done,
-    Failed,
-    LinesWanted,
-    Looked,
-    Read,
-    WorkWanted,
-)
-from jobs.monitor.screen.node_pane import NodePane
-from jobs.monitor.screen.pages import Question, TextPage, render_help, render_verdict
-from jobs.monitor.screen.pane import TextLines
-from jobs.monitor.screen.sources import Actions
-from jobs.monitor.screen.view import View
 from varuna_core.records import record as records
+from vjob.jobs.monitor.screen import paint
+from vjob.jobs.monitor.screen.arrange import HINT, PANES, Heights, arrange_panes, find_most_heading
+from vjob.jobs.monitor.screen.figures import show_duration
+from vjob.jobs.monitor.screen.gpu_pane import GpuPane
+from vjob.jobs.monitor.screen.heading import render_heading
+from vjob.jobs.monitor.screen.log_pane import LogPane
+from vjob.jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen.messages import Done, Failed, LinesWanted, Looked, Read, WorkWanted
+from vjob.jobs.monitor.screen.node_pane import NodePane
+from vjob.jobs.monitor.screen.pages import Question, TextPage, render_help, render_verdict
+from vjob.jobs.monitor.screen.pane import TextLines
+from vjob.jobs.monitor.screen.sources import Actions
+from vjob.jobs.monitor.screen.view import View
 
 LATE_LOOKS = 3
 """Intervals without a look after which the screen says how old it is."""

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs.monitor.merged import Log, LogLine, merge_lines
-from jobs.monitor.snapshot import Line
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.runfolder import AttemptFolder
+from vjob.jobs.monitor.merged import Log, LogLine, merge_lines
+from vjob.jobs.monitor.snapshot import Line
 
 ENDINGS = ("out", "err", "log")
 FIRST_LINES = 400

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from textual.message import Message
 
-from jobs.monitor.screen.view import View
-from jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.screen.view import View
+from vjob.jobs.monitor.snapshot import Line
 
 
 class Looked(Message):

@@ -6,8 +6,8 @@ from rich.text import Text
 from textual import events
 from textual.message import Message
 
-from jobs.monitor.screen import paint
-from jobs.monitor.screen.columns import (
+from vjob.jobs.monitor.screen import paint
+from vjob.jobs.monitor.screen.columns import (
     COLUMNS,
     Placed,
     place_columns,
@@ -15,9 +15,9 @@ from jobs.monitor.screen.columns import (
     render_titles,
     sort_rows,
 )
-from jobs.monitor.screen.marks import Marks
-from jobs.monitor.screen.pane import ScrollPane
-from jobs.monitor.screen.view import NodeRow
+from vjob.jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen.pane import ScrollPane
+from vjob.jobs.monitor.screen.view import NodeRow
 
 IN_ORDER = COLUMNS[0].title
 

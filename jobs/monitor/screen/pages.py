@@ -8,13 +8,13 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
-from jobs.monitor.screen import paint
-from jobs.monitor.screen.figures import show_age
-from jobs.monitor.screen.heading import say_where
-from jobs.monitor.screen.marks import Marks
-from jobs.monitor.screen.pane import ScrollPane
-from jobs.monitor.snapshot import Snapshot
-from jobs.monitor.verdict import Verdict
+from vjob.jobs.monitor.screen import paint
+from vjob.jobs.monitor.screen.figures import show_age
+from vjob.jobs.monitor.screen.heading import say_where
+from vjob.jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen.pane import ScrollPane
+from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.verdict import Verdict
 
 KEYS = (
     ("q", "quit; the job goes on, the exit code is the verdict's"),

@@ -13,8 +13,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from jobs.monitor.screen import paint
-from jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen import paint
+from vjob.jobs.monitor.screen.marks import Marks
 
 
 class Pane(Widget, can_focus=False):

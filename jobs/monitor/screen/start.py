@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
-from jobs.errors import VjobError
-from jobs.monitor.errors import classify_line, find_row
-from jobs.monitor.look import JudgedReader
-from jobs.monitor.reader import open_reader
-from jobs.monitor.screen.app import INTERVAL_S, run_screen
-from jobs.monitor.screen.log_files import LogFiles
-from jobs.monitor.snapshot import Snapshot
-from jobs.monitor.verdict import Verdict
-from jobs.process import run
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.errors import classify_line, find_row
+from vjob.jobs.monitor.look import JudgedReader
+from vjob.jobs.monitor.reader import open_reader
+from vjob.jobs.monitor.screen.app import INTERVAL_S, run_screen
+from vjob.jobs.monitor.screen.log_files import LogFiles
+from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.verdict import Verdict
+from vjob.jobs.process import build_own_command, run
 
-ROOT = Path(__file__).parents[3]
-START = "import sys; sys.path[0] = sys.argv.pop(1); from jobs.cli import main; main()"
-"""`vjob`, whatever folder one is in and whatever stands in it."""
 CANCEL_S = 60
 REPORT_S, STACKS_S = 1800, 120
 
@@ -92,7 +88,7 @@ class JobActions:
         last = self._source.last
         if last is None:
             raise VjobError("nothing is known of the job yet")
-        words = [sys.executable, "-c", START, str(ROOT), command, last.folder, *options]
+        words = build_own_command(command, last.folder, *options)
         done = run(words, env={**os.environ, "NO_COLOR": "1"}, timeout_s=timeout_s)
         if done.code != 0:
             raise VjobError("\n".join(part for part in (done.err, done.out) if part.strip()))

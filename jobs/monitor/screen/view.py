@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from jobs.monitor.snapshot import Gpu, Line, Node, Rank, Snapshot
-from jobs.monitor.verdict import Verdict
 from varuna_core.records.ranges import join_numbers
+from vjob.jobs.monitor.snapshot import Gpu, Line, Node, Rank, Snapshot
+from vjob.jobs.monitor.verdict import Verdict
 
 PROCESS_STATES = {"D": "waits for disk", "T": "stopped", "Z": "zombie"}
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.monitor.errors import classify_line
-from jobs.monitor.snapshot import (
+from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.training_log import parse_iteration
+from vjob.jobs.monitor.errors import classify_line
+from vjob.jobs.monitor.snapshot import (
     Gpu,
     JobRow,
     Line,
@@ -25,8 +27,6 @@ from jobs.monitor.snapshot import (
     Scheduler,
     Snapshot,
 )
-from varuna_core.records.exits import Outcome, RankExit
-from varuna_core.records.training_log import parse_iteration
 
 DATA = Path(__file__).parent / "data"
 NOW = 1_700_000_000.0

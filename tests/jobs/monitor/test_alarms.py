@@ -8,19 +8,6 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.monitor.judge import RULES, judge
-from jobs.monitor.pace import (
-    CAUSE_FLOOR_S,
-    FLOOR_S,
-    LATE_S,
-    cause_limit_s,
-    list_gaps,
-    overdue_s,
-    stall_limit_s,
-)
-from jobs.monitor.rules import name_rule
-from jobs.monitor.snapshot import Echo, Line, Node, Phase, Point, Snapshot
-from jobs.monitor.verdict import Health
 from tests.jobs.monitor.builders import (
     change_gpus,
     change_rank,
@@ -34,6 +21,19 @@ from tests.jobs.monitor.builders import (
     silent,
     with_points,
 )
+from vjob.jobs.monitor.judge import RULES, judge
+from vjob.jobs.monitor.pace import (
+    CAUSE_FLOOR_S,
+    FLOOR_S,
+    LATE_S,
+    cause_limit_s,
+    list_gaps,
+    overdue_s,
+    stall_limit_s,
+)
+from vjob.jobs.monitor.rules import name_rule
+from vjob.jobs.monitor.snapshot import Echo, Line, Node, Phase, Point, Snapshot
+from vjob.jobs.monitor.verdict import Health
 
 GOOD = (Health.HEALTHY, Health.CHECKPOINTING, Health.STARTING)
 NAMES = {name_rule(rule) for rule in RULES}

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.monitor.errors import (
+from tests.containers.test_catalogue import MESSAGES
+from vjob.jobs.monitor.errors import (
     _NO_DIGITS,
     _scope,
     classify_line,
@@ -17,10 +18,9 @@ from jobs.monitor.errors import (
     merge_same,
     strip_tags,
 )
-from jobs.monitor.known_lines import ROWS, Known
-from jobs.monitor.literals import find_literals
-from jobs.monitor.snapshot import Line
-from tests.containers.test_catalogue import MESSAGES
+from vjob.jobs.monitor.known_lines import ROWS, Known
+from vjob.jobs.monitor.literals import find_literals
+from vjob.jobs.monitor.snapshot import Line
 
 WATCHDOG = (
     "[rank3]:[E1121 12:00:00.000000000 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught "

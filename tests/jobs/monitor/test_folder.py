@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import VjobError
-from jobs.monitor.folder import is_bare_folder
-from jobs.monitor.reader import open_reader
-from jobs.monitor.snapshot import Snapshot
 from tests.command import ROOT, Vjob
+from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.folder import is_bare_folder
+from vjob.jobs.monitor.reader import open_reader
+from vjob.jobs.monitor.snapshot import Snapshot
 
 INFO = """\
 NODE_RANK: {rank}

@@ -6,15 +6,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.monitor.judge import RULES, judge
-from jobs.monitor.rules import name_rule
-from jobs.monitor.verdict import EXIT_CODES, Health
 from tests.jobs.monitor.builders import (
     change_gpus,
     change_node,
     healthy,
     with_state,
 )
+from vjob.jobs.monitor.judge import RULES, judge
+from vjob.jobs.monitor.rules import name_rule
+from vjob.jobs.monitor.verdict import EXIT_CODES, Health
 
 
 def test_a_job_that_does_its_steps_is_healthy() -> None:

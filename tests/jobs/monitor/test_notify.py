@@ -17,9 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import InputError, VjobError
-from jobs.monitor import notify
-from jobs.monitor.notify import (
+from tests.command import PROGRAMS, Vjob, wait_for
+from tests.jobs.monitor.test_watch import make_snapshot, make_verdict
+from varuna_core.records.record import read_record
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor import notify
+from vjob.jobs.monitor.notify import (
     WAITS_S,
     Channels,
     build_mail,
@@ -31,13 +35,9 @@ from jobs.monitor.notify import (
     send,
     send_mail,
 )
-from jobs.monitor.snapshot import Line
-from jobs.monitor.verdict import Health
-from jobs.monitor.watch import FINE, Notice
-from tests.command import PROGRAMS, Vjob, wait_for
-from tests.jobs.monitor.test_watch import make_snapshot, make_verdict
-from varuna_core.records.record import read_record
-from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.watch import FINE, Notice
 
 SECRET = "T0/s3cret-hook"
 

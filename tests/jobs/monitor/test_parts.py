@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.monitor.clocks import Skew, probe
-from jobs.monitor.folders import JsonFolder
-from jobs.monitor.gpu_logs import GpuSamples
-from jobs.monitor.rank_files import Beats, TraceEnd
-from jobs.monitor.settings import parse_walltime, read_asked, spell_layers
 from varuna_core.records.checkpoints import find_newest
 from varuna_core.records.files import write_json
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.trace import TraceWriter
+from vjob.jobs.monitor.clocks import Skew, probe
+from vjob.jobs.monitor.folders import JsonFolder
+from vjob.jobs.monitor.gpu_logs import GpuSamples
+from vjob.jobs.monitor.rank_files import Beats, TraceEnd
+from vjob.jobs.monitor.settings import parse_walltime, read_asked, spell_layers
 
 
 def write_steps(path: Path, first: int, last: int, log_every: int = 10) -> None:

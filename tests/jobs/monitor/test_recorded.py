@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.monitor.judge import judge
-from jobs.monitor.verdict import Health
 from tests.jobs.monitor.builders import DATA, from_log, make_outcome, silent, with_state
+from vjob.jobs.monitor.judge import judge
+from vjob.jobs.monitor.verdict import Health
 
 ENDED = {
     # log: node and rank that began, kind of the telling line, a word of the advice

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.monitor.judge import judge
-from jobs.monitor.snapshot import JobRow, Scheduler, Snapshot
-from jobs.monitor.verdict import Health
 from tests.jobs.monitor.builders import (
     NOW,
     OOM,
@@ -25,6 +22,9 @@ from tests.jobs.monitor.builders import (
     with_points,
     with_state,
 )
+from vjob.jobs.monitor.judge import judge
+from vjob.jobs.monitor.snapshot import JobRow, Scheduler, Snapshot
+from vjob.jobs.monitor.verdict import Health
 
 
 def killed() -> Snapshot:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobs.monitor.judge import judge
-from jobs.monitor.snapshot import Disk, Echo
-from jobs.monitor.verdict import Health
 from tests.jobs.monitor.builders import (
     NOW,
     OOM,
@@ -22,6 +19,9 @@ from tests.jobs.monitor.builders import (
     with_points,
 )
 from varuna_core.records.checkpoints import Damaged
+from vjob.jobs.monitor.judge import judge
+from vjob.jobs.monitor.snapshot import Disk, Echo
+from vjob.jobs.monitor.verdict import Health
 
 
 def test_a_rank_that_failed_is_named_while_the_others_live() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobs.monitor.judge import judge
-from jobs.monitor.verdict import Health
 from tests.jobs.monitor.builders import (
     STEP_S,
     change_gpus,
@@ -14,6 +12,8 @@ from tests.jobs.monitor.builders import (
     make_points,
     with_points,
 )
+from vjob.jobs.monitor.judge import judge
+from vjob.jobs.monitor.verdict import Health
 
 
 def test_a_straggler_is_found_among_its_peers() -> None:

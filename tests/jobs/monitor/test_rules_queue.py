@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobs.monitor.judge import judge
-from jobs.monitor.snapshot import Attempt, JobRow, Scheduler, Snapshot
-from jobs.monitor.verdict import Health
 from tests.jobs.monitor.builders import (
     NOW,
     healthy,
@@ -14,6 +11,9 @@ from tests.jobs.monitor.builders import (
     starting,
     with_state,
 )
+from vjob.jobs.monitor.judge import judge
+from vjob.jobs.monitor.snapshot import Attempt, JobRow, Scheduler, Snapshot
+from vjob.jobs.monitor.verdict import Health
 
 
 def waiting(reason: str, **facts: object) -> Snapshot:

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.monitor.judge import judge
-from jobs.monitor.verdict import Health
 from tests.jobs.monitor.builders import (
     NOW,
     OOM,
@@ -24,6 +22,8 @@ from tests.jobs.monitor.builders import (
     with_points,
     with_state,
 )
+from vjob.jobs.monitor.judge import judge
+from vjob.jobs.monitor.verdict import Health
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import InputError
-from jobs.monitor import scheduler as scheduling
-from jobs.monitor.reader import open_reader
-from jobs.monitor.scheduler import SchedulerDesk
-from jobs.runs import RunView
-from jobs.slurm import JobInfo, JobState, parse_lost_nodes, parse_squeue_output
 from tests.jobs.standin import StandIns
 from tests.jobs.test_verdict import make_record
 from tests.varuna_core.stage import make_plan
@@ -22,6 +16,12 @@ from varuna_core.records import record as records
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, write_record
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor import scheduler as scheduling
+from vjob.jobs.monitor.reader import open_reader
+from vjob.jobs.monitor.scheduler import SchedulerDesk
+from vjob.jobs.runs import RunView
+from vjob.jobs.slurm import JobInfo, JobState, parse_lost_nodes, parse_squeue_output
 
 ROW = "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1|"
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.monitor.stacks import (
+from varuna_core.agent.stacks import explain_refusal, shorten_error
+from varuna_core.records.parcels import Unpacker, pack
+from vjob.jobs.monitor.stacks import (
     Frame,
     RankStack,
     Stacks,
@@ -21,10 +23,8 @@ from jobs.monitor.stacks import (
     shorten_path,
     spell_numbers,
 )
-from jobs.monitor.stacks_collect import build_for_jobs
-from jobs.slurm import JobInfo, JobState, build_beside_command
-from varuna_core.agent.stacks import explain_refusal, shorten_error
-from varuna_core.records.parcels import Unpacker, pack
+from vjob.jobs.monitor.stacks_collect import build_for_jobs
+from vjob.jobs.slurm import JobInfo, JobState, build_beside_command
 
 FRAMES = st.builds(
     Frame,

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from jobs import process
-from jobs.errors import VjobError
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.errors import VjobError
 
 
 def test_commands_run_together_and_the_late_one_is_ended(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.monitor.rules import say_time
-from jobs.monitor.snapshot import (
+from varuna_core.records.exits import Outcome, RankExit
+from vjob.jobs.monitor.rules import say_time
+from vjob.jobs.monitor.snapshot import (
     Attempt,
     Echo,
     JobRow,
@@ -21,9 +22,8 @@ from jobs.monitor.snapshot import (
     Scheduler,
     Snapshot,
 )
-from jobs.monitor.text import choose_nodes, render, render_json
-from jobs.monitor.verdict import Health, Verdict
-from varuna_core.records.exits import Outcome, RankExit
+from vjob.jobs.monitor.text import choose_nodes, render, render_json
+from vjob.jobs.monitor.verdict import Health, Verdict
 
 EXIT = RankExit(5, "n1", 9, None, False, 1.0, 2.0, "ValueError: x")
 LINE = Line(text="ValueError: x", node="n1", rank=5, file="n1.err", kind="error", num_same=64)

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import InputError
-from jobs.monitor import watch_desk
-from jobs.monitor.notify import Channels
-from jobs.monitor.snapshot import Snapshot
-from jobs.monitor.verdict import Health, Verdict
-from jobs.monitor.watch import FINE
-from jobs.monitor.watch_desk import Wishes, read_told, run_watch
 from tests.command import PROGRAMS, ROOT, Vjob, read_out, wait_for
 from tests.jobs.monitor.test_watch import make_run, make_snapshot, make_verdict
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor import watch_desk
+from vjob.jobs.monitor.notify import Channels
+from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.monitor.watch import FINE
+from vjob.jobs.monitor.watch_desk import Wishes, read_told, run_watch
 
 Watched = Callable[..., int]
 

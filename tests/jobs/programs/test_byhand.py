@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs.conf_check import check_conf
-from jobs.errors import InputError
-from jobs.programs.byhand import Machines, build_scripts
-from jobs.programs.checkout import Checkout
-from jobs.programs.start import Found
 from tests.byhand import find_port, start_all
 from tests.command import Vjob
 from tests.jobs.confs import make_conf
 from tests.jobs.programs import recipes
+from vjob.jobs.conf_check import check_conf
+from vjob.jobs.errors import InputError
+from vjob.jobs.programs.byhand import Machines, build_scripts
+from vjob.jobs.programs.checkout import Checkout
+from vjob.jobs.programs.start import Found
 
 GOLDEN = Path(__file__).parents[1] / "golden/external"
 V1 = Found(

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.conf_check import check_conf
-from jobs.errors import InputError
-from jobs.plan import Surroundings, build_plan
-from jobs.programs import deepspeed
-from jobs.programs.start import Found
 from tests.byhand import find_port, start_all
 from tests.command import Vjob
 from tests.deepspeed import CONF, check_runs, find_python
 from tests.jobs.confs import make_conf
+from vjob.jobs.conf_check import check_conf
+from vjob.jobs.errors import InputError
+from vjob.jobs.plan import Surroundings, build_plan
+from vjob.jobs.programs import deepspeed
+from vjob.jobs.programs.start import Found
 
 HEAD = "name: x\nprogram: {deepspeed: train.py}\n"
 CLUSTER = "cluster: {nodes: [{group: a, count: 2, gpus: 4}]}\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.programs.start import explain_missing_module
 from tests.command import Vjob
+from vjob.jobs.programs.start import explain_missing_module
 
 CONF = """
 name: first

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from reports.action_times import ActionTime, MessageTime, list_actions, list_messages
-from reports.trace_reader import read_events, read_traces
 from varuna_core.planner.chain import Chain
 from varuna_core.planner.cluster import Cluster, NodeKind, place
 from varuna_core.planner.errors import PlanningError
@@ -22,6 +20,8 @@ from varuna_core.planner.step import Jitter, StepTime, simulate_step
 from varuna_core.planner.tables import Shape, Tables
 from varuna_core.planner.training import Training
 from varuna_core.planner.transformer import Transformer, estimate_profile
+from vjob.reports.action_times import ActionTime, MessageTime, list_actions, list_messages
+from vjob.reports.trace_reader import read_events, read_traces
 
 SHAPE = Shape(tensor=1, replicas=1, micro_batch=2)
 KINDS = ("A100-40", "A10")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jobs.conf import MODELS
 from tests.varuna_core.programs.trainings import BERT, GPT, shape
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.bert import Bert
@@ -19,6 +18,7 @@ from varuna_core.programs.training import build_model
 from varuna_core.programs.transformers_names import rename_bert, rename_gpt
 from varuna_core.split import split_model
 from varuna_core.weight_grads import WeightGrads
+from vjob.jobs.conf import MODELS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers and torch.compile warn of
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 
 from textual.pilot import Pilot
 
-from jobs.monitor.screen.app import StatusApp
-from jobs.monitor.screen.marks import UNICODE, Marks
-from jobs.monitor.screen.pane import Pane
-from jobs.monitor.screen.sources import Actions, Source
 from tests.jobs.monitor.screen.played import PlayedActions
+from vjob.jobs.monitor.screen.app import StatusApp
+from vjob.jobs.monitor.screen.marks import UNICODE, Marks
+from vjob.jobs.monitor.screen.pane import Pane
+from vjob.jobs.monitor.screen.sources import Actions, Source
 
 DEADLINE_S = 60.0
 

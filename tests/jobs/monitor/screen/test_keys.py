@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.monitor.snapshot import Line
 from tests.jobs.monitor.screen.driven import Driven, drive, shown
 from tests.jobs.monitor.screen.played import (
     HEALTHY,
@@ -17,6 +16,7 @@ from tests.jobs.monitor.screen.played import (
     make_snapshot,
     with_log,
 )
+from vjob.jobs.monitor.snapshot import Line
 
 
 def test_nodes_are_sorted_by_keys_and_by_a_click() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.monitor.screen import log_files
-from jobs.monitor.screen.log_files import LogFiles
+from vjob.jobs.monitor.screen import log_files
+from vjob.jobs.monitor.screen.log_files import LogFiles
 
 
 @dataclass

@@ -7,9 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.monitor.screen.marks import ASCII, UNICODE
-from jobs.monitor.snapshot import Gpu, Line, Node, Snapshot
-from jobs.monitor.verdict import Health, Verdict
 from tests.jobs.monitor.screen.driven import Driven, drive, shown
 from tests.jobs.monitor.screen.played import (
     EMPTY,
@@ -22,6 +19,9 @@ from tests.jobs.monitor.screen.played import (
     make_snapshot,
     with_log,
 )
+from vjob.jobs.monitor.screen.marks import ASCII, UNICODE
+from vjob.jobs.monitor.snapshot import Gpu, Line, Node, Snapshot
+from vjob.jobs.monitor.verdict import Health, Verdict
 
 HERE = UNICODE.here
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="nothing is known", rule="unknown")
@@ -182,7 +182,7 @@ def test_text_of_logs_is_never_markup_and_never_steers_the_terminal() -> None:
 def test_a_read_that_hangs_leaves_a_screen_that_answers_and_says_how_old_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jobs.monitor.screen.live.LEAST_LATE_S", 0.1)
+    monkeypatch.setattr("vjob.jobs.monitor.screen.live.LEAST_LATE_S", 0.1)
     gate = threading.Event()
 
     async def script(screen: Driven) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobs.errors import VjobError
-from jobs.monitor.screen.start import JobActions
-from jobs.monitor.snapshot import Snapshot
 from tests.jobs.monitor.screen.played import EMPTY, make_snapshot
+from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.screen.start import JobActions
+from vjob.jobs.monitor.snapshot import Snapshot
 
 
 @dataclass

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jobs.monitor.screen.terminal import STREAMS, can_show
+from vjob.jobs.monitor.screen.terminal import STREAMS, can_show
 
 
 class Terminal(io.StringIO):

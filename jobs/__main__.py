@@ -1,5 +1,0 @@
-"""`python -m jobs` is `vjob`."""
-
-from jobs.cli import main
-
-main()
