@@ -188,7 +188,7 @@ def test_a_runtime_is_really_started_without_an_image(name: str, tmp_path: Path)
 def test_a_runtime_that_may_not_start_says_why(tmp_path: Path) -> None:
     """In a user namespace that grants no more of them, as on a node whose sysctl is 0."""
     code = (
-        "from containers.registry import RUNTIMES; from jobs.doctor_start import try_start; "
+        "from vjob.containers.registry import RUNTIMES; from vjob.jobs.doctor_start import try_start; "
         f"print(try_start(RUNTIMES['charliecloud'], {str(tmp_path)!r}))"
     )
     shell = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'

@@ -351,7 +351,9 @@ def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("words", [["plan", "conf.yaml"], ["plan", "--recalibrate", "last"]])
 def test_without_numpy_it_says_how_to_get_it(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "conf.yaml").write_text(CONF)
-    code = f"import sys; sys.modules['numpy'] = None; from jobs.cli import cli; cli.main({words})"
+    code = (
+        f"import sys; sys.modules['numpy'] = None; from vjob.jobs.cli import cli; cli.main({words})"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -59,7 +59,7 @@ def _interrupt_when(path: Path) -> None:
 def test_work_ends_with_us_even_when_we_are_killed(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     code = (
-        "from jobs.process import run_shown; "
+        "from vjob.jobs.process import run_shown; "
         f"run_shown(['sh', '-c', 'echo $$ > {pid}; exec sleep 60'], print)"
     )
     us = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)

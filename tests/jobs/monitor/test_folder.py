@@ -221,7 +221,7 @@ def test_sad_files_are_no_trouble(tmp_path: Path) -> None:
 def test_a_look_at_a_thousand_nodes_imports_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "n0.out").write_text("x\n")
     code = (
-        "import sys\nfrom pathlib import Path\nfrom jobs.monitor.reader import open_reader\n"
+        "import sys\nfrom pathlib import Path\nfrom vjob.jobs.monitor.reader import open_reader\n"
         f"open_reader({str(tmp_path)!r}, Path('.')).read()\n"
         "bad = {'torch', 'pandas', 'numpy', 'textual', 'yaml'} & set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)\n"

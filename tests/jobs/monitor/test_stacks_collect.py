@@ -139,7 +139,7 @@ def test_a_rank_that_is_no_python_is_said_and_a_shell_is_looked_through(vjob: Vj
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     """As a terminal does it: to vjob alone, whose children are in sessions of their own."""
     code = (
-        "import os, sys\nfrom jobs import process\n"
+        "import os, sys\nfrom vjob.jobs import process\n"
         f"process.run_together([['sh', '-c', 'echo $$ > {tmp_path}/pid; exec sleep 60']], "
         "lambda *_: None, env=dict(os.environ), timeout_s=60)\n"
     )

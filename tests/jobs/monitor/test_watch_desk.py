@@ -158,7 +158,7 @@ def test_cancel_ends_a_real_run_once_the_stall_has_held(
 ALONE = """
 import sys
 from pathlib import Path
-from jobs.monitor import watch_desk
+from vjob.jobs.monitor import watch_desk
 from tests.jobs.monitor.test_watch_desk import make_snapshot, stalled
 folder = Path(sys.argv[1])
 watch_desk.open_look = lambda job, here: lambda: (make_snapshot(folder), stalled())
