@@ -74,7 +74,7 @@ bench: $(VENV)/.installed-dev
 bench-gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks --gpu $(if $(QUICK),--quick)
 
-# docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf.py.
+# docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf/schema.py.
 docs: $(VENV)/.installed
 	$(BIN)/python -c 'from vjob.jobs.conf_write import *; print(render_conf_doc(), end="")' > docs/conf.part
 	mv docs/conf.part docs/conf.md

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from varuna_core.cut import CutPoint
-from varuna_core.partition import balance
-from varuna_core.split import split_model
+from varuna_core.records.partition import balance
+from varuna_core.runtime.split.cut import CutPoint
+from varuna_core.runtime.split.split import split_model
 
 RESULT = Path(__file__).parent / "results" / "balance.md"
 WIDTH, BLOCKS, LENGTH, SIZE, STAGES = 256, 8, 128, 2, 4

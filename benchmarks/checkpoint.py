@@ -27,12 +27,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from varuna_core.checkpoint.box import Box
-from varuna_core.checkpoint.entries import Entry, RankPart, make_entry
-from varuna_core.checkpoint.files import view_bytes
-from varuna_core.checkpoint.manifest import TrainingState
-from varuna_core.checkpoint.reader import OPTIMIZER, CheckpointReader, Wanted
-from varuna_core.checkpoint.writer import CheckpointWriter
+from varuna_core.checkpoint.format.box import Box
+from varuna_core.checkpoint.format.entries import Entry, RankPart, make_entry
+from varuna_core.checkpoint.format.files import view_bytes
+from varuna_core.checkpoint.format.manifest import TrainingState
+from varuna_core.checkpoint.store.reader import OPTIMIZER, CheckpointReader, Wanted
+from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 RESULT = Path(__file__).parent / "results" / "checkpoint.md"
 LAYERS = 8

@@ -29,7 +29,7 @@ from pathlib import Path
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.containers.registry import RUNTIMES
-from vjob.jobs.submit import prepare, write_run_folder
+from vjob.jobs.submit.submit import prepare, write_run_folder
 
 RESULT = Path(__file__).parent / "results" / "containers.md"
 BOUND_S = 0.3

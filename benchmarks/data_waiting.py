@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from varuna_core.data.indexed import bin_path, idx_path, write_index
-from vjob.jobs.conf_read import parse_conf
+from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.programs.start import Found, build_files
 
 SHAPES = {
@@ -55,7 +55,7 @@ def _measure(folder: Path, name: str) -> str:
     trace = folder / "trace.jsonl"
     trace.unlink(missing_ok=True)
     subprocess.run(
-        [sys.executable, "-m", "varuna_core.pretrain", folder / "training.json"],
+        [sys.executable, "-m", "varuna_core.programs.pretrain", folder / "training.json"],
         env={**os.environ, "VJOB_TRACE": str(trace), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         check=True,

@@ -25,8 +25,9 @@ import torch
 import torch.distributed as dist
 
 from tests.varuna_core.models import Gpt, make_inputs
-from varuna_core import Varuna, engine
-from varuna_core.stage import Stage
+from varuna_core import Varuna
+from varuna_core.runtime.engine import engine
+from varuna_core.runtime.split.stage import Stage
 
 RESULT = Path(__file__).parent / "results" / "engine_overhead.md"
 BOUND_US = 100

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.morph_ours import BATCH, Size, wait_until
-from varuna_core.agent.proc import list_below, list_stats
+from varuna_core.agent.processes.proc import list_below, list_stats
 
 LIMIT_S = 90.0
 """Where torchrun comes to no step after a loss: on a busy machine its agents can take each other

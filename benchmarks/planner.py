@@ -32,17 +32,17 @@ from benchmarks.planner_cases import (
 from benchmarks.planner_fasop import Peer, time_in_our_model
 from benchmarks.planner_public import render_rows
 from benchmarks.planner_vtrain import render_vtrain
-from varuna_core.planner.chain import Chain
-from varuna_core.planner.compiled import Compiled, compile_by_name, list_costs, list_hops
-from varuna_core.planner.found import Searched
-from varuna_core.planner.minmax import find_min_max
-from varuna_core.planner.placements import Placements
-from varuna_core.planner.plan import Plan
-from varuna_core.planner.roles import find_work
-from varuna_core.planner.search import Search
-from varuna_core.planner.step import simulate_step
-from varuna_core.planner.tables import Shape, Tables
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.compiled import Compiled, compile_by_name, list_costs, list_hops
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.step import simulate_step
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.result.plan import Plan
+from varuna_core.planner.search.found import Searched
+from varuna_core.planner.search.minmax import find_min_max
+from varuna_core.planner.search.placements import Placements
+from varuna_core.planner.search.search import Search
 from varuna_core.schedule.costs import build_even_costs
 
 RESULT = Path(__file__).parent / "results" / "planner.md"

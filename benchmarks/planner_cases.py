@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from varuna_core.planner.cluster import Cluster, NodeKind
-from varuna_core.planner.gpus import find_gpu
-from varuna_core.planner.links import LinkKey, LinkTime, Network, build_link
-from varuna_core.planner.plan import Plan, build_plan
-from varuna_core.planner.profile import Cell, GpuProfile, Profile
-from varuna_core.planner.search import Search
-from varuna_core.planner.space import Wishes
-from varuna_core.planner.training import MEGATRON
-from varuna_core.planner.transformer import (
+from varuna_core.planner.model.cluster import Cluster, NodeKind
+from varuna_core.planner.model.training import MEGATRON
+from varuna_core.planner.profile.gpus import find_gpu
+from varuna_core.planner.profile.links import LinkKey, LinkTime, Network, build_link
+from varuna_core.planner.profile.profile import Cell, GpuProfile, Profile
+from varuna_core.planner.profile.transformer import (
     Transformer,
     build_cell,
     estimate_optimizer,
     estimate_profile,
 )
+from varuna_core.planner.result.plan import Plan, build_plan
+from varuna_core.planner.search.search import Search
+from varuna_core.planner.search.space import Wishes
 
 GPT2_XL = Transformer(
     name="gpt2-xl",

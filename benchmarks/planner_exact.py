@@ -23,10 +23,10 @@ from tests.varuna_core.planner.brute_force import (
     find_best_by_nodes,
     keep_front,
 )
-from varuna_core.planner import placements
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.front import find_front
-from varuna_core.planner.search import Search
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.result.front import find_front
+from varuna_core.planner.search import placements
+from varuna_core.planner.search.search import Search
 
 RESULT = Path(__file__).parent / "results" / "planner_exact.md"
 CLOSE = 1e-9

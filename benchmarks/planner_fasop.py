@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.planner_cases import GPT2_XL, INTER_GB_S, INTRA_GB_S
-from varuna_core.planner.chain import Bounds, Chain
-from varuna_core.planner.cluster import Cluster, NodeKind, place
-from varuna_core.planner.compiled import compile_by_name
-from varuna_core.planner.partition import is_allowed
-from varuna_core.planner.profile import Profile
-from varuna_core.planner.roles import find_work
-from varuna_core.planner.sites import Placed
-from varuna_core.planner.tables import Shape, Tables
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.chain import Bounds, Chain
+from varuna_core.planner.model.cluster import Cluster, NodeKind, place
+from varuna_core.planner.model.compiled import compile_by_name
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.sites import Placed
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.search.partition import is_allowed
 
 HALF_BYTES = 2
 BYTES_EACH = 18

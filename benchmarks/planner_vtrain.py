@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from varuna_core.planner.compiled import compile_by_name
+from varuna_core.planner.model.compiled import compile_by_name
 
 VOCABULARY = 51200
 NODE_GPUS = 8

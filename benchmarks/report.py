@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report_page import measure_page, write_page
-from varuna_core.records.trace import COLUMNS, FORMAT, TraceWriter
-from varuna_core.records.training_log import Iteration, format_iteration, format_timers
+from varuna_core.records.logs.trace import COLUMNS, FORMAT, TraceWriter
+from varuna_core.records.logs.training_log import Iteration, format_iteration, format_timers
 
 RESULT = Path(__file__).parent / "results" / "report.md"
 MB = 1 << 20
@@ -115,7 +115,7 @@ def count_and_read_json(path: Path) -> int:
 
 def read_all_events(folder: Path) -> int:
     """Both passes, and every event in a table once."""
-    from vjob.reports.trace_reader import read_traces, stream_events
+    from vjob.reports.load.trace_reader import read_traces, stream_events
 
     paths = sorted((folder / "trace").glob("*.jsonl"))
     traces = read_traces([("", path) for path in paths])
@@ -124,10 +124,10 @@ def read_all_events(folder: Path) -> int:
 
 def report(folder: Path) -> int:
     """All that `vjob report --text` does."""
-    from vjob.reports.analysis import analyse
-    from vjob.reports.findings import find_all
-    from vjob.reports.load import load_job
-    from vjob.reports.text import render_text
+    from vjob.reports.analysis.findings import find_all
+    from vjob.reports.analysis.measures import analyse
+    from vjob.reports.export.text import render_text
+    from vjob.reports.load.tables import load_job
 
     job = load_job(folder)
     analysis = analyse(job)
@@ -136,7 +136,7 @@ def report(folder: Path) -> int:
 
 def read_logs(folder: Path) -> int:
     """All logs to tables; how many calls were kept."""
-    from vjob.reports.megatron_log import LogReader, LogTables
+    from vjob.reports.load.training_log import LogReader, LogTables
 
     tables = LogTables()
     for path in sorted(folder.glob("*.out")):

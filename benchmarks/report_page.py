@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.trace import COLUMNS, FORMAT
+from varuna_core.records.logs.trace import COLUMNS, FORMAT
 
 STEPS = 4
 BARS = 100_000
@@ -58,11 +58,11 @@ def write_noisy_trace(path: Path, rank: int, num_events: int, stages: int) -> No
 
 def write_page(folder: Path, page: Path) -> float:
     """Seconds to read and write it."""
-    from vjob.jobs.report import MORE_EVENTS
-    from vjob.reports.analysis import analyse
-    from vjob.reports.findings import find_all
-    from vjob.reports.load import load_job
-    from vjob.reports.page import render_page
+    from vjob.jobs.reporting.report import MORE_EVENTS
+    from vjob.reports.analysis.findings import find_all
+    from vjob.reports.analysis.measures import analyse
+    from vjob.reports.load.tables import load_job
+    from vjob.reports.page.run_page import render_page
 
     begin = time.perf_counter()
     job = load_job(folder, more_events=MORE_EVENTS)

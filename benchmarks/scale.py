@@ -94,10 +94,10 @@ def measure_report(folder: Path, nodes: int) -> Points:
 
 def measure_manager(folder: Path, nodes: int) -> Points:
     """One turn of its loop as `Manager.run` makes them, without the files of an attempt."""
-    from varuna_core.morph.ears import Ears, Sight
     from varuna_core.morph.machine import advance, begin
+    from varuna_core.morph.messages import Rules, Tick
+    from varuna_core.morph.node_observer import Ears, Sight
     from varuna_core.morph.orders import Presence, read_presences, write_presence
-    from varuna_core.morph.words import Rules, Tick
     from varuna_core.records.runfolder import RunFolder
 
     points: Points = {}
@@ -123,7 +123,7 @@ def measure_manager(folder: Path, nodes: int) -> Points:
 
 
 def measure_simulator(folder: Path, nodes: int) -> Points:
-    from varuna_core.planner.compiled import compile_by_name, list_costs, list_hops
+    from varuna_core.planner.model.compiled import compile_by_name, list_costs, list_hops
     from varuna_core.schedule.costs import build_even_costs
 
     points: Points = {}
@@ -139,8 +139,8 @@ def measure_simulator(folder: Path, nodes: int) -> Points:
 
 def measure_search(folder: Path, nodes: int) -> Points:
     from benchmarks.planner_cases import GPT2_XL, LARGE, build_large_profile
-    from varuna_core.planner.search import Search
-    from varuna_core.planner.training import Training
+    from varuna_core.planner.model.training import Training
+    from varuna_core.planner.search.search import Search
 
     points: Points = {}
     kinds = [replace(kind, count=math.ceil(nodes / len(LARGE.kinds))) for kind in LARGE.kinds]

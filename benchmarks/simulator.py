@@ -30,14 +30,14 @@ import torch
 from benchmarks.pipeline import network
 from benchmarks.pipeline.ranks import run_ranks
 from benchmarks.simulator_cases import LAUNCHES, QUICK, Launch, Layout, place
-from varuna_core.planner.chain import Chain
-from varuna_core.planner.links import LinkTime, Network
-from varuna_core.planner.profile import FIGURES, Profile
-from varuna_core.planner.profile_file import parse_profile
-from varuna_core.planner.roles import find_work
-from varuna_core.planner.step import StepTime, simulate_step
-from varuna_core.planner.tables import Shape, Tables
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.step import StepTime, simulate_step
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.links import LinkTime, Network
+from varuna_core.planner.profile.profile import FIGURES, Profile
+from varuna_core.planner.profile.profile_file import parse_profile
 
 RESULT = Path(__file__).parent / "results" / "simulator.md"
 MEDIAN_AT_MOST, WORST_AT_MOST = 0.03, 0.08

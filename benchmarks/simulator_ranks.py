@@ -21,12 +21,15 @@ import torch.distributed as dist
 from benchmarks.pipeline import waits
 from benchmarks.pipeline.ranks import gather, pin, serve
 from benchmarks.simulator_cases import Launch, Layout, rebuild
-from varuna_core import Profiler, Varuna, engine, profiler_bench, profiler_links
-from varuna_core.planner.links import Network
-from varuna_core.planner.profile_file import render_profile
-from varuna_core.profiler_links import measure_network
-from varuna_core.profiler_ranks import Crew
+from varuna_core import Profiler, Varuna
+from varuna_core.planner.profile.links import Network
+from varuna_core.planner.profile.profile_file import render_profile
+from varuna_core.profiling import bench as profiler_bench
+from varuna_core.profiling import links as profiler_links
+from varuna_core.profiling.links import measure_network
+from varuna_core.profiling.ranks import Crew
 from varuna_core.programs.gpt import Gpt
+from varuna_core.runtime.engine import engine
 
 SIZES = tuple(2**power for power in range(10, 24, 2))
 """Bytes of messages: as the profiler's, up to what a model of this size sends."""

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from varuna_core.records.plan import render_plan
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf_read import read_conf
-from vjob.jobs.plan import Surroundings, build_plan
-from vjob.jobs.scripts import render_scripts
+from vjob.jobs.conf.loading.load import read_conf
+from vjob.jobs.submit.build_plan import Surroundings, build_plan
+from vjob.jobs.submit.scripts import render_scripts
 
 ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).parent / "results" / "spine.md"

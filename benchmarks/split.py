@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from tests.varuna_core.models import LENGTH, WIDTH, Gpt, make_inputs
-from varuna_core.split import split_model
-from varuna_core.stage import Stage
+from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.split.stage import Stage
 
 RESULT = Path(__file__).parent / "results" / "split.md"
 PARTITION = "0-11-8-8-8-8-5-0"

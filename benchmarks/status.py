@@ -23,12 +23,12 @@ from benchmarks.machine import compile_to
 from benchmarks.spine import ROOT
 from varuna_core.records import record as records
 from varuna_core.records.files import write_json
+from varuna_core.records.logs.training_log import Iteration, format_iteration, format_timers
 from varuna_core.records.plan import GroupPlan, Plan, Timing, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training_log import Iteration, format_iteration, format_timers
-from vjob.jobs.monitor.reader import Reader, open_reader
-from vjob.jobs.monitor.run import RunReader
+from vjob.jobs.monitor.readers.open import Reader, open_reader
+from vjob.jobs.monitor.readers.run import RunReader
 
 RESULT = Path(__file__).parent / "results" / "status.md"
 FILE_BYTES = 100_000_000

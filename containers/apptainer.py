@@ -23,7 +23,7 @@ from vjob.containers.runtime import (
 from vjob.containers.store import Store
 
 LIBRARIES = "/.singularity.d/libs"
-"""Where `--nv` shows the driver's libraries; varuna_core/agent/entry.py has programs look there."""
+"""Where `--nv` shows the driver's libraries; the agent's setup/entry.py has programs look there."""
 
 
 class Apptainer(Runtime):

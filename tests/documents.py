@@ -10,7 +10,7 @@ from unittest import mock
 
 import click
 
-from vjob.jobs.cli import cli
+from vjob.jobs.commands.cli import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

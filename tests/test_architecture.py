@@ -31,7 +31,7 @@ MAY_IMPORT = {
 HEAVY = {"torch", "pandas", "plotly", "numpy", "pyarrow"}
 STARTS_PROCESSES = {
     "jobs/process.py",
-    "varuna_core/agent/process.py",
+    "varuna_core/agent/processes/process.py",
     "varuna_core/launch/process.py",
 }
 
@@ -128,7 +128,7 @@ def test_help_and_dry_run_import_nothing_heavy(tmp_path: Path) -> None:
     conf.write_text("name: x\nprogram: {script: a.py}\ncluster: {scheduler: local}\n")
     code = (
         "import sys\n"
-        "from vjob.jobs.cli import cli\n"
+        "from vjob.jobs.commands.cli import cli\n"
         f"cli.main(['submit', {str(conf)!r}, '--dry-run'], standalone_mode=False)\n"
         "bad = {'torch', 'pandas', 'plotly', 'numpy', 'pyarrow', 'vjob.reports'}\n"
         "bad &= set(sys.modules)\n"
@@ -169,7 +169,7 @@ def test_no_folder_is_imported_under_its_own_name(tmp_path: Path) -> None:
     """A checkout on sys.path has `jobs` and `vjob.jobs`: two modules of one file. Ruff forbids it
     in the code; what vjob itself imports must not do it either."""
     code = (
-        "import sys, vjob.jobs.cli, vjob.reports, vjob.containers.registry, vjob.templates\n"
+        "import sys, vjob.jobs.commands.cli, vjob.reports, vjob.containers.registry\n"
         f"print(sorted(set(sys.modules) & set({OURS[:-1]!r})))"
     )
     done = subprocess.run(

@@ -29,10 +29,10 @@ from tests.documents import (
     read_prose,
 )
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.cli import cli
-from vjob.jobs.conf_check import check_conf
-from vjob.jobs.conf_read import parse_conf_lines
-from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.commands.cli import cli
+from vjob.jobs.conf.loading.check import check_conf
+from vjob.jobs.conf.loading.load import parse_conf_lines
+from vjob.jobs.monitor.model.verdict import Health
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from varuna_core.cut import CutPoint as CutPoint
     from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
-    from varuna_core.profiler import Profiler as Profiler
+    from varuna_core.profiling.profiler import Profiler as Profiler
+    from varuna_core.runtime.split.cut import CutPoint as CutPoint
     from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
 _LAZY = {
     "AutoConfig": "varuna_core.planner.autoconfig",
-    "CutPoint": "varuna_core.cut",
-    "Profiler": "varuna_core.profiler",
+    "CutPoint": "varuna_core.runtime.split.cut",
+    "Profiler": "varuna_core.profiling.profiler",
     "Varuna": "varuna_core.varuna",
 }
 

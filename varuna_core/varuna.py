@@ -23,35 +23,41 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from varuna_core.checkpointed import Checkpointed
-from varuna_core.engine import Engine, Trace
-from varuna_core.equal_start import share_values
-from varuna_core.failure import RankFailed, describe_error, is_connection_error
-from varuna_core.grads import Gradients, list_shared
-from varuna_core.graph_memory import GraphMeter, agree_on_memory, find_limit
-from varuna_core.links import connect
-from varuna_core.loss_scale import build_loss_scale
-from varuna_core.microbatch import GetBatch, MicroBatch, deal_samples, find_first, look_at_dummies
-from varuna_core.outputs import join_outputs, spread
-from varuna_core.plans import Plans, count_stages, place_stages
-from varuna_core.precision import Masters, choose_precision
-from varuna_core.random_streams import kept_random_state
-from varuna_core.rank_part import RankPart, share_layers
-from varuna_core.schedule.actions import Action
-from varuna_core.schedule.costs import Costs
-from varuna_core.schedule.recompute import Recompute
-from varuna_core.settings import (
+from varuna_core.records.stage_map import parse_stage_map
+from varuna_core.runtime.checkpointed import Checkpointed
+from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
+from varuna_core.runtime.comm.links import connect
+from varuna_core.runtime.engine.engine import Engine, Trace
+from varuna_core.runtime.engine.graph_memory import GraphMeter, agree_on_memory, find_limit
+from varuna_core.runtime.engine.microbatch import (
+    GetBatch,
+    MicroBatch,
+    deal_samples,
+    find_first,
+    look_at_dummies,
+)
+from varuna_core.runtime.engine.outputs import join_outputs, spread
+from varuna_core.runtime.engine.plans import Plans, count_stages, place_stages
+from varuna_core.runtime.engine.random_streams import kept_random_state
+from varuna_core.runtime.engine.rank_part import RankPart, share_layers
+from varuna_core.runtime.optim.equal_start import share_values
+from varuna_core.runtime.optim.grads import Gradients, list_shared
+from varuna_core.runtime.optim.loss_scale import build_loss_scale
+from varuna_core.runtime.optim.precision import Masters, choose_precision
+from varuna_core.runtime.optim.updates import Updates, check_optimizer
+from varuna_core.runtime.optim.zero import WeightExchange, make_owners
+from varuna_core.runtime.optim.zero_weights import refuse_optimizer, refuse_uneven, shard_modules
+from varuna_core.runtime.settings import (
     check_memory_limit,
     choose_costs,
     find_device,
     refuse_unknown,
     refuse_zero,
 )
-from varuna_core.split import split_model
-from varuna_core.stage_map import parse_stage_map
-from varuna_core.updates import Updates, check_optimizer
-from varuna_core.zero import WeightExchange, make_owners
-from varuna_core.zero_weights import refuse_optimizer, refuse_uneven, shard_modules
+from varuna_core.runtime.split.split import split_model
+from varuna_core.schedule.actions import Action
+from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.recompute import Recompute
 
 
 class Varuna(Checkpointed):

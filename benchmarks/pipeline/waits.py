@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from varuna_core import CutPoint
-from varuna_core.weight_grads import WeightGrads
+from varuna_core.runtime.engine.weight_grads import WeightGrads
 
 UNIT = 2**14
 """Elements of a weight for a wait of `UNIT_S`: stages are balanced by counted work, so what is

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from varuna_core.records.tail import clean
-from vjob.jobs.monitor.rules import say_time
-from vjob.jobs.monitor.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
-from vjob.jobs.monitor.verdict import Verdict
+from varuna_core.records.logs.tail import clean
+from vjob.jobs.monitor.model.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
+from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.monitor.rules.base import say_time
 
 MANY_NODES = 16
 NUM_POINTS = 20

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.found import Candidate, Searched
-from varuna_core.planner.front import (
+from varuna_core.planner.model.tables import Tables
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.result.front import (
     Front,
     Offer,
     choose_by_deadline,
     choose_within_budget,
     find_front,
 )
-from varuna_core.planner.plan import Plan, build_plan, render_certificate
-from varuna_core.planner.refusal import search_or_explain
-from varuna_core.planner.sensitivity import Case, find_sensitivity
-from varuna_core.planner.tables import Tables
-from varuna_core.planner.used_nodes import find_left_over, join_alike, list_used_nodes
+from varuna_core.planner.result.plan import Plan, build_plan, render_certificate
+from varuna_core.planner.result.refusal import search_or_explain
+from varuna_core.planner.result.sensitivity import Case, find_sensitivity
+from varuna_core.planner.result.used_nodes import find_left_over, join_alike, list_used_nodes
+from varuna_core.planner.search.found import Candidate, Searched
 from vjob.jobs.planning.question import Question
 
 

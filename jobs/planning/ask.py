@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from varuna_core.planner.profile import Profile
-from varuna_core.planner.profile_file import read_profile
-from vjob.jobs.conf import JobConf, NodeGroup
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile_file import read_profile
+from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import VjobError
-from vjob.jobs.planning.cluster_nodes import build_sinfo_nodes_command, parse_sinfo_nodes
 from vjob.jobs.planning.conf_file import find_profile, read_open_conf
 from vjob.jobs.planning.question import Question, build_question, keep_known
 from vjob.jobs.process import run
+from vjob.jobs.schedulers.slurm_nodes import build_sinfo_nodes_command, parse_sinfo_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from varuna_core.records.files import write_atomic
 from vjob.jobs.planning.answer import Answer, describe
 from vjob.jobs.planning.text import render
-from vjob.jobs.report import check_libraries
+from vjob.jobs.reporting.report import check_libraries
 
 
 def write_page(path: Path, name: str, answer: Answer, *, cdn: bool) -> None:
     check_libraries("plotly", "jinja2")
-    from vjob.reports.plan_page import Point, render_plan_page
+    from vjob.reports.page.plan_page import Point, render_plan_page
 
     steps = answer.question.steps
     front = [

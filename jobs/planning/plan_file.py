@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from varuna_core.planner.plan import Plan
-from varuna_core.planner.used_nodes import UsedNode, join_alike, list_used_nodes
+from varuna_core.planner.result.plan import Plan
+from varuna_core.planner.result.used_nodes import UsedNode, join_alike, list_used_nodes
 from varuna_core.records.files import write_atomic
-from vjob.jobs.conf import JobConf, NodeGroup
-from vjob.jobs.conf_write import resolve_conf
+from vjob.jobs.conf.schema import JobConf, NodeGroup
+from vjob.jobs.conf.write import resolve_conf
 from vjob.jobs.errors import InputError
-from vjob.jobs.planning.chosen import FORMAT
+from vjob.jobs.planning.layout_choice import FORMAT
 
 
 def build_settings(conf: JobConf, plan: Plan) -> dict[str, str]:

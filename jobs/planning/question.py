@@ -11,19 +11,19 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from varuna_core.planner.cluster import Cluster, NodeKind
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.gpus import Gpu, find_gpu, list_gpus
-from varuna_core.planner.links import build_link
-from varuna_core.planner.profile import Model, Profile
-from varuna_core.planner.space import Wishes
-from varuna_core.planner.training import MEGATRON, Training
-from varuna_core.planner.transformer import LATENCY_S, Transformer, estimate_profile
+from varuna_core.planner.model.cluster import Cluster, NodeKind
+from varuna_core.planner.model.training import MEGATRON, Training
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.gpus import Gpu, find_gpu, list_gpus
+from varuna_core.planner.profile.links import build_link
+from varuna_core.planner.profile.profile import Model, Profile
+from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, estimate_profile
+from varuna_core.planner.search.space import Wishes
 from varuna_core.records.training import name_shapes
-from vjob.jobs.conf import JobConf, NodeGroup, close_layout
-from vjob.jobs.conf_reader import BUILT_IN
+from vjob.jobs.conf.parse import BUILT_IN
+from vjob.jobs.conf.schema import JobConf, NodeGroup, close_layout
 from vjob.jobs.errors import InputError
-from vjob.jobs.training import build_training, name_model
+from vjob.jobs.programs.training import build_training, name_model
 
 CPU = "cpu"
 """Kind of a rank without a GPU, as a profile calls it."""

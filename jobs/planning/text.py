@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from varuna_core.planner.plan import Plan, align, render_certificate, render_table
-from varuna_core.planner.used_nodes import find_left_over, join_alike, list_used_nodes
+from varuna_core.planner.result.plan import Plan, align, render_certificate, render_table
+from varuna_core.planner.result.used_nodes import find_left_over, join_alike, list_used_nodes
 from vjob.jobs.planning.answer import Answer, describe, list_parts
 from vjob.jobs.planning.plan_file import spell_layout
 from vjob.jobs.planning.question import Question

@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vjob.jobs.conf import JobConf, NodeGroup, settled
-from vjob.jobs.conf_paths import Finding
+from vjob.jobs.conf.paths import Finding
+from vjob.jobs.conf.schema import JobConf, NodeGroup, settled
 from vjob.jobs.errors import InputError
 
 CONFIG_FILE = "ds_config.json"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from vjob.jobs.conf import JobConf, settled
-from vjob.jobs.conf_paths import Finding, split_blend
-from vjob.jobs.programs.checkout import Checkout
+from vjob.jobs.conf.megatron_checkout import Checkout
+from vjob.jobs.conf.paths import Finding, split_blend
+from vjob.jobs.conf.schema import JobConf, settled
 
 Options = Iterator[tuple[str, ...]]
 """Each a flag with its values."""

@@ -7,7 +7,7 @@ it calls torch.cuda.profiler.start() and `profile.options` says so.
 
 from __future__ import annotations
 
-from vjob.jobs.conf import JobConf
+from vjob.jobs.conf.schema import JobConf
 
 OUTPUT = "%{folder}/attempt-%{attempt}/ranks/%{rank}"
 

@@ -13,13 +13,12 @@ from typing import Any
 from varuna_core.records.plan import keep_word
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
-from vjob.jobs.conf import JobConf, NodeGroup
-from vjob.jobs.conf_check_layout import get_replicas, get_world
-from vjob.jobs.conf_paths import Finding
+from vjob.jobs.conf.megatron_checkout import Checkout, find_checkout
+from vjob.jobs.conf.paths import Finding
+from vjob.jobs.conf.schema import JobConf, NodeGroup, get_replicas, get_world
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed, megatron
-from vjob.jobs.programs.checkout import Checkout, find_checkout
-from vjob.jobs.training import build_training
+from vjob.jobs.programs.training import build_training
 
 
 @dataclass(frozen=True, kw_only=True)

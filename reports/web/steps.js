@@ -14,7 +14,7 @@ const BACKWARDS = "BI";
 const TRACKS = 2;
 
 class Step {
-  // `facts` and `bytes` as of reports/timeline.py; `lanes` are the attempt's.
+  // `facts` and `bytes` as of reports/page/timeline.py; `lanes` are the attempt's.
   constructor(facts, lanes, bytes) {
     this.facts = facts;
     this.lanes = lanes;
@@ -168,7 +168,7 @@ class Step {
   }
 }
 
-// As reports/finding.py writes seconds.
+// As reports/analysis/finding.py writes seconds.
 function inUnits(seconds) {
   const short = (number) => String(Number(number.toPrecision(4)));
   if (Math.abs(seconds) < 1e-3) return `${short(seconds * 1e6)} µs`;

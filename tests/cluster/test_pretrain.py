@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.lab import Lab
 from tests.command import Vjob, read_out
 from varuna_core.records.training import read_training
-from vjob.reports.load import load_job
+from vjob.reports.load.tables import load_job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from tests.varuna_core.stage import Stage, make_container, make_plan, shell
 from vjob.containers.catalogue import CATALOGUE, find_trouble, remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind
-from vjob.jobs.conf import Container
+from vjob.jobs.conf.schema import Container
 
 MESSAGES = (
     # Recorded on Debian 12 with the versions that the catalogue names.

@@ -23,12 +23,12 @@ from tests.command import PROGRAMS, Vjob, read_out
 from tests.jobs.confs import SINGLE, make_conf, make_plan
 from tests.varuna_core.stage import Stage, make_container, make_group, shell
 from tests.varuna_core.stage import make_plan as make_agent_plan
-from varuna_core.agent.container import leave_step
+from varuna_core.agent.setup.container import leave_step
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.nodes import read_report
 from vjob.containers.pyxis import INSIDE, Pyxis
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
-from vjob.jobs.conf import Container
+from vjob.jobs.conf.schema import Container
 from vjob.jobs.errors import InputError
 
 REQUEST = Request(

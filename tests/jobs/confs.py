@@ -6,9 +6,9 @@ from pathlib import Path
 
 from varuna_core.records.plan import Plan
 from vjob.containers.runtime import ImageKind
-from vjob.jobs.conf import JobConf
-from vjob.jobs.conf_read import parse_conf
-from vjob.jobs.plan import Surroundings, build_plan
+from vjob.jobs.conf.loading.load import parse_conf
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.submit.build_plan import Surroundings, build_plan
 
 BASE = Path("/home/u/exp")
 

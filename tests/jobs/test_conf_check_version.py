@@ -8,10 +8,10 @@ import pytest
 
 from tests.jobs.test_conf_check import find_problems
 from vjob.containers.registry import RUNTIMES
-from vjob.jobs.conf import Container, ProgramKind
-from vjob.jobs.conf_doc import render_conf_doc
-from vjob.jobs.conf_init import render_init
-from vjob.jobs.conf_reader import get_hints
+from vjob.jobs.conf.document import render_conf_doc
+from vjob.jobs.conf.parse import get_hints
+from vjob.jobs.conf.schema import Container, ProgramKind
+from vjob.jobs.conf.starter import render_init
 
 
 @pytest.mark.parametrize("kind", typing.get_args(ProgramKind))

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vjob.jobs.conf import JobConf
-from vjob.jobs.conf_check_cluster import OWN_SBATCH
-from vjob.jobs.conf_legacy import translate_shell_conf
-from vjob.jobs.conf_legacy_values import to_gigabytes, to_minutes, to_node_list
-from vjob.jobs.conf_read import parse_conf, read_conf
+from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
+from vjob.jobs.conf.loading.load import parse_conf, read_conf
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.shell_import.assignments import parse_shell_conf
+from vjob.jobs.conf.shell_import.translate import translate_shell_conf
+from vjob.jobs.conf.shell_import.values import to_gigabytes, to_minutes, to_node_list
 from vjob.jobs.errors import ConfError
-from vjob.jobs.shell_conf import parse_shell_conf
 
 LEGACY = Path(__file__).parent / "legacy"
 

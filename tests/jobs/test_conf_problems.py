@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.jobs.test_conf_read import MINIMAL, find_more, find_problems, parse, parse_more
-from vjob.jobs.conf import is_secret
-from vjob.jobs.conf_doc import list_sections
-from vjob.jobs.conf_read import read_conf
-from vjob.jobs.conf_reader import get_hints
-from vjob.jobs.conf_redact import show
+from vjob.jobs.conf.document import list_sections
+from vjob.jobs.conf.loading.load import read_conf
+from vjob.jobs.conf.parse import get_hints
+from vjob.jobs.conf.redact import show
+from vjob.jobs.conf.schema import is_secret
 from vjob.jobs.errors import ConfError, Problem
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from vjob.jobs.conf import MODELS, JobConf, Model, Program
-from vjob.jobs.conf_check import check_conf
-from vjob.jobs.conf_doc import list_sections
-from vjob.jobs.conf_read import parse_conf, parse_conf_lines, read_conf
-from vjob.jobs.conf_reader import get_hints
+from vjob.jobs.conf.document import list_sections
+from vjob.jobs.conf.loading.check import check_conf
+from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
+from vjob.jobs.conf.parse import get_hints
+from vjob.jobs.conf.schema import MODELS, JobConf, Model, Program
 from vjob.jobs.errors import ConfError
 
 BASE = Path("/conf")

@@ -12,14 +12,14 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from vjob.jobs.conf import Data, JobConf, Model, NodeGroup, Parallel, Program
-from vjob.jobs.conf_check import check_conf
-from vjob.jobs.conf_doc import get_doc, get_section_class, list_sections
-from vjob.jobs.conf_read import parse_conf, parse_conf_lines, read_conf
-from vjob.jobs.conf_reader import get_hints
-from vjob.jobs.conf_redact import redact_string, redact_text
-from vjob.jobs.conf_types import get_members
-from vjob.jobs.conf_write import render_conf_doc, render_init, render_resolved, resolve_conf
+from vjob.jobs.conf.document import get_doc, get_section_class, list_sections
+from vjob.jobs.conf.loading.check import check_conf
+from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
+from vjob.jobs.conf.parse import get_hints
+from vjob.jobs.conf.redact import redact_string, redact_text
+from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Program
+from vjob.jobs.conf.values import get_members
+from vjob.jobs.conf.write import render_conf_doc, render_init, render_resolved, resolve_conf
 
 REPOSITORY = Path(__file__).parents[2]
 BASE = Path("/conf")

@@ -20,7 +20,7 @@ from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.containers.request import make_request
 from vjob.containers.runtime import ImageKind
 from vjob.containers.store import Store
-from vjob.jobs.container_store import find_mounts, measure, remove_tree
+from vjob.jobs.images.store import find_mounts, measure, remove_tree
 
 AGO_S = 7200.0
 

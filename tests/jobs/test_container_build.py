@@ -18,9 +18,9 @@ import pytest
 
 from tests.command import Vjob, wait_for
 from tests.jobs.standin import StandIns
-from vjob.jobs.container_build import build_debootstrap, find_recipe, find_site, read_recipe
-from vjob.jobs.container_wheel import collect_files, write_wheel
 from vjob.jobs.errors import InputError
+from vjob.jobs.images.build import build_debootstrap, find_recipe, find_site, read_recipe
+from vjob.jobs.images.wheel import collect_files, write_wheel
 
 SITE = "usr/lib/python3/dist-packages"
 
@@ -161,7 +161,7 @@ def test_without_the_tools_it_says_which_package(host: Host) -> None:
 
 
 def test_debootstrap_needs_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from vjob.jobs.container_build import Options, build_recipe
+    from vjob.jobs.images.build import Options, build_recipe
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(InputError, match=r"sudo.*--from-folder DIR"):

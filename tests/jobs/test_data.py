@@ -73,7 +73,7 @@ def test_what_cannot_be_is_input_error_2(vjob: Vjob, words: tuple[str, ...], say
 def test_help_shows_an_example_and_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\n"
-        "from vjob.jobs.cli import cli\n"
+        "from vjob.jobs.commands.cli import cli\n"
         f"cli.main({['data', *command.split(), '--help']}, standalone_mode=False)\n"
         "bad = {'numpy', 'tokenizers', 'torch', 'zstandard'} & set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)\n"

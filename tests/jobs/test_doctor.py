@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vjob.jobs import doctor
-from vjob.jobs.doctor_slurm import (
+from vjob.jobs.doctor import doctor
+from vjob.jobs.schedulers.slurm_settings import (
     judge_accounting,
     judge_het_steps,
     judge_kill_wait,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from vjob.containers.registry import RUNTIMES
-from vjob.jobs import doctor_containers as doctor
-from vjob.jobs.doctor_start import make_skeleton, try_start
+from vjob.jobs.doctor import containers as doctor
+from vjob.jobs.doctor.container_start import make_skeleton, try_start
 
 GIB = 1 << 30
 MOUNTS = """\
@@ -188,7 +188,8 @@ def test_a_runtime_is_really_started_without_an_image(name: str, tmp_path: Path)
 def test_a_runtime_that_may_not_start_says_why(tmp_path: Path) -> None:
     """In a user namespace that grants no more of them, as on a node whose sysctl is 0."""
     code = (
-        "from vjob.containers.registry import RUNTIMES; from vjob.jobs.doctor_start import try_start; "
+        "from vjob.containers.registry import RUNTIMES\n"
+        "from vjob.jobs.doctor.container_start import try_start\n"
         f"print(try_start(RUNTIMES['charliecloud'], {str(tmp_path)!r}))"
     )
     shell = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'

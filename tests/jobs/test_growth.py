@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.jobs.confs import MORPH, MORPH_SPLIT, make_conf, make_plan
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.plan import GroupPlan, build_stages, encode_stage_map
-from vjob.jobs.growth import (
+from vjob.jobs.elastic.growth import (
     DEFAULT_PAUSE_S,
     Pause,
     Standing,
@@ -22,11 +22,11 @@ from vjob.jobs.growth import (
     find_pause,
     still_pays,
 )
-from vjob.jobs.idle_nodes import build_sinfo_idle_command, list_fitting, parse_idle_nodes
-from vjob.jobs.monitor.snapshot import Point, Progress
-from vjob.jobs.run_pace import find_pace, list_peers
-from vjob.jobs.slow_nodes import ENOUGH, SlowNode, find_slow_nodes
-from vjob.jobs.slurm import parse_time_left
+from vjob.jobs.elastic.run_pace import find_pace, list_peers
+from vjob.jobs.elastic.slow_nodes import ENOUGH, SlowNode, find_slow_nodes
+from vjob.jobs.monitor.model.snapshot import Point, Progress
+from vjob.jobs.schedulers.idle_nodes import build_sinfo_idle_command, list_fitting, parse_idle_nodes
+from vjob.jobs.schedulers.slurm_commands import parse_time_left
 
 CONF = MORPH.replace("a100:4", "a100:1").replace("min_nodes: 2", "min_nodes: 2, max_nodes: 64")
 TRAINING = replace(GPT, layers=12, global_batch_size=64, micro_batch_size=1, partition=None)

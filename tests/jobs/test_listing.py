@@ -17,7 +17,7 @@ from tests.command import Vjob
 from varuna_core.records.files import append_line
 from varuna_core.records.record import REFUSED, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.listing import render
+from vjob.jobs.runs.listing import render
 
 MESSAGE = "rank 5 on b3 exited 9: ValueError: " + "x" * 200
 ROW = {

@@ -17,7 +17,7 @@ import pytest
 
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.cancel import cancel_run
+from vjob.jobs.runs.cancel import cancel_run
 
 WHO = """
 name: who
@@ -144,7 +144,7 @@ def test_cancel_ends_a_run_whose_folder_cannot_be_written(
     def refuse(*args: object, **facts: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vjob.jobs.cancel.append_event", refuse)
+    monkeypatch.setattr("vjob.jobs.runs.cancel.append_event", refuse)
     monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
     said: list[object] = []
     assert "is cancelled" in cancel_run(run, now=False, wait_s=30, say=said.append)
@@ -293,7 +293,9 @@ def fake_tools(vjob: Vjob, run: RunFolder) -> str:
     folder = vjob.folder / "bin"
     folder.mkdir()
     tool = folder / "srun"
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vjob.jobs.local_step srun "$@"\n')
+    tool.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m vjob.jobs.schedulers.local_srun srun "$@"\n'
+    )
     tool.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 

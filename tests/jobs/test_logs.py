@@ -11,7 +11,7 @@ from varuna_core.records.files import write_json
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.logs import MANY, Wanted, check_nodes, check_ranks
+from vjob.jobs.monitor.log_lines.print_logs import MANY, Wanted, check_nodes, check_ranks
 
 
 @pytest.fixture

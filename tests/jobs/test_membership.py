@@ -17,12 +17,14 @@ from varuna_core.records.joins import read_join_job, read_joins
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs import joined, membership, runs
-from vjob.jobs.conf_write import render_resolved
+from vjob.jobs.conf.write import render_resolved
+from vjob.jobs.elastic import membership
 from vjob.jobs.errors import InputError, UncertainError, VjobError
-from vjob.jobs.executor import Executor
-from vjob.jobs.holding import hold_file
-from vjob.jobs.slurm import JobInfo, JobState
+from vjob.jobs.runs import find as runs
+from vjob.jobs.runs import joined_jobs as joined
+from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.file_lock import hold_file
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 
 ROOMY = MORPH.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8")
 

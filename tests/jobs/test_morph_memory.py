@@ -15,7 +15,7 @@ from tests.jobs.test_morph import CONF, kill_node, read_losses, read_presence
 from tests.jobs.test_morph import vjob as vjob
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import read_events
-from varuna_core.records.memory import find_whole
+from varuna_core.records.memory_copies import find_whole
 from varuna_core.records.plan import decode_stage_map, read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from vjob.jobs.pending import explain_launch, explain_reason, find_killer
-from vjob.jobs.slurm import JobInfo, JobState
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.slurm_reasons import explain_launch, explain_reason, find_killer
 
 
 def pending(reason: str) -> list[JobInfo]:

@@ -15,10 +15,11 @@ from varuna_core.morph.layout import count_asked
 from varuna_core.records.plan import decode_stage_map, parse_plan, render_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.containers.runtime import ImageKind
-from vjob.jobs.conf import Container, JobConf, Parallel, Profile
-from vjob.jobs.conf_doc import get_doc
-from vjob.jobs.plan import Surroundings, add_seats, build_groups, build_plan, build_stages
-from vjob.jobs.scripts import render_scripts
+from vjob.jobs.conf.document import get_doc
+from vjob.jobs.conf.groups import build_groups
+from vjob.jobs.conf.schema import Container, JobConf, Parallel, Profile
+from vjob.jobs.submit.build_plan import Surroundings, add_seats, build_plan, build_stages
+from vjob.jobs.submit.scripts import render_scripts
 
 
 def test_ranks_follow_the_groups_in_the_order_of_the_conf() -> None:

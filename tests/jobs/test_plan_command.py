@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.command import ROOT
-from varuna_core.planner.profile import Profile
-from varuna_core.planner.profile_file import read_profile, write_profile
-from varuna_core.planner.transformer import Transformer, estimate_profile
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile_file import read_profile, write_profile
+from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
-from vjob.jobs.cli import cli
-from vjob.jobs.conf import JobConf
-from vjob.jobs.conf_read import read_conf
-from vjob.jobs.planning.chosen import read_plan_file
-from vjob.jobs.training import build_training
+from vjob.jobs.commands.cli import cli
+from vjob.jobs.conf.loading.load import read_conf
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.planning.layout_choice import read_plan_file
+from vjob.jobs.programs.training import build_training
 
 CONF = """
 name: tiny
@@ -352,7 +352,8 @@ def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_numpy_it_says_how_to_get_it(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "conf.yaml").write_text(CONF)
     code = (
-        f"import sys; sys.modules['numpy'] = None; from vjob.jobs.cli import cli; cli.main({words})"
+        "import sys; sys.modules['numpy'] = None; from vjob.jobs.commands.cli import cli\n"
+        f"cli.main({words})"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

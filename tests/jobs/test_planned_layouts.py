@@ -11,19 +11,19 @@ import pytest
 from tests.jobs.test_plan_command import NAME, put_profile
 from varuna_core.morph.gain import forecast
 from varuna_core.morph.layout import build_attempt
-from varuna_core.planner.chain import Chain
-from varuna_core.planner.cluster import NodeKind, place_in_turn
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.partition import is_allowed
-from varuna_core.planner.roles import find_work
-from varuna_core.planner.tables import Shape, Tables
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.cluster import NodeKind, place_in_turn
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.search.partition import is_allowed
 from varuna_core.records.plan import decode_stage_map, read_plan
 from varuna_core.records.runfolder import make_run_folder
 from varuna_core.records.training import read_training
 from vjob.jobs.planning.ask import Asked, ask_about
 from vjob.jobs.planning.conf_file import read_open_conf
-from vjob.jobs.planning.settle import KEYS, settle
-from vjob.jobs.submit import prepare, write_run_folder
+from vjob.jobs.planning.resolve_auto import KEYS, settle
+from vjob.jobs.submit.submit import prepare, write_run_folder
 
 CONF = """
 name: tiny

@@ -9,9 +9,9 @@ import pytest
 
 from tests.command import Vjob, read_out
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf_read import parse_conf
+from vjob.jobs.commands.profile import build_words, choose_output
+from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.errors import InputError
-from vjob.jobs.profile_command import build_words, choose_output
 
 CONF = """
 name: tiny
@@ -72,7 +72,7 @@ def test_a_dry_run_shows_the_command_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_job_measures_and_a_second_one_extends(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from varuna_core.planner.profile_file import read_profile
+    from varuna_core.planner.profile.profile_file import read_profile
 
     vjob = Vjob(tmp_path, {"OMP_NUM_THREADS": "1"})
     path = tmp_path / "profiles" / "3x16.profile.json"

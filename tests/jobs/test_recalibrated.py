@@ -10,19 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from tests.jobs.test_plan_command import CONF, NAME, plan, put_profile
-from varuna_core.planner.plan import build_chain
-from varuna_core.planner.predicted_trace import write_trace
-from varuna_core.planner.profile_file import read_profile, write_profile
-from varuna_core.planner.sensitivity import scale_times
-from varuna_core.planner.step import simulate_step
-from varuna_core.planner.tables import Tables
+from varuna_core.planner.model.step import simulate_step
+from varuna_core.planner.model.tables import Tables
+from varuna_core.planner.profile.profile_file import read_profile, write_profile
+from varuna_core.planner.result.plan import build_chain
+from varuna_core.planner.result.predicted_trace import write_trace
+from varuna_core.planner.result.sensitivity import scale_times
 from varuna_core.records.runfolder import RunFolder, make_run_folder
-from vjob.jobs.cli import cli
+from vjob.jobs.commands.cli import cli
 from vjob.jobs.planning.ask import Asked, ask_about
 from vjob.jobs.planning.conf_file import read_open_conf
-from vjob.jobs.planning.given import plan_given
-from vjob.jobs.planning.settle import KEYS
-from vjob.jobs.submit import prepare, write_run_folder
+from vjob.jobs.planning.fixed_layout import plan_given
+from vjob.jobs.planning.resolve_auto import KEYS
+from vjob.jobs.submit.submit import prepare, write_run_folder
 
 SETTINGS = (
     "parallel.pipeline=8",

@@ -25,7 +25,7 @@ from tests.jobs.confs import (
     make_plan,
 )
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.scripts import render_batch, render_node, render_scripts
+from vjob.jobs.submit.scripts import render_batch, render_node, render_scripts
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = RunFolder(Path("/home/u/exp/log/plain-20260102-030405"))

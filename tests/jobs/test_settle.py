@@ -11,13 +11,13 @@ import pytest
 from tests.jobs.test_plan_command import CONF, NAME, put_profile
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
-from vjob.jobs.conf_read import read_conf
+from vjob.jobs.commands.profile import choose_output
+from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.errors import ConfError, InputError
-from vjob.jobs.planning.chosen import Chosen
-from vjob.jobs.planning.settle import choose, settle
-from vjob.jobs.profile_command import choose_output
-from vjob.jobs.submit import prepare, write_run_folder
-from vjob.reports.prediction import read_prediction
+from vjob.jobs.planning.layout_choice import Chosen
+from vjob.jobs.planning.resolve_auto import choose, settle
+from vjob.jobs.submit.submit import prepare, write_run_folder
+from vjob.reports.load.prediction import read_prediction
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vjob.jobs.errors import UncertainError
-from vjob.jobs.slurm import (
+from vjob.jobs.schedulers.slurm_commands import (
     JobState,
     build_sbatch_command,
     build_squeue_command,

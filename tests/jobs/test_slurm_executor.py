@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vjob.jobs import slurm_executor
 from vjob.jobs.errors import UncertainError, VjobError
+from vjob.jobs.schedulers import slurm as slurm_executor
 
 
 def fake_sbatch(folder: Path, body: str) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.reports.traces import write_simulated
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import build_even_costs
-from vjob.jobs.cli import cli
+from vjob.jobs.commands.cli import cli
 
 
 @pytest.fixture

@@ -20,15 +20,18 @@ from varuna_core.records.joins import read_joins
 from varuna_core.records.plan import read_plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
-from vjob.jobs import joined, membership, runs, tend
+from vjob.jobs.elastic import autoscale as tend
+from vjob.jobs.elastic import membership
+from vjob.jobs.elastic.autoscale import Tender
 from vjob.jobs.errors import InputError, UncertainError
-from vjob.jobs.holding import hold_file
-from vjob.jobs.idle_nodes import IdleNode
-from vjob.jobs.monitor.run import RunReader
+from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.process import ENTRY
-from vjob.jobs.scripts import render_batch
-from vjob.jobs.slurm import JobInfo, JobState
-from vjob.jobs.tend import Tender
+from vjob.jobs.runs import find as runs
+from vjob.jobs.runs import joined_jobs as joined
+from vjob.jobs.schedulers.file_lock import hold_file
+from vjob.jobs.schedulers.idle_nodes import IdleNode
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.submit.scripts import render_batch
 
 TEXT = MORPH.replace("a100:4", "a100:1").replace("pipeline: 4", "pipeline: 1")
 GROWS = TEXT.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8, grow: auto")

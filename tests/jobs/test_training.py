@@ -16,11 +16,11 @@ from tests.jobs.test_conf_check import find_problems
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training, render_training
-from vjob.jobs.conf import JobConf
-from vjob.jobs.conf_check import check_conf
-from vjob.jobs.conf_paths import join_blend, split_blend
-from vjob.jobs.conf_read import parse_conf_lines
-from vjob.jobs.training import build_training, name_model
+from vjob.jobs.conf.loading.check import check_conf
+from vjob.jobs.conf.loading.load import parse_conf_lines
+from vjob.jobs.conf.paths import join_blend, split_blend
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.programs.training import build_training, name_model
 
 XL = """
 name: xl

@@ -15,9 +15,9 @@ from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.stop import write_stop
-from vjob.jobs import runs
-from vjob.jobs.slurm import JobInfo, JobState
-from vjob.jobs.verdict import explain_end, judge_run
+from vjob.jobs.runs import find as runs
+from vjob.jobs.runs.outcome import explain_end, judge_run
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 
 TOLD = "n0 was told to end by SIGTERM"
 

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
-from varuna_core.records.training_log import Iteration, format_iteration
+from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs, build_even_costs
-from vjob.jobs.conf import JobConf
-from vjob.reports.analysis import analyse
-from vjob.reports.finding import Finding
-from vjob.reports.findings import find_all
-from vjob.reports.load import load_job
-from vjob.reports.prediction import read_prediction
-from vjob.reports.sections import build_sections
-from vjob.reports.stragglers import find_medians_of_others
+from vjob.jobs.conf.schema import JobConf
+from vjob.reports.analysis.finding import Finding
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.measures import analyse
+from vjob.reports.analysis.stragglers import find_medians_of_others
+from vjob.reports.load.prediction import read_prediction
+from vjob.reports.load.tables import load_job
+from vjob.reports.page.sections import build_sections
 
 SCHEDULE = build_schedule("1f1b", 2, 4)
 

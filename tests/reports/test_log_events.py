@@ -8,7 +8,7 @@ import pytest
 
 from tests.reports.test_page import read, render
 from tests.reports.traces import MS, write_rank
-from varuna_core.records.training_log import (
+from varuna_core.records.logs.training_log import (
     Iteration,
     format_iteration,
     format_job_info,
@@ -17,7 +17,7 @@ from varuna_core.records.training_log import (
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.simulate import simulate
-from vjob.reports.timeline import build_lanes, build_steps
+from vjob.reports.page.timeline import build_lanes, build_steps
 
 
 def write_seed_logs(folder: Path, *, iterations: int, per_log: int) -> Costs:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from varuna_core.records.training_log import (
+from varuna_core.records.logs.training_log import (
     Iteration,
     Memory,
     format_iteration,
@@ -17,14 +17,14 @@ from varuna_core.records.training_log import (
     format_timers_max,
     format_timers_minmax,
 )
-from vjob.reports.analysis import analyse
-from vjob.reports.findings import find_all
-from vjob.reports.gpu_log import read_gpus
-from vjob.reports.load import load_job
-from vjob.reports.megatron_log import LogReader, LogTables
-from vjob.reports.sources import SourceError, find_sources
-from vjob.reports.text import render_text
-from vjob.reports.thinned import Thinned
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.measures import analyse
+from vjob.reports.export.text import render_text
+from vjob.reports.load.gpu_log import read_gpus
+from vjob.reports.load.sources import SourceError, find_sources
+from vjob.reports.load.tables import load_job
+from vjob.reports.load.thinned import Thinned
+from vjob.reports.load.training_log import LogReader, LogTables
 
 SEED_LINES = """\
 [before the start of training step] datetime: 2023-06-14 16:08:12 

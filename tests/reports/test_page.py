@@ -16,22 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
-from varuna_core.records.training_log import (
-    Iteration,
-    format_iteration,
-)
+from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import build_even_costs
-from vjob.reports.analysis import Analysis, analyse
-from vjob.reports.findings import find_all
-from vjob.reports.load import Job, load_job
-from vjob.reports.overview import NUM_BINS, build_gpu_strips, build_work_strips, find_span
-from vjob.reports.packing import list_planes
-from vjob.reports.page import SECTIONS, render_page
-from vjob.reports.run_figure import draw_run
-from vjob.reports.sections import build_sections
-from vjob.reports.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
-from vjob.reports.timeline import build_lanes, build_steps
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.measures import Analysis, analyse
+from vjob.reports.load.tables import Job, load_job
+from vjob.reports.page.overview import NUM_BINS, build_gpu_strips, build_work_strips, find_span
+from vjob.reports.page.packing import list_planes
+from vjob.reports.page.run_figure import draw_run
+from vjob.reports.page.run_page import SECTIONS, render_page
+from vjob.reports.page.sections import build_sections
+from vjob.reports.page.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
+from vjob.reports.page.timeline import build_lanes, build_steps
 
 
 def read(folder: Path) -> tuple[Job, Analysis]:

@@ -11,13 +11,13 @@ import pytest
 
 from tests.reports.browser import Tab, start_browser
 from tests.reports.traces import write_simulated
-from varuna_core.records.training_log import Iteration, format_iteration, format_job_info
+from varuna_core.records.logs.training_log import Iteration, format_iteration, format_job_info
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
-from vjob.reports.analysis import analyse
-from vjob.reports.findings import find_all
-from vjob.reports.load import load_job
-from vjob.reports.page import render_page
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.measures import analyse
+from vjob.reports.load.tables import load_job
+from vjob.reports.page.run_page import render_page
 
 pytestmark = pytest.mark.browser
 

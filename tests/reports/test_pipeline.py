@@ -12,10 +12,10 @@ from tests.reports.traces import MS, write_rank, write_simulated
 from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.simulate import simulate
-from vjob.reports.analysis import Analysis, analyse
-from vjob.reports.balance import parse_partition, suggest_partition
-from vjob.reports.findings import find_all
-from vjob.reports.load import Job, load_job
+from vjob.reports.analysis.balance import parse_partition, suggest_partition
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.measures import Analysis, analyse
+from vjob.reports.load.tables import Job, load_job
 
 
 def read(folder: Path) -> tuple[Job, Analysis]:

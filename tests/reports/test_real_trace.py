@@ -9,9 +9,9 @@ import pytest
 
 from tests.varuna_core import traced_rank
 from tests.varuna_core.ranks import collect, start_ranks
-from vjob.reports.analysis import analyse
-from vjob.reports.findings import find_all
-from vjob.reports.load import load_job
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.measures import analyse
+from vjob.reports.load.tables import load_job
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.reports.traces import MS, ORIGIN, write_rank
-from varuna_core.records.clock import Exchange
-from varuna_core.records.trace import COLUMNS, TraceWriter
-from vjob.reports import trace_lines
-from vjob.reports.blocks import LONGEST_LINE, BlockReader
-from vjob.reports.trace_lines import Events, parse_lines, parse_pieces, parse_slowly
-from vjob.reports.trace_reader import read_events, read_traces, stream_events
+from varuna_core.records.logs.clock import Exchange
+from varuna_core.records.logs.trace import COLUMNS, TraceWriter
+from vjob.reports.load import trace_lines
+from vjob.reports.load.blocks import LONGEST_LINE, BlockReader
+from vjob.reports.load.trace_lines import Events, parse_lines, parse_pieces, parse_slowly
+from vjob.reports.load.trace_reader import read_events, read_traces, stream_events
 
 NAMES = st.text("FfRBIWabc .-_/:", max_size=12)
 NUMBERS = st.integers(-(2**62), 2**62)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.trace import COLUMNS, FORMAT
+from varuna_core.records.logs.trace import COLUMNS, FORMAT
 from varuna_core.schedule.actions import Schedule
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.simulate import simulate

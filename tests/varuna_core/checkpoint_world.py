@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varuna_core.checkpoint.entries import Entry, RankPart, deal, make_entry
-from varuna_core.checkpoint.manifest import TrainingState
-from varuna_core.checkpoint.optimizer_state import take_state
-from varuna_core.checkpoint.reader import CheckpointReader
-from varuna_core.checkpoint.writer import CheckpointWriter
+from varuna_core.checkpoint.format.entries import Entry, RankPart, deal, make_entry
+from varuna_core.checkpoint.format.manifest import TrainingState
+from varuna_core.checkpoint.store.optimizer_state import take_state
+from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 SHARED_MEMORY = Path("/dev/shm")
 IN_MEMORY = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None

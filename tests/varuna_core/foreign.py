@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varuna_core.cut import CutPoint
+from varuna_core.runtime.split.cut import CutPoint
 
 Inputs = dict[str, Any]
 VOCAB, LENGTH, WIDTH, NUM_LAYERS = 64, 16, 32, 4

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from varuna_core.cut import CutPoint
-from varuna_core.split import split_model
-from varuna_core.split_weights import parameters_on_meta
-from varuna_core.weight_files import open_weights
+from varuna_core.programs.weight_files import open_weights
+from varuna_core.runtime.split.cut import CutPoint
+from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.split.weights import parameters_on_meta
 
 WIDTH, VOCAB, BLOCKS, PARTITION = 1024, 8192, 16, "0-8-8-0"
 MIB = 2**20

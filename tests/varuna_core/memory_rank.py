@@ -24,7 +24,7 @@ from tests.varuna_core import precision_rank, save_rank, tensor_rank, train_rank
 from tests.varuna_core.ranks import DEADLINE_S
 from tests.varuna_core.save_rank import BATCH, KINDS, make_batch, open_varuna
 from varuna_core import Varuna
-from varuna_core.records.memory import list_copies, list_shares
+from varuna_core.records.memory_copies import list_copies, list_shares
 
 STEPS = 3
 SHARED = "shared"

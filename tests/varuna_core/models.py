@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from varuna_core.cut import CutPoint
+from varuna_core.runtime.split.cut import CutPoint
 
 Inputs = dict[str, Any]
 WIDTH, VOCAB, LENGTH = 16, 32, 8

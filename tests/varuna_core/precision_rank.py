@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.varuna_core import models, train_rank
-from varuna_core import Varuna, buckets
-from varuna_core.optimizers import Lamb
+from varuna_core import Varuna
+from varuna_core.runtime.optim import buckets
+from varuna_core.runtime.optim.optimizers import Lamb
 
 
 @dataclass(kw_only=True)

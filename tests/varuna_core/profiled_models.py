@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from varuna_core.cut import CutPoint
+from varuna_core.runtime.split.cut import CutPoint
 
 WIDTH, MIDDLE, NUM_BLOCKS = 8, 16, 5
 SCRATCH = 1 << 18

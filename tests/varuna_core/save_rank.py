@@ -21,7 +21,7 @@ from torch import nn
 from tests.varuna_core import models, precision_rank, train_rank
 from tests.varuna_core.ranks import DEADLINE_S
 from varuna_core import Varuna
-from varuna_core.checkpoint.errors import CheckpointError
+from varuna_core.checkpoint.format.errors import CheckpointError
 
 SAVED, STEPS, BATCH = 3, 5, 8
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from tests.varuna_core.models import TiedGpt, make_inputs
 from tests.varuna_core.train_rank import cut_batch
 from varuna_core import Varuna
-from varuna_core.checkpoint.errors import NoCheckpoint
-from varuna_core.checkpoint.store import SaveFolder
+from varuna_core.checkpoint.format.errors import NoCheckpoint
+from varuna_core.checkpoint.store.store import SaveFolder
 
 BATCH, EVERY = 8, 2
 """The batch, and how many steps' gradients are added up."""

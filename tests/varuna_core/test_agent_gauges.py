@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.agent.gauges import (
+from varuna_core.agent.gpu.gauges import (
     THROTTLES,
     Cpu,
     Smi,
@@ -21,7 +21,7 @@ from varuna_core.agent.gauges import (
     read_memory_mb,
     spell_throttle,
 )
-from varuna_core.agent.sampler import render_line, render_sample
+from varuna_core.agent.gpu.sampler import render_line, render_sample
 
 SMI = """\
 0, NVIDIA A10, 49, 0, 0, 22731, 15.61

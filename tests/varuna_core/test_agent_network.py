@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.varuna_core.stage import make_group, make_plan
-from varuna_core.agent import network, opening
-from varuna_core.agent.errors import Refusal
-from varuna_core.agent.network import Route, is_port_free, parse_addresses, parse_route
-from varuna_core.agent.opening import find_address, pick_port
+from varuna_core.agent.meeting import network, opening
+from varuna_core.agent.meeting.network import Route, is_port_free, parse_addresses, parse_route
+from varuna_core.agent.meeting.opening import find_address, pick_port
+from varuna_core.agent.setup.errors import Refusal
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.plan import Plan
 

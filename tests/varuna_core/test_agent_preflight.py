@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 from tests.varuna_core.stage import make_group, make_plan
-from varuna_core.agent import checks_host, checks_network, gpus
-from varuna_core.agent.gpus import check_gpus, count_gpus
-from varuna_core.agent.meeting import Master, explain_not_ready
-from varuna_core.agent.network import Route
-from varuna_core.agent.preflight import CHECKS, run_checks
-from varuna_core.agent.process import Result
-from varuna_core.agent.ranks import map_devices
-from varuna_core.agent.site import Finding, Site
-from varuna_core.agent.table import render_table
+from varuna_core.agent.checks import gpus
+from varuna_core.agent.checks import host as checks_host
+from varuna_core.agent.checks import network as checks_network
+from varuna_core.agent.checks.gpus import check_gpus, count_gpus
+from varuna_core.agent.checks.preflight import CHECKS, run_checks
+from varuna_core.agent.meeting.meeting import explain_not_ready
+from varuna_core.agent.meeting.network import Route
+from varuna_core.agent.meeting.table import render_table
+from varuna_core.agent.processes.process import Result
+from varuna_core.agent.setup.ranks import map_devices
+from varuna_core.agent.setup.site import Finding, Master, Site
 from varuna_core.records.nodes import Check, NodeReport
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder

@@ -18,7 +18,7 @@ from tests.varuna_core.stage import (
     shell,
     wait_until,
 )
-from varuna_core.agent.signals import GONE, SILENT
+from varuna_core.agent.processes.signals import GONE, SILENT
 from varuna_core.records.files import read_json
 
 MakeStage = Callable[..., Stage]

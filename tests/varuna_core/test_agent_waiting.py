@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.varuna_core.stage import is_running, make_group, make_plan, wait_until
-from varuna_core.agent.process import RankProcess
-from varuna_core.agent.ranks import Meeting, RankStart, build_rank
+from varuna_core.agent.processes.process import RankProcess
+from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank
 from varuna_core.agent.waiting import Waiting, fits
 from varuna_core.records.plan import Plan
 

@@ -22,7 +22,7 @@ from tests.varuna_core.stage import (
     shell,
     wait_until,
 )
-from varuna_core.agent.insiders import Insiders
+from varuna_core.agent.processes.container_processes import Insiders
 from varuna_core.records.files import read_json
 
 MakeStage = Callable[..., Stage]

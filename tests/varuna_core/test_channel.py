@@ -12,10 +12,10 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.channel import BYE, POISON, Arrivals, Receiver, Sender
-from varuna_core.failure import ChannelClosed
-from varuna_core.split_values import take_apart
-from varuna_core.wire import Wire
+from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
+from varuna_core.runtime.comm.failure import ChannelClosed
+from varuna_core.runtime.comm.values import take_apart
+from varuna_core.runtime.comm.wire import Wire
 
 TENSORS = [
     torch.zeros(0),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.varuna_core.checkpoint_world import Job, save_all
-from varuna_core.checkpoint import aside as aside_module
-from varuna_core.checkpoint.aside import Choice, set_aside
-from varuna_core.checkpoint.errors import DamagedCheckpoint, ForeignCheckpoint, NoCheckpoint
+from varuna_core.checkpoint.format.errors import DamagedCheckpoint, ForeignCheckpoint, NoCheckpoint
+from varuna_core.checkpoint.store import aside as aside_module
+from varuna_core.checkpoint.store.aside import Choice, set_aside
 from varuna_core.records.checkpoints import find_fit, list_complete, list_damaged
 
 

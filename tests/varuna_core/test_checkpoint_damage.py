@@ -11,10 +11,10 @@ import torch
 
 from tests.varuna_core.checkpoint_world import SHAPES, Job, expect_state, save_all
 from varuna_core.checkpoint.cli import main
-from varuna_core.checkpoint.errors import CheckpointError
-from varuna_core.checkpoint.reader import CheckpointReader
-from varuna_core.checkpoint.store import find_good
-from varuna_core.checkpoint.verify import find_damage
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.store import find_good
+from varuna_core.checkpoint.store.verify import find_damage
 
 OFFER = "; load iteration 1 instead"
 

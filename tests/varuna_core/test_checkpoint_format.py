@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from varuna_core.checkpoint import box as boxes
-from varuna_core.checkpoint.box import Box, find_fault, list_blocks, split_range, whole
-from varuna_core.checkpoint.entries import DTYPES, deal, make_entry
-from varuna_core.checkpoint.errors import DamagedCheckpoint
-from varuna_core.checkpoint.files import write_file
-from varuna_core.checkpoint.plain import from_plain, to_plain
-from varuna_core.checkpoint.random_state import put_random_state, take_random_state
-from varuna_core.checkpoint.tensorfile import ITEM_BYTES, read_head
+from varuna_core.checkpoint.format import box as boxes
+from varuna_core.checkpoint.format.box import Box, find_fault, list_blocks, split_range, whole
+from varuna_core.checkpoint.format.entries import DTYPES, deal, make_entry
+from varuna_core.checkpoint.format.errors import DamagedCheckpoint
+from varuna_core.checkpoint.format.files import write_file
+from varuna_core.checkpoint.format.plain import from_plain, to_plain
+from varuna_core.checkpoint.format.tensorfile import ITEM_BYTES, read_head
+from varuna_core.checkpoint.store.random_state import put_random_state, take_random_state
 
 ROOT = Path(__file__).parent.parent.parent
 shapes = st.lists(st.integers(1, 6), max_size=4).map(tuple)

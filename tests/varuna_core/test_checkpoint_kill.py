@@ -29,11 +29,11 @@ from tests.varuna_core.checkpoint_world import (
     make_part,
     open_world,
 )
-from varuna_core.checkpoint.errors import CheckpointError
-from varuna_core.checkpoint.reader import CheckpointReader
-from varuna_core.checkpoint.store import list_complete
-from varuna_core.checkpoint.verify import find_damage
-from varuna_core.checkpoint.writer import CheckpointWriter
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.store import list_complete
+from varuna_core.checkpoint.store.verify import find_damage
+from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 SCALE = 40
 """Files of some hundred KiB."""

@@ -26,18 +26,18 @@ from tests.varuna_core.checkpoint_world import (
     open_world,
     save_all,
 )
-from varuna_core.checkpoint import box as boxes
-from varuna_core.checkpoint.box import Box, split_range, whole
 from varuna_core.checkpoint.cli import main
-from varuna_core.checkpoint.entries import DTYPES, RankPart, deal, make_entry
-from varuna_core.checkpoint.errors import CheckpointError
-from varuna_core.checkpoint.manifest import TrainingState
-from varuna_core.checkpoint.optimizer_state import take_state
-from varuna_core.checkpoint.reader import CheckpointReader, Wanted
-from varuna_core.checkpoint.staging import Staging
-from varuna_core.checkpoint.store import list_complete
-from varuna_core.checkpoint.verify import find_damage
-from varuna_core.checkpoint.writer import CheckpointWriter
+from varuna_core.checkpoint.format import box as boxes
+from varuna_core.checkpoint.format.box import Box, split_range, whole
+from varuna_core.checkpoint.format.entries import DTYPES, RankPart, deal, make_entry
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.format.manifest import TrainingState
+from varuna_core.checkpoint.store.optimizer_state import take_state
+from varuna_core.checkpoint.store.reader import CheckpointReader, Wanted
+from varuna_core.checkpoint.store.staging import Staging
+from varuna_core.checkpoint.store.store import list_complete
+from varuna_core.checkpoint.store.verify import find_damage
+from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 
 @pytest.fixture(scope="module")

@@ -15,20 +15,20 @@ import pytest
 
 from tests.varuna_core.checkpoint_world import IN_MEMORY, Job, expect_state, make_part
 from varuna_core.checkpoint.cli import main
-from varuna_core.checkpoint.document import crc_text
-from varuna_core.checkpoint.errors import (
+from varuna_core.checkpoint.format.document import crc_text
+from varuna_core.checkpoint.format.errors import (
     CheckpointError,
     DamagedCheckpoint,
     FolderTaken,
     ForeignCheckpoint,
     NoCheckpoint,
 )
-from varuna_core.checkpoint.manifest import Save
-from varuna_core.checkpoint.owner import Owner
-from varuna_core.checkpoint.reader import CheckpointReader
-from varuna_core.checkpoint.store import SaveFolder, list_complete
-from varuna_core.checkpoint.verify import find_damage
-from varuna_core.checkpoint.writer import CheckpointWriter, write_rank
+from varuna_core.checkpoint.format.manifest import Save
+from varuna_core.checkpoint.store.owner import Owner
+from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.store import SaveFolder, list_complete
+from varuna_core.checkpoint.store.verify import find_damage
+from varuna_core.checkpoint.store.writer import CheckpointWriter, write_rank
 
 PLAIN = Job(store="", job="a", iterations=[])
 

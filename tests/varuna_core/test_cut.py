@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from varuna_core.cut import CutPoint, announce_segments
+from varuna_core.runtime.split.cut import CutPoint, announce_segments
 
 
 def test_an_unwatched_cut_returns_what_it_got() -> None:
@@ -35,7 +35,7 @@ def test_the_package_gives_cutpoint_and_imports_no_torch_for_itself() -> None:
         "import sys, varuna_core\n"
         "assert 'torch' not in sys.modules\n"
         "from varuna_core import CutPoint\n"
-        "assert CutPoint.__module__ == 'varuna_core.cut'\n"
+        "assert CutPoint.__module__ == 'varuna_core.runtime.split.cut'\n"
         "assert not hasattr(varuna_core, 'nothing')\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

@@ -20,9 +20,14 @@ from torch import Tensor, nn
 from tests.varuna_core import models
 from tests.varuna_core.models import LEGAL, Gpt, chain, make_inputs
 from tests.varuna_core.ranks import ROOT
-from varuna_core.dry_run_cache import decode_record, encode_record, find_cache_folder, find_key
-from varuna_core.split import split_model
-from varuna_core.split_rehearsal import Rehearsal
+from varuna_core.runtime.split.dry_run_cache import (
+    decode_record,
+    encode_record,
+    find_cache_folder,
+    find_key,
+)
+from varuna_core.runtime.split.rehearsal import Rehearsal
+from varuna_core.runtime.split.split import split_model
 
 CPU = torch.device("cpu")
 
@@ -183,7 +188,7 @@ def test_another_precision_has_another_key() -> None:
 PROGRAM = """
 from tests.varuna_core import models
 from tests.varuna_core.test_dry_run_cache import CPU
-from varuna_core.dry_run_cache import find_key
+from varuna_core.runtime.split.dry_run_cache import find_key
 from torch import nn
 for number in range(int(__import__("sys").argv[1])):
     nn.Linear(1, 1).register_forward_hook(print)  # hooks are counted a process
@@ -241,7 +246,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
 
 
 def test_old_dry_runs_are_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("varuna_core.dry_run_cache.NUM_KEPT", 2)
+    monkeypatch.setattr("varuna_core.runtime.split.dry_run_cache.NUM_KEPT", 2)
     for size in (1, 2, 3):
         split_model(Gpt(blocks=1), make_inputs(size), 1, from_cache=True)
         for path in folder.iterdir():

@@ -12,15 +12,15 @@ from torch import nn
 
 from tests.varuna_core.models import Gpt, make_inputs
 from varuna_core import Varuna
-from varuna_core.channel import describe
-from varuna_core.cut import SplitError
-from varuna_core.failure import describe_error
-from varuna_core.microbatch import BatchSplitter, deal_samples
-from varuna_core.outputs import find_loss
-from varuna_core.random_streams import seed_segment
-from varuna_core.split_values import take_apart
-from varuna_core.stage_map import parse_stage_map
-from varuna_core.weight_grads import WeightGrads
+from varuna_core.records.stage_map import parse_stage_map
+from varuna_core.runtime.comm.channel import describe
+from varuna_core.runtime.comm.failure import describe_error
+from varuna_core.runtime.comm.values import take_apart
+from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples
+from varuna_core.runtime.engine.outputs import find_loss
+from varuna_core.runtime.engine.random_streams import seed_segment
+from varuna_core.runtime.engine.weight_grads import WeightGrads
+from varuna_core.runtime.split.cut import SplitError
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ import torch
 from tests.varuna_core.foreign import BUILD, LIBRARY, is_installed, make_text
 from tests.varuna_core.foreign_rank import LAYOUTS, build
 from tests.varuna_core.ranks import collect, start_ranks
-from varuna_core.cut import LeakError
-from varuna_core.split import split_model
-from varuna_core.split_weights import parameters_on_meta
+from varuna_core.runtime.split.cut import LeakError
+from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.split.weights import parameters_on_meta
 
 pytestmark = [
     pytest.mark.slow,

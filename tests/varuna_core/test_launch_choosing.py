@@ -12,10 +12,10 @@ import pytest
 
 from tests.command import ROOT
 from varuna_core import AutoConfig
-from varuna_core.launch.choosing import choose_shape
+from varuna_core.launch.choose_layout import choose_shape
 from varuna_core.launch.errors import InputError
-from varuna_core.planner.profile_file import write_profile
-from varuna_core.planner.transformer import Transformer, estimate_profile
+from varuna_core.planner.profile.profile_file import write_profile
+from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 
 MODEL = Transformer(name="m", layers=6, hidden=1024, heads=8, length=512, vocabulary=8000)
 

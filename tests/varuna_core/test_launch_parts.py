@@ -24,7 +24,7 @@ from varuna_core.launch.machines import (
 from varuna_core.launch.planning import Program, build_plan
 from varuna_core.launch.probe import Asked, find_problem, find_twins, parse_probe, render_probe
 from varuna_core.launch.ssh import build_ssh_command, explain_failure, render_script
-from varuna_core.stage_map import parse_stage_map
+from varuna_core.records.stage_map import parse_stage_map
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)

@@ -14,7 +14,7 @@ import pytest
 from tests.varuna_core.launch_user import SECRET, WAITING, User
 from tests.varuna_core.sshd import SSHD, Sshd
 from tests.varuna_core.stage import wait_until
-from varuna_core.agent.signals import GONE
+from varuna_core.agent.processes.signals import GONE
 from varuna_core.records.exits import NODE_LOST, NOT_READY, read_exits, read_outcome
 from varuna_core.records.files import read_json
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.memory import (
+from varuna_core.records.memory_copies import (
     SHARES,
     Share,
     find_room,

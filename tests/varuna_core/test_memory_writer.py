@@ -11,11 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from varuna_core.checkpoint import memory  # noqa: E402
-from varuna_core.checkpoint.entries import RankPart, make_entry  # noqa: E402
-from varuna_core.checkpoint.manifest import TrainingState  # noqa: E402
-from varuna_core.checkpoint.memory import MemoryCopies  # noqa: E402
-from varuna_core.records.memory import find_whole, list_copies, list_held  # noqa: E402
+from varuna_core.checkpoint.format.entries import RankPart, make_entry  # noqa: E402
+from varuna_core.checkpoint.format.manifest import TrainingState  # noqa: E402
+from varuna_core.checkpoint.store import memory  # noqa: E402
+from varuna_core.checkpoint.store.memory import MemoryCopies  # noqa: E402
+from varuna_core.records.memory_copies import find_whole, list_copies, list_held  # noqa: E402
 
 SIZE = 1000
 

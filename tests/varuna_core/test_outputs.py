@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.cut import SplitError
-from varuna_core.outputs import join_outputs
+from varuna_core.runtime.engine.outputs import join_outputs
+from varuna_core.runtime.split.cut import SplitError
 
 
 @settings(deadline=None)  # the machine may be busy

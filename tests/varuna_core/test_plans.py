@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from varuna_core.plans import CAPACITY, Plans, place_stages
+from varuna_core.records.stage_map import StageMap, parse_stage_map
+from varuna_core.runtime.engine.plans import CAPACITY, Plans, place_stages
 from varuna_core.schedule.actions import ScheduleError
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.recompute import Memory, measure_memory
-from varuna_core.stage_map import StageMap, parse_stage_map
 
 RANKS = parse_stage_map("0;1;2;3;", 4)
 

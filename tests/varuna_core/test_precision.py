@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tests.varuna_core.models import LEGAL, ConvNet, Gpt, TiedGpt, chain, make_images, make_inputs
 from tests.varuna_core.precision_rank import Foreign
 from varuna_core import Varuna
-from varuna_core.precision import Masters, choose_precision
-from varuna_core.split import split_model
-from varuna_core.split_weights import parameters_on_meta
+from varuna_core.runtime.optim.precision import Masters, choose_precision
+from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.split.weights import parameters_on_meta
 
 HALVES = ["bf16", "fp16"]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -16,9 +16,9 @@ import torch
 
 from tests.varuna_core.ranks import Rank, collect, start_ranks
 from tests.varuna_core.signal_rank import EVERY, train
-from varuna_core.agreement import DIGIT, decode, encode
-from varuna_core.checkpoint.store import list_complete
-from varuna_core.preemption import CALLS, SignalCalls
+from varuna_core.checkpoint.store.store import list_complete
+from varuna_core.runtime.comm.agreement import DIGIT, decode, encode
+from varuna_core.runtime.saving.preemption import CALLS, SignalCalls
 
 PROGRAM, STEPS = "tests.varuna_core.signal_rank", 40
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.varuna_core.profiler_rank import SIZES
 from tests.varuna_core.ranks import collect, start_ranks
-from varuna_core.planner.profile_file import read_profile
-from varuna_core.profiler_links import SIZES as MESSAGES
-from varuna_core.profiler_links import choose_groups, choose_pairs, make_link
-from varuna_core.profiler_ranks import Place, deal
+from varuna_core.planner.profile.profile_file import read_profile
+from varuna_core.profiling.links import SIZES as MESSAGES
+from varuna_core.profiling.links import choose_groups, choose_pairs, make_link
+from varuna_core.profiling.ranks import Place, deal
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.varuna_core.checkpoint_world import Job, make_part
-from varuna_core.checkpoint.errors import CheckpointError
-from varuna_core.checkpoint.writer import CheckpointWriter
-from varuna_core.save_news import SaveNews
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.store.writer import CheckpointWriter
+from varuna_core.runtime.saving.save_progress import SaveNews
 
 JOB = Job(store="", job="a", iterations=[])
 
@@ -56,7 +56,7 @@ def test_one_that_fails_is_never_told_of_and_the_next_one_is(
     heard = Heard(tmp_path, 2)
     heard.save(0, 1)
     with monkeypatch.context() as patched:
-        patched.setattr("varuna_core.checkpoint.writer.write_rank", refuse_to_write)
+        patched.setattr("varuna_core.checkpoint.store.writer.write_rank", refuse_to_write)
         with pytest.raises(CheckpointError, match="no space"):
             heard.save(1, 1)
     heard.news.look()

@@ -22,9 +22,9 @@ from tests.varuna_core.save_rank import (
     write_cases,
 )
 from varuna_core import Varuna
-from varuna_core.checkpoint.exchange import export_checkpoint
-from varuna_core.checkpoint.store import list_complete
-from varuna_core.checkpoint.verify import find_damage
+from varuna_core.checkpoint.store.exchange import export_checkpoint
+from varuna_core.checkpoint.store.store import list_complete
+from varuna_core.checkpoint.store.verify import find_damage
 from varuna_core.records.checkpoints import list_damaged
 
 pytestmark = pytest.mark.slow

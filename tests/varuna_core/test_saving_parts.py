@@ -11,9 +11,9 @@ import torch
 from tests.varuna_core.models import Gpt, TiedGpt, make_inputs
 from tests.varuna_core.precision_rank import Foreign
 from varuna_core import Varuna
-from varuna_core.checkpoint.errors import CheckpointError, NoCheckpoint
-from varuna_core.optimizer_restore import fit_rates, list_options, put_optimizer
-from varuna_core.saving import LEFT
+from varuna_core.checkpoint.format.errors import CheckpointError, NoCheckpoint
+from varuna_core.runtime.saving.optimizer_restore import fit_rates, list_options, put_optimizer
+from varuna_core.runtime.saving.saving import LEFT
 
 
 def build(model: type[Gpt] = Gpt, seed: int = 0, **options: Any) -> Varuna:

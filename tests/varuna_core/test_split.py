@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from tests.varuna_core import models
 from tests.varuna_core.models import LEGAL, Gpt, chain, chain_backward, make_inputs, sum_gradients
-from varuna_core.cut import announce_segments
-from varuna_core.split import Split, split_model
-from varuna_core.stage import Stage
+from varuna_core.runtime.split.cut import announce_segments
+from varuna_core.runtime.split.split import Split, split_model
+from varuna_core.runtime.split.stage import Stage
 
 
 @pytest.fixture(autouse=True)

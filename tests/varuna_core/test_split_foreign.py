@@ -7,7 +7,7 @@ import torch
 
 from tests.varuna_core.foreign import build_gpt2, make_text
 from tests.varuna_core.models import chain, chain_backward, sum_gradients
-from varuna_core.split import split_model
+from varuna_core.runtime.split.split import split_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers itself warns of
 pytest.importorskip("transformers", reason="transformers is not installed")

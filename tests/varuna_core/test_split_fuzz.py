@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.varuna_core.models import chain, chain_backward, sum_gradients
-from varuna_core.cut import CutPoint, SplitError, announce_segments
-from varuna_core.split import split_model
+from varuna_core.runtime.split.cut import CutPoint, SplitError, announce_segments
+from varuna_core.runtime.split.split import split_model
 
 WIDTH, SIZE = 4, 3
 SAFE = ["linear", "residual", "shared", "tied", "plain", "scaled", "gain", "frozen", "masked"]

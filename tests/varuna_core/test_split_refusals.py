@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.varuna_core import models
 from tests.varuna_core.models import Gpt, chain, make_images, make_inputs
-from varuna_core.cut import CutPoint, LeakError, SplitError
-from varuna_core.split import split_model
-from varuna_core.split_check import PoisonCheck
+from varuna_core.runtime.split.check import PoisonCheck
+from varuna_core.runtime.split.cut import CutPoint, LeakError, SplitError
+from varuna_core.runtime.split.split import split_model
 
 
 def split_all(model: nn.Module, inputs: models.Inputs, num_stages: int, **options: Any) -> None:

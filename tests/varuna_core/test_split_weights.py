@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from tests.varuna_core import models
 from tests.varuna_core.models import Gpt, chain, chain_backward, make_inputs, sum_gradients
-from varuna_core.cut import SplitError
-from varuna_core.split import split_model
-from varuna_core.split_names import Tie
-from varuna_core.split_weights import derive_seed, parameters_on_meta
+from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.names import Tie
+from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.split.weights import derive_seed, parameters_on_meta
 
 INPUTS = make_inputs()
 

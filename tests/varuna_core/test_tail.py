@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.tail import LONGEST, Follower, clean, last_lines
+from varuna_core.records.logs.tail import LONGEST, Follower, clean, last_lines
 
 
 def test_escapes_cannot_reach_the_terminal() -> None:

@@ -21,8 +21,8 @@ from tests.varuna_core.tensor_rank import (
 )
 from tests.varuna_core.test_varuna import UNEVEN
 from tests.varuna_core.train_rank import SEED, cut_batch
-from varuna_core.cut import announce_segments
-from varuna_core.random_streams import build_seeder
+from varuna_core.runtime.engine.random_streams import build_seeder
+from varuna_core.runtime.split.cut import announce_segments
 
 pytestmark = pytest.mark.slow
 

@@ -22,17 +22,22 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.varuna_core import models
 from varuna_core import CutPoint
-from varuna_core.checkpoint.entries import make_entry
-from varuna_core.checkpoint.errors import CheckpointError
-from varuna_core.cut import SplitError
-from varuna_core.optimizers import Lamb
+from varuna_core.checkpoint.format.entries import make_entry
+from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.programs.gpt import Gpt
-from varuna_core.sharding import Sharding
-from varuna_core.split import split_model
-from varuna_core.stage_map import parse_stage_map
-from varuna_core.tensor_plan import find_plan, match_modules, place_parameters, settle_ties
-from varuna_core.tensor_shares import Shares, find_share
-from varuna_core.tensor_styles import PackedColwise, deal_rows
+from varuna_core.records.stage_map import parse_stage_map
+from varuna_core.runtime.optim.optimizers import Lamb
+from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.tensor_parallel.plan import (
+    find_plan,
+    match_modules,
+    place_parameters,
+    settle_ties,
+)
+from varuna_core.runtime.tensor_parallel.sharding import Sharding
+from varuna_core.runtime.tensor_parallel.shares import Shares, find_share
+from varuna_core.runtime.tensor_parallel.styles import PackedColwise, deal_rows
 
 TIED = {"wte": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel()}
 

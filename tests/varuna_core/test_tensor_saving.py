@@ -11,9 +11,9 @@ import torch
 from tests.varuna_core.ranks import collect, start_ranks
 from tests.varuna_core.tensor_rank import AFTER, Case, build_model, train, write_cases
 from tests.varuna_core.test_tensor import join, read
-from varuna_core.checkpoint.reader import CheckpointReader
-from varuna_core.checkpoint.store import list_complete
-from varuna_core.checkpoint.verify import find_damage
+from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.store import list_complete
+from varuna_core.checkpoint.store.verify import find_damage
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.times import format_mark, parse_marks
+from varuna_core.records.logs.times import format_mark, parse_marks
 
 
 @given(

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.records import trace as traces
-from varuna_core.records.clock import Exchange, choose_offset, find_offset
-from varuna_core.records.trace import COLUMNS, TraceWriter
+from varuna_core.records.logs import trace as traces
+from varuna_core.records.logs.clock import Exchange, choose_offset, find_offset
+from varuna_core.records.logs.trace import COLUMNS, TraceWriter
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -146,7 +146,7 @@ def test_events_of_other_threads_are_kept(tmp_path: Path) -> None:
 def test_a_process_that_exits_without_closing_leaves_its_trace(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from varuna_core.records.trace import TraceWriter
+from varuna_core.records.logs.trace import TraceWriter
 writer = TraceWriter(Path({str(tmp_path)!r}) / "0.jsonl", 0, log_every=1)
 writer.begin_step(1)
 writer("0F0", 1.0, 1.0, 2.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.records.training_log import (
+from varuna_core.records.logs.training_log import (
     JOB_INFO,
     Iteration,
     Memory,
@@ -19,7 +19,7 @@ from varuna_core.records.training_log import (
     parse_memory,
     parse_phase,
 )
-from varuna_core.records.training_marks import (
+from varuna_core.records.logs.training_marks import (
     format_evaluation,
     format_saved,
     format_saving,

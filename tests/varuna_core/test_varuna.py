@@ -21,8 +21,8 @@ from tests.varuna_core.train_rank import (
     make_batch,
     write_cases,
 )
-from varuna_core.cut import announce_segments
-from varuna_core.random_streams import build_seeder
+from varuna_core.runtime.engine.random_streams import build_seeder
+from varuna_core.runtime.split.cut import announce_segments
 
 SCHEDULES = ["gpipe", "1f1b", "varuna", "zero_bubble"]
 UNEVEN = [8, 7, 5, 1, 8, 3, 8, 8, 2, 8]

@@ -19,7 +19,7 @@ from tests.varuna_core.stage import wait_until
 from varuna_core.morph.orders import Orders, write_orders
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.plan import add_seats
+from vjob.jobs.submit.build_plan import add_seats
 
 SESSION = "L1.0"
 HERE = os.uname().nodename.partition(".")[0]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from varuna_core.weight_files import DTYPES, WeightFileError, open_weights
+from varuna_core.programs.weight_files import DTYPES, WeightFileError, open_weights
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -22,10 +22,10 @@ from tests.varuna_core.ranks import collect, start_ranks
 from tests.varuna_core.test_varuna_precision import ByHand, differs
 from tests.varuna_core.train_rank import write_cases
 from varuna_core import Varuna
-from varuna_core.optimizers import Lamb
-from varuna_core.split import split_model
-from varuna_core.zero import deal_owners, pack
-from varuna_core.zero_weights import find_units, refuse_optimizer, refuse_uneven
+from varuna_core.runtime.optim.optimizers import Lamb
+from varuna_core.runtime.optim.zero import deal_owners, pack
+from varuna_core.runtime.optim.zero_weights import find_units, refuse_optimizer, refuse_uneven
+from varuna_core.runtime.split.split import split_model
 
 pytestmark = pytest.mark.slow
 

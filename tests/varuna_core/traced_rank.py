@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.varuna_core import models
 from varuna_core import Varuna
-from varuna_core.records.trace import TraceWriter
+from varuna_core.records.logs.trace import TraceWriter
 
 STEPS = 4
 STAGE_MAPS = {1: "0;", 2: "0;1;", 4: "0,1;2,3;"}

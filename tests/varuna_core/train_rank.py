@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from tests.varuna_core import models
 from tests.varuna_core.ranks import DEADLINE_S
-from varuna_core import Varuna, weight_grads
+from varuna_core import Varuna
+from varuna_core.runtime.engine import weight_grads
 
 RATE, MOMENTUM, SEED = 0.05, 0.9, 7
 

@@ -32,7 +32,7 @@ sys.exit(main())
 
 
 _PROGRAM = """\
-from varuna_core.pretrain import run
+from varuna_core.programs.pretrain import run
 
 run()
 """
@@ -69,7 +69,7 @@ def collect_sources() -> dict[str, bytes]:
     root = Path(varuna_core.__file__).parent
     paths = [root / "__init__.py"]
     for folder in _FOLDERS:
-        paths += (root / folder).glob("*.py")
+        paths += (root / folder).rglob("*.py")
     sources = {f"varuna_core/{path.relative_to(root)}": path.read_bytes() for path in paths}
     return {"__main__.py": _MAIN.encode(), **sources}
 

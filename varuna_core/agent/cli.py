@@ -9,10 +9,10 @@ import uuid
 from pathlib import Path
 
 from varuna_core.agent.closing import close_attempt
-from varuna_core.agent.errors import STOPPED, Refusal
-from varuna_core.agent.host import load_plan, open_run
+from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
-from varuna_core.agent.opening import open_attempt
+from varuna_core.agent.setup.errors import STOPPED, Refusal
+from varuna_core.agent.setup.host import load_plan, open_run
 from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.signals import NAMES as SIGNAL_NAMES

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.agent.checks_host import FULL_BYTES
-from varuna_core.agent.host import group_of
-from varuna_core.agent.watch import Peer
+from varuna_core.agent.checks.host import FULL_BYTES
+from varuna_core.agent.meeting.watch import Peer
+from varuna_core.agent.setup.host import group_of
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import (
     NODE_LOST,

@@ -9,16 +9,8 @@ import contextlib
 import os
 from dataclasses import replace
 
-from varuna_core.agent.container import (
-    choose_container,
-    clean_container,
-    hold_lease,
-    leave_step,
-    prepare_container,
-)
-from varuna_core.agent.errors import Refusal
-from varuna_core.agent.host import find_index, host_name
-from varuna_core.agent.meeting import (
+from varuna_core.agent.checks.preflight import inspect_node
+from varuna_core.agent.meeting.meeting import (
     check_stop,
     explain_not_ready,
     gather_reports,
@@ -26,16 +18,24 @@ from varuna_core.agent.meeting import (
     wait_for_go,
     wait_for_master,
 )
-from varuna_core.agent.opening import pick_port
-from varuna_core.agent.preflight import inspect_node
-from varuna_core.agent.process import own_environment
-from varuna_core.agent.ranks import Meeting, build_rank
-from varuna_core.agent.signals import Signals
-from varuna_core.agent.site import Site
+from varuna_core.agent.meeting.opening import pick_port
+from varuna_core.agent.meeting.table import render_table
+from varuna_core.agent.meeting.watch import write_beat
+from varuna_core.agent.processes.process import own_environment
+from varuna_core.agent.processes.signals import Signals
+from varuna_core.agent.setup.container import (
+    choose_container,
+    clean_container,
+    hold_lease,
+    leave_step,
+    prepare_container,
+)
+from varuna_core.agent.setup.errors import Refusal
+from varuna_core.agent.setup.host import find_index, host_name
+from varuna_core.agent.setup.ranks import Meeting, build_rank
+from varuna_core.agent.setup.site import Site
 from varuna_core.agent.supervise import Supervisor
-from varuna_core.agent.table import render_table
 from varuna_core.agent.waiting import Waiting
-from varuna_core.agent.watch import write_beat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import write_atomic

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from varuna_core.agent.host import find_index, host_name
-from varuna_core.agent.proc import list_below, list_stats, read_stat
-from varuna_core.agent.process import run
+from varuna_core.agent.processes.proc import list_below, list_stats, read_stat
+from varuna_core.agent.processes.process import run
+from varuna_core.agent.setup.host import find_index, host_name
 from varuna_core.records.files import read_json
 from varuna_core.records.parcels import pack
 from varuna_core.records.plan import Plan

@@ -20,20 +20,20 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from varuna_core.agent.container import fill_in
-from varuna_core.agent.errors import STOPPED
-from varuna_core.agent.insiders import Insiders
-from varuna_core.agent.leftovers import adopt_orphans, end_leftovers
-from varuna_core.agent.meeting import explain_ending
-from varuna_core.agent.proc import is_halted, list_below, list_stats, measure_ranks
-from varuna_core.agent.process import RankProcess, start_rank
-from varuna_core.agent.pump import Pump
-from varuna_core.agent.ranks import Meeting, build_rank
-from varuna_core.agent.sampler import Sampler
-from varuna_core.agent.signals import ENDING, Signals
-from varuna_core.agent.site import Site
+from varuna_core.agent.gpu.sampler import Sampler
+from varuna_core.agent.meeting.meeting import explain_ending
+from varuna_core.agent.meeting.watch import Watch
+from varuna_core.agent.processes.container_processes import Insiders
+from varuna_core.agent.processes.leftovers import adopt_orphans, end_leftovers
+from varuna_core.agent.processes.proc import is_halted, list_below, list_stats, measure_ranks
+from varuna_core.agent.processes.process import RankProcess, start_rank
+from varuna_core.agent.processes.pump import Pump
+from varuna_core.agent.processes.signals import ENDING, Signals
+from varuna_core.agent.setup.container import fill_in
+from varuna_core.agent.setup.errors import STOPPED
+from varuna_core.agent.setup.ranks import Meeting, build_rank
+from varuna_core.agent.setup.site import Site
 from varuna_core.agent.waiting import Waiting
-from varuna_core.agent.watch import Watch
 from varuna_core.records.exits import RankExit, rank_exit, reserve_exit, write_exit
 from varuna_core.records.stop import write_stop
 

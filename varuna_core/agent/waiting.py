@@ -16,12 +16,12 @@ import signal
 from dataclasses import replace
 from typing import Mapping, Sequence
 
-from varuna_core.agent.process import RankProcess, start_rank
-from varuna_core.agent.ranks import INTERFACE_NAMES, Meeting, RankStart, build_rank
+from varuna_core.agent.processes.process import RankProcess, start_rank
+from varuna_core.agent.setup.ranks import INTERFACE_NAMES, Meeting, RankStart, build_rank
 from varuna_core.records.plan import NodePlan, Plan
 
 STANDBY = "--standby"
-"""The built-in programs take it (varuna_core/pretrain.py)."""
+"""The built-in programs take it (varuna_core/programs/pretrain.py)."""
 _PLACE = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
     "MASTER_ADDR", "MASTER_PORT", *INTERFACE_NAMES,

@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from varuna_core.checkpoint.errors import CheckpointError, ForeignCheckpoint, NoCheckpoint
-from varuna_core.checkpoint.manifest import Manifest, group_pieces, read_manifest
-from varuna_core.checkpoint.store import (
+from varuna_core.checkpoint.format.errors import CheckpointError, ForeignCheckpoint, NoCheckpoint
+from varuna_core.checkpoint.format.manifest import Manifest, group_pieces, read_manifest
+from varuna_core.checkpoint.store.store import (
     expect_ours,
     find_complete,
     list_wrong_sizes,
     offer_good,
 )
-from varuna_core.checkpoint.verify import find_damage
+from varuna_core.checkpoint.store.verify import find_damage
 from varuna_core.records.checkpoints import MANIFEST, Complete, list_complete
 
 
@@ -156,7 +156,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from varuna_core.checkpoint.exchange import export_checkpoint
+    from varuna_core.checkpoint.store.exchange import export_checkpoint
 
     folder = _find_folder(options.path, options.iteration)
     count = export_checkpoint(folder, options.target)
@@ -165,7 +165,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from varuna_core.checkpoint.exchange import import_checkpoint
+    from varuna_core.checkpoint.store.exchange import import_checkpoint
 
     made = import_checkpoint(options.source, options.store, options.iteration, options.tied)
     print(f"{options.source} is {made}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from varuna_core.launch.console import flush_outputs, open_outputs
 from varuna_core.launch.errors import LaunchError
-from varuna_core.launch.starting import Arguments, kill_run, resume_run, start_run
+from varuna_core.launch.start import Arguments, kill_run, resume_run, start_run
 from varuna_core.launch.state import find_run
 
 _DESCRIPTION = """\

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from varuna_core.agent.sink import Sink
+from varuna_core.agent.processes.sink import Sink
+from varuna_core.records.logs.tail import Follower, clean
 from varuna_core.records.runfolder import AttemptFolder
-from varuna_core.records.tail import Follower, clean
 
 POLL_S = 0.3
 FILES_PER_S = 500

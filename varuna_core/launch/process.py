@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from varuna_core.agent.signals import Signals
+from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError
 
 TICK_S = 0.2

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from varuna_core.agent.closing import close_attempt
-from varuna_core.agent.signals import Signals
+from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.console import Console
 from varuna_core.launch.errors import NotReadyError
 from varuna_core.launch.machines import Machine

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from varuna_core.agent.signals import Signals
+from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import Machine
 from varuna_core.launch.probe import Asked, find_problem, parse_probe, render_probe

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from varuna_core.agent.errors import WRONG_INPUT, Refusal
-from varuna_core.agent.host import group_of, open_run
-from varuna_core.morph.kept import parse_state
+from varuna_core.agent.setup.errors import WRONG_INPUT, Refusal
+from varuna_core.agent.setup.host import group_of, open_run
 from varuna_core.morph.manager import Manager
+from varuna_core.morph.node_daemon import stay
 from varuna_core.morph.standby import stand_by
-from varuna_core.morph.stay import stay
+from varuna_core.morph.state_file import parse_state
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import PRIVATE_FILE, read_json, write_json
 from varuna_core.records.joins import read_join_job, read_joins, widen

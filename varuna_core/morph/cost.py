@@ -10,18 +10,18 @@ import contextlib
 import time
 from typing import Any, Dict, Optional
 
-from varuna_core.morph.ears import Ears
 from varuna_core.morph.machine import JUDGING, RUNNING, SAVING, STOPPING, State
+from varuna_core.morph.node_observer import Ears
 from varuna_core.morph.orders import get_seat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
-from varuna_core.records.memory import find_iteration
+from varuna_core.records.logs.training_marks import BEGIN, FIRST_STEP
+from varuna_core.records.memory_copies import find_iteration
 from varuna_core.records.morphs import PARTS
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
-from varuna_core.records.training_marks import BEGIN, FIRST_STEP
 
 MARKS = ("sign", "ending", "ended", "ordered", "running", "loaded", "stepped")
 """A part of the cost is from one mark to the next."""

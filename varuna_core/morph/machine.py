@@ -23,8 +23,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from varuna_core.agent.errors import STOPPED
-from varuna_core.morph.words import (
+from varuna_core.agent.setup.errors import STOPPED
+from varuna_core.morph.messages import (
     DONE,
     LEFT,
     Action,

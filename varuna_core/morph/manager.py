@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.closing import Scene, judge
-from varuna_core.agent.signals import Signals
+from varuna_core.agent.processes.signals import Signals
 from varuna_core.morph.attempt import make_attempt, pick_nodes, read_held
-from varuna_core.morph.blame import find_culprit
 from varuna_core.morph.cost import Cost
-from varuna_core.morph.ears import Ears, Sight
-from varuna_core.morph.kept import parse_state
+from varuna_core.morph.failed_node import find_culprit
 from varuna_core.morph.machine import (
     ENDED,
     RUNNING,
@@ -35,15 +33,7 @@ from varuna_core.morph.machine import (
     begin,
     repeat,
 )
-from varuna_core.morph.orders import (
-    Orders,
-    get_seat,
-    read_leave,
-    read_presences,
-    write_orders,
-)
-from varuna_core.morph.stay import beat_s, poll_s
-from varuna_core.morph.words import (
+from varuna_core.morph.messages import (
     DONE,
     FAILED,
     LEFT,
@@ -61,6 +51,16 @@ from varuna_core.morph.words import (
     StopRanks,
     Tick,
 )
+from varuna_core.morph.node_daemon import beat_s, poll_s
+from varuna_core.morph.node_observer import Ears, Sight
+from varuna_core.morph.orders import (
+    Orders,
+    get_seat,
+    read_leave,
+    read_presences,
+    write_orders,
+)
+from varuna_core.morph.state_file import parse_state
 from varuna_core.records.checkpoints import find_fit
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome

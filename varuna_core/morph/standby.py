@@ -13,10 +13,10 @@ import json
 import os
 import sys
 
-from varuna_core.agent.host import host_name, load_plan
 from varuna_core.agent.node import run_node
-from varuna_core.agent.process import own_environment
-from varuna_core.agent.ranks import Meeting
+from varuna_core.agent.processes.process import own_environment
+from varuna_core.agent.setup.host import host_name, load_plan
+from varuna_core.agent.setup.ranks import Meeting
 from varuna_core.agent.waiting import Waiting
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from varuna_core.planner.cluster import Cluster, NodeKind
-from varuna_core.planner.errors import MissingData, PlanningError
-from varuna_core.planner.found import Candidate
-from varuna_core.planner.profile import Profile
-from varuna_core.planner.profile_file import read_profile
-from varuna_core.planner.search import Search
-from varuna_core.planner.space import Wishes
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.cluster import Cluster, NodeKind
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.errors import MissingData, PlanningError
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile_file import read_profile
+from varuna_core.planner.search.found import Candidate
+from varuna_core.planner.search.search import Search
+from varuna_core.planner.search.space import Wishes
 
 SUFFIX = ".profile.json"
 

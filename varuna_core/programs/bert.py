@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from varuna_core.cut import CutPoint
 from varuna_core.programs.layers import (
     Dense,
     Embedding,
@@ -20,6 +19,7 @@ from varuna_core.programs.layers import (
     number_positions,
     plan_blocks,
 )
+from varuna_core.runtime.split.cut import CutPoint
 
 EPS = 1e-12
 NO_LABEL = -1

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from varuna_core.records.clock import Exchange
-from varuna_core.records.trace import TraceWriter
+from varuna_core.records.logs.clock import Exchange
+from varuna_core.records.logs.trace import TraceWriter
 
 Read = Callable[[], int]
 NUM_EXCHANGES = 8

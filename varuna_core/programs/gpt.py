@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from varuna_core.cut import CutPoint
 from varuna_core.programs.layers import (
     Dense,
     Embedding,
@@ -19,6 +18,7 @@ from varuna_core.programs.layers import (
     number_positions,
     plan_blocks,
 )
+from varuna_core.runtime.split.cut import CutPoint
 
 
 class Gpt(nn.Module):

@@ -22,10 +22,7 @@ from torch import Tensor
 
 from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.place import Place
-from varuna_core.records.plan import read_attempt_plan
-from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import Training
-from varuna_core.records.training_log import (
+from varuna_core.records.logs.training_log import (
     Iteration,
     Memory,
     format_iteration,
@@ -34,13 +31,16 @@ from varuna_core.records.training_log import (
     format_phase,
     format_validation,
 )
-from varuna_core.records.training_marks import (
+from varuna_core.records.logs.training_marks import (
     BEGIN,
     format_evaluation,
     format_first_step,
     format_saved,
     format_saving,
 )
+from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import Training
 from varuna_core.varuna import Varuna
 
 LOSS = "lm loss"

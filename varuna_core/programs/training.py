@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varuna_core.apex_parts import use_apex_norms
-from varuna_core.checkpoint.errors import NoCheckpoint
-from varuna_core.optimizers import build_optimizer
+from varuna_core.checkpoint.format.errors import NoCheckpoint
 from varuna_core.programs.batches import (
     TRAIN,
     VALID,
@@ -34,10 +32,12 @@ from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.learning_rate import LearningRate
 from varuna_core.programs.lines import Lines
 from varuna_core.programs.place import Place
-from varuna_core.records.memory import HOME
-from varuna_core.records.trace import TraceWriter
+from varuna_core.records.logs.trace import TraceWriter
+from varuna_core.records.memory_copies import HOME
+from varuna_core.records.stage_map import parse_stage_map
 from varuna_core.records.training import Training
-from varuna_core.stage_map import parse_stage_map
+from varuna_core.runtime.optim.apex_parts import use_apex_norms
+from varuna_core.runtime.optim.optimizers import build_optimizer
 from varuna_core.varuna import Varuna
 
 MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert": Bert}

@@ -178,7 +178,7 @@ class Plan:
     planned: Optional[str] = None
     """Where the layout is from, in a sentence."""
     prediction: Optional[Dict[str, Any]] = None
-    """What a step was predicted to take and hold: reports/prediction.py."""
+    """What a step was predicted to take and hold: reports/load/prediction.py."""
     layouts: Optional[Dict[str, Tuple[int, int, str]]] = None
     """Of a run that may morph: pipeline, data and partition that were planned at submit for other
     nodes than all, by `name_nodes`; replicas of a stage adjoin."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from varuna_core.records.stage_map import place_v
 from varuna_core.schedule.actions import Action, Kind, Schedule, ScheduleError
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.generators import build_one_f_one_b, check_sizes
@@ -75,11 +76,6 @@ def build_zbv(
     if bound >= 2 * num_ranks:
         baseline.append(lambda m: _build_published_zbv(num_ranks, m))
     return _find_best(candidates, baseline, num_microbatches, placement, costs)
-
-
-def place_v(num_ranks: int) -> tuple[int, ...]:
-    """The ranks of 2p stages: 0 1 2 3 3 2 1 0."""
-    return (*range(num_ranks), *reversed(range(num_ranks)))
 
 
 def _check_bound(name: str, given: int | None, *, default: int, least: int) -> int:

@@ -13,6 +13,7 @@ import time
 from textual.app import App
 from textual.message import Message
 
+from vjob.jobs.monitor.model.verdict import EXIT_CODES, Health, Verdict
 from vjob.jobs.monitor.screen import paint
 from vjob.jobs.monitor.screen.live import LiveScreen
 from vjob.jobs.monitor.screen.marks import Marks, choose_marks
@@ -20,7 +21,6 @@ from vjob.jobs.monitor.screen.messages import Done, Failed, Looked, Read, WorkWa
 from vjob.jobs.monitor.screen.repeat import Repeat
 from vjob.jobs.monitor.screen.sources import Actions, Source
 from vjob.jobs.monitor.screen.view import View
-from vjob.jobs.monitor.verdict import EXIT_CODES, Health, Verdict
 
 INTERVAL_S = 2.0
 ENDED_S = 30.0

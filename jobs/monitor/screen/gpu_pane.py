@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from vjob.jobs.monitor.model.snapshot import Gpu
 from vjob.jobs.monitor.screen import paint
 from vjob.jobs.monitor.screen.figures import show_age, show_memory
 from vjob.jobs.monitor.screen.marks import Marks
 from vjob.jobs.monitor.screen.pane import ScrollPane
 from vjob.jobs.monitor.screen.view import NodeRow
-from vjob.jobs.monitor.snapshot import Gpu
 
 BAR_WIDTH = 10
 HISTORY = 30

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
+from vjob.jobs.monitor.model.snapshot import Line, Point, Progress, Scheduler, Snapshot
+from vjob.jobs.monitor.model.verdict import Verdict
 from vjob.jobs.monitor.screen import paint
 from vjob.jobs.monitor.screen.figures import show_age, show_duration, show_loss, show_seconds
 from vjob.jobs.monitor.screen.marks import Marks
-from vjob.jobs.monitor.snapshot import Line, Point, Progress, Scheduler, Snapshot
-from vjob.jobs.monitor.verdict import Verdict
 
 LAST_POINTS = 20
 """Of which the time of a step is the median."""

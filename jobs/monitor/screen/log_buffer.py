@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vjob.jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.model.snapshot import Line
 
 MOST_LINES = 5000
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.runfolder import AttemptFolder
-from vjob.jobs.monitor.merged import Log, LogLine, merge_lines
-from vjob.jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.log_lines.stream import Log, LogLine, merge_lines
+from vjob.jobs.monitor.model.snapshot import Line
 
 ENDINGS = ("out", "err", "log")
 FIRST_LINES = 400

@@ -7,11 +7,11 @@ import zlib
 from rich.style import Style
 from rich.text import Text
 
+from vjob.jobs.monitor.model.snapshot import Line
 from vjob.jobs.monitor.screen import paint
 from vjob.jobs.monitor.screen.log_buffer import LogBuffer, find_spans
 from vjob.jobs.monitor.screen.marks import Marks
 from vjob.jobs.monitor.screen.pane import ScrollPane
-from vjob.jobs.monitor.snapshot import Line
 
 LONGEST = 2000
 """Characters of a line that are shown, however far one scrolls to the right."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from varuna_core.records.tail import clean
+from varuna_core.records.logs.tail import clean
 
 COERCED = "C.UTF-8"
 """What Python itself puts into LC_CTYPE where the locale is C (PEP 538)."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from textual.message import Message
 
+from vjob.jobs.monitor.model.snapshot import Line
 from vjob.jobs.monitor.screen.view import View
-from vjob.jobs.monitor.snapshot import Line
 
 
 class Looked(Message):

@@ -8,13 +8,13 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
+from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.model.verdict import Verdict
 from vjob.jobs.monitor.screen import paint
 from vjob.jobs.monitor.screen.figures import show_age
 from vjob.jobs.monitor.screen.heading import say_where
 from vjob.jobs.monitor.screen.marks import Marks
 from vjob.jobs.monitor.screen.pane import ScrollPane
-from vjob.jobs.monitor.snapshot import Snapshot
-from vjob.jobs.monitor.verdict import Verdict
 
 KEYS = (
     ("q", "quit; the job goes on, the exit code is the verdict's"),

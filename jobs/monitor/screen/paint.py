@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.model.verdict import Health
 
 BACKGROUND = "#10141a"
 PANEL = "#1b222c"

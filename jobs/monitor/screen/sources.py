@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from vjob.jobs.monitor.snapshot import Line, Snapshot
-from vjob.jobs.monitor.verdict import Verdict
+from vjob.jobs.monitor.model.snapshot import Line, Snapshot
+from vjob.jobs.monitor.model.verdict import Verdict
 
 
 class Source(Protocol):

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.exits import Outcome, RankExit
-from varuna_core.records.training_log import parse_iteration
-from vjob.jobs.monitor.errors import classify_line
-from vjob.jobs.monitor.snapshot import (
+from varuna_core.records.logs.training_log import parse_iteration
+from vjob.jobs.monitor.log_lines.errors import classify_line
+from vjob.jobs.monitor.model.snapshot import (
     Gpu,
     JobRow,
     Line,

@@ -21,8 +21,11 @@ from tests.jobs.monitor.builders import (
     silent,
     with_points,
 )
-from vjob.jobs.monitor.judge import RULES, judge
-from vjob.jobs.monitor.pace import (
+from vjob.jobs.monitor.model.snapshot import Echo, Line, Node, Phase, Point, Snapshot
+from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.rules.base import name_rule
+from vjob.jobs.monitor.rules.judge import RULES, judge
+from vjob.jobs.monitor.rules.pace import (
     CAUSE_FLOOR_S,
     FLOOR_S,
     LATE_S,
@@ -31,9 +34,6 @@ from vjob.jobs.monitor.pace import (
     overdue_s,
     stall_limit_s,
 )
-from vjob.jobs.monitor.rules import name_rule
-from vjob.jobs.monitor.snapshot import Echo, Line, Node, Phase, Point, Snapshot
-from vjob.jobs.monitor.verdict import Health
 
 GOOD = (Health.HEALTHY, Health.CHECKPOINTING, Health.STARTING)
 NAMES = {name_rule(rule) for rule in RULES}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.containers.test_catalogue import MESSAGES
-from vjob.jobs.monitor.errors import (
+from vjob.jobs.monitor.log_lines.errors import (
     _NO_DIGITS,
     _scope,
     classify_line,
@@ -18,9 +18,9 @@ from vjob.jobs.monitor.errors import (
     merge_same,
     strip_tags,
 )
-from vjob.jobs.monitor.known_lines import ROWS, Known
-from vjob.jobs.monitor.literals import find_literals
-from vjob.jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.log_lines.known_lines import ROWS, Known
+from vjob.jobs.monitor.log_lines.literals import find_literals
+from vjob.jobs.monitor.model.snapshot import Line
 
 WATCHDOG = (
     "[rank3]:[E1121 12:00:00.000000000 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught "
@@ -126,7 +126,7 @@ ROOTS = {
     "refused by vjob": "vjob agent: every port from 61000 to 65499 is in use on this host",
     "cuda error": "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling x",
     "data worker": "RuntimeError: DataLoader worker (pid(s) 99) exited unexpectedly",
-    "python exception": "12: varuna_core.cut.LeakError: mask goes around the cut",
+    "python exception": "12: varuna_core.runtime.split.cut.LeakError: mask goes around the cut",
     "fatal error": "fatal: not a git repository",
 }
 OTHERS = {

@@ -12,9 +12,9 @@ import pytest
 
 from tests.command import ROOT, Vjob
 from vjob.jobs.errors import VjobError
-from vjob.jobs.monitor.folder import is_bare_folder
-from vjob.jobs.monitor.reader import open_reader
-from vjob.jobs.monitor.snapshot import Snapshot
+from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.readers.log_folder import is_bare_folder
+from vjob.jobs.monitor.readers.open import open_reader
 
 INFO = """\
 NODE_RANK: {rank}
@@ -221,7 +221,8 @@ def test_sad_files_are_no_trouble(tmp_path: Path) -> None:
 def test_a_look_at_a_thousand_nodes_imports_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "n0.out").write_text("x\n")
     code = (
-        "import sys\nfrom pathlib import Path\nfrom vjob.jobs.monitor.reader import open_reader\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from vjob.jobs.monitor.readers.open import open_reader\n"
         f"open_reader({str(tmp_path)!r}, Path('.')).read()\n"
         "bad = {'torch', 'pandas', 'numpy', 'textual', 'yaml'} & set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)\n"

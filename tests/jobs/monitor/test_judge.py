@@ -12,9 +12,9 @@ from tests.jobs.monitor.builders import (
     healthy,
     with_state,
 )
-from vjob.jobs.monitor.judge import RULES, judge
-from vjob.jobs.monitor.rules import name_rule
-from vjob.jobs.monitor.verdict import EXIT_CODES, Health
+from vjob.jobs.monitor.model.verdict import EXIT_CODES, Health
+from vjob.jobs.monitor.rules.base import name_rule
+from vjob.jobs.monitor.rules.judge import RULES, judge
 
 
 def test_a_job_that_does_its_steps_is_healthy() -> None:

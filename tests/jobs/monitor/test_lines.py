@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.training_log import parse_mark
-from vjob.jobs.monitor.lines import MARKS, PHASE_MARKS, parse_progress, parse_time, split_tag
+from varuna_core.records.logs.training_log import parse_mark
+from vjob.jobs.monitor.log_lines.parse import (
+    MARKS,
+    PHASE_MARKS,
+    parse_progress,
+    parse_time,
+    split_tag,
+)
 
 MEGATRON = (
     " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration "

@@ -7,8 +7,15 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.times import format_mark
-from vjob.jobs.monitor.merged import MOST_HELD, Log, LogLine, collapse, merge_lines, split_tag
+from varuna_core.records.logs.times import format_mark
+from vjob.jobs.monitor.log_lines.stream import (
+    MOST_HELD,
+    Log,
+    LogLine,
+    collapse,
+    merge_lines,
+    split_tag,
+)
 
 
 def line(at: float | None, rank: int | None, text: str, label: str = "n0") -> LogLine:

@@ -22,8 +22,10 @@ from tests.jobs.monitor.test_watch import make_snapshot, make_verdict
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.monitor import notify
-from vjob.jobs.monitor.notify import (
+from vjob.jobs.monitor.model.snapshot import Line
+from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.watch import notify
+from vjob.jobs.monitor.watch.notify import (
     WAITS_S,
     Channels,
     build_mail,
@@ -35,9 +37,7 @@ from vjob.jobs.monitor.notify import (
     send,
     send_mail,
 )
-from vjob.jobs.monitor.snapshot import Line
-from vjob.jobs.monitor.verdict import Health
-from vjob.jobs.monitor.watch import FINE, Notice
+from vjob.jobs.monitor.watch.watch import FINE, Notice
 
 SECRET = "T0/s3cret-hook"
 

@@ -10,8 +10,8 @@ import pytest
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.files import write_json
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.monitor.reader import open_reader
-from vjob.jobs.monitor.run import RunReader, list_spare
+from vjob.jobs.monitor.readers.open import open_reader
+from vjob.jobs.monitor.readers.run import RunReader, list_spare
 
 FATE = """
 name: fate

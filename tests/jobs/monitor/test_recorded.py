@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.jobs.monitor.builders import DATA, from_log, make_outcome, silent, with_state
-from vjob.jobs.monitor.judge import judge
-from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.rules.judge import judge
 
 ENDED = {
     # log: node and rank that began, kind of the telling line, a word of the advice

@@ -22,9 +22,9 @@ from tests.jobs.monitor.builders import (
     with_points,
     with_state,
 )
-from vjob.jobs.monitor.judge import judge
-from vjob.jobs.monitor.snapshot import JobRow, Scheduler, Snapshot
-from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler, Snapshot
+from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.rules.judge import judge
 
 
 def killed() -> Snapshot:

@@ -19,9 +19,9 @@ from tests.jobs.monitor.builders import (
     with_points,
 )
 from varuna_core.records.checkpoints import Damaged
-from vjob.jobs.monitor.judge import judge
-from vjob.jobs.monitor.snapshot import Disk, Echo
-from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Disk, Echo
+from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.rules.judge import judge
 
 
 def test_a_rank_that_failed_is_named_while_the_others_live() -> None:

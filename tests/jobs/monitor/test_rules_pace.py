@@ -12,8 +12,8 @@ from tests.jobs.monitor.builders import (
     make_points,
     with_points,
 )
-from vjob.jobs.monitor.judge import judge
-from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.rules.judge import judge
 
 
 def test_a_straggler_is_found_among_its_peers() -> None:

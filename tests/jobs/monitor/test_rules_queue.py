@@ -11,9 +11,9 @@ from tests.jobs.monitor.builders import (
     starting,
     with_state,
 )
-from vjob.jobs.monitor.judge import judge
-from vjob.jobs.monitor.snapshot import Attempt, JobRow, Scheduler, Snapshot
-from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Attempt, JobRow, Scheduler, Snapshot
+from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.rules.judge import judge
 
 
 def waiting(reason: str, **facts: object) -> Snapshot:

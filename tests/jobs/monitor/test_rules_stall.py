@@ -22,8 +22,8 @@ from tests.jobs.monitor.builders import (
     with_points,
     with_state,
 )
-from vjob.jobs.monitor.judge import judge
-from vjob.jobs.monitor.verdict import Health
+from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.rules.judge import judge
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,16 @@ from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.monitor import scheduler as scheduling
-from vjob.jobs.monitor.reader import open_reader
-from vjob.jobs.monitor.scheduler import SchedulerDesk
-from vjob.jobs.runs import RunView
-from vjob.jobs.slurm import JobInfo, JobState, parse_lost_nodes, parse_squeue_output
+from vjob.jobs.monitor.readers import scheduler as scheduling
+from vjob.jobs.monitor.readers.open import open_reader
+from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
+from vjob.jobs.runs.find import RunView
+from vjob.jobs.schedulers.slurm_commands import (
+    JobInfo,
+    JobState,
+    parse_lost_nodes,
+    parse_squeue_output,
+)
 
 ROW = "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1|"
 

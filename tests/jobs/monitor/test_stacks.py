@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from varuna_core.agent.stacks import explain_refusal, shorten_error
 from varuna_core.records.parcels import Unpacker, pack
-from vjob.jobs.monitor.stacks import (
+from vjob.jobs.monitor.stacks.collect import build_for_jobs
+from vjob.jobs.monitor.stacks.group import (
     Frame,
     RankStack,
     Stacks,
@@ -23,8 +24,7 @@ from vjob.jobs.monitor.stacks import (
     shorten_path,
     spell_numbers,
 )
-from vjob.jobs.monitor.stacks_collect import build_for_jobs
-from vjob.jobs.slurm import JobInfo, JobState, build_beside_command
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState, build_beside_command
 
 FRAMES = st.builds(
     Frame,

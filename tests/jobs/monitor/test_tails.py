@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vjob.jobs.monitor import tails
-from vjob.jobs.monitor.tails import LONGEST, Added, Tail, show
+from vjob.jobs.monitor.log_lines import tails
+from vjob.jobs.monitor.log_lines.tails import LONGEST, Added, Tail, show
 
 PIECES = st.sampled_from([b"one\n", b"two", b"\n", b"\r 10%", b"\r 20%", b"x" * 30, b"\xff\x00\n"])
 STEPS = st.lists(

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from varuna_core.records.exits import Outcome, RankExit
-from vjob.jobs.monitor.rules import say_time
-from vjob.jobs.monitor.snapshot import (
+from vjob.jobs.monitor.model.snapshot import (
     Attempt,
     Echo,
     JobRow,
@@ -22,8 +21,9 @@ from vjob.jobs.monitor.snapshot import (
     Scheduler,
     Snapshot,
 )
+from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.rules.base import say_time
 from vjob.jobs.monitor.text import choose_nodes, render, render_json
-from vjob.jobs.monitor.verdict import Health, Verdict
 
 EXIT = RankExit(5, "n1", 9, None, False, 1.0, 2.0, "ValueError: x")
 LINE = Line(text="ValueError: x", node="n1", rank=5, file="n1.err", kind="error", num_same=64)

@@ -18,12 +18,12 @@ from tests.jobs.monitor.test_watch import make_run, make_snapshot, make_verdict
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.monitor import watch_desk
-from vjob.jobs.monitor.notify import Channels
-from vjob.jobs.monitor.snapshot import Snapshot
-from vjob.jobs.monitor.verdict import Health, Verdict
-from vjob.jobs.monitor.watch import FINE
-from vjob.jobs.monitor.watch_desk import Wishes, read_told, run_watch
+from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.watch import desk as watch_desk
+from vjob.jobs.monitor.watch.desk import Wishes, read_told, run_watch
+from vjob.jobs.monitor.watch.notify import Channels
+from vjob.jobs.monitor.watch.watch import FINE
 
 Watched = Callable[..., int]
 

@@ -17,11 +17,11 @@ from tests.byhand import find_port, start_all
 from tests.command import Vjob
 from tests.deepspeed import CONF, check_runs, find_python
 from tests.jobs.confs import make_conf
-from vjob.jobs.conf_check import check_conf
+from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.errors import InputError
-from vjob.jobs.plan import Surroundings, build_plan
 from vjob.jobs.programs import deepspeed
 from vjob.jobs.programs.start import Found
+from vjob.jobs.submit.build_plan import Surroundings, build_plan
 
 HEAD = "name: x\nprogram: {deepspeed: train.py}\n"
 CLUSTER = "cluster: {nodes: [{group: a, count: 2, gpus: 4}]}\n"

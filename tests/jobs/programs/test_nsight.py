@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.command import PROGRAMS, Vjob, read_out
 from tests.jobs.confs import SINGLE, make_conf, make_plan
 from varuna_core.records.plan import parse_plan, render_plan
-from vjob.jobs.conf_check import check_conf
+from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.programs.nsight import build_prefix
 
 CONF = """

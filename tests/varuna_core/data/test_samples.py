@@ -16,7 +16,7 @@ from varuna_core.data.blend import BlendedSamples, build_blend, open_samples, pa
 from varuna_core.data.errors import DataError
 from varuna_core.data.gpt import GptSamples, open_gpt
 from varuna_core.data.split import NAMES, split_documents
-from varuna_core.microbatch import deal_samples
+from varuna_core.runtime.engine.microbatch import deal_samples
 
 
 @given(

@@ -13,15 +13,15 @@ import pytest
 from tests.varuna_core.stage import make_group, make_plan
 from varuna_core.morph import cost
 from varuna_core.morph.cost import Cost
-from varuna_core.morph.ears import Ears
 from varuna_core.morph.machine import GATHERING, JUDGING, RUNNING, SAVING, STOPPING, State
+from varuna_core.morph.node_observer import Ears
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import rank_exit, write_exit
 from varuna_core.records.files import write_json
+from varuna_core.records.logs.training_marks import BEGIN, format_first_step
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training_marks import BEGIN, format_first_step
 
 
 class Story:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from varuna_core.morph.hearing import GAP_S, Hearing
+from varuna_core.morph.manager_liveness import GAP_S, Hearing
 
 
 def hear(hearing: Hearing, beats: list[float | None], every_s: float = 1.0) -> list[bool]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from varuna_core.morph.kept import parse_state
 from varuna_core.morph.machine import (
     RUNNING,
     State,
     advance,
     begin,
 )
-from varuna_core.morph.words import (
+from varuna_core.morph.messages import (
     DONE,
     FAILED,
     LEFT,
@@ -36,6 +35,7 @@ from varuna_core.morph.words import (
     StopRanks,
     Tick,
 )
+from varuna_core.morph.state_file import parse_state
 
 RULES = Rules(
     min_nodes=2,

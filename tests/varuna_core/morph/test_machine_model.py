@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.varuna_core.morph.test_machine import RULES, choose
-from varuna_core.morph.kept import parse_state
 from varuna_core.morph.machine import (
     ENDED,
     GATHERING,
@@ -24,7 +23,7 @@ from varuna_core.morph.machine import (
     begin,
     repeat,
 )
-from varuna_core.morph.words import (
+from varuna_core.morph.messages import (
     DONE,
     FAILED,
     LEFT,
@@ -45,6 +44,7 @@ from varuna_core.morph.words import (
     Start,
     Tick,
 )
+from varuna_core.morph.state_file import parse_state
 
 
 class Cluster(RuleBasedStateMachine):

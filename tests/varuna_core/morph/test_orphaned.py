@@ -8,7 +8,7 @@ import pytest
 
 from tests.varuna_core.morph.test_manager import HANGS_AT_FIRST, TRAINS, Elastic
 from tests.varuna_core.stage import wait_until
-from varuna_core.morph import hearing
+from varuna_core.morph import manager_liveness as hearing
 
 
 @pytest.mark.slow

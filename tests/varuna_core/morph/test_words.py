@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.morph.ears import Ears, Sight
 from varuna_core.morph.machine import RUNNING, STOPPING, State
+from varuna_core.morph.messages import (
+    AskedToLeave,
+    CalledToEnd,
+    Input,
+    Joined,
+    Lost,
+    RankFailed,
+    RanksEnded,
+    Saved,
+)
+from varuna_core.morph.node_observer import Ears, Sight
 from varuna_core.morph.orders import (
     ENDED,
     GONE,
@@ -26,16 +36,6 @@ from varuna_core.morph.orders import (
     read_presences,
     write_orders,
     write_presence,
-)
-from varuna_core.morph.words import (
-    AskedToLeave,
-    CalledToEnd,
-    Input,
-    Joined,
-    Lost,
-    RankFailed,
-    RanksEnded,
-    Saved,
 )
 from varuna_core.records.runfolder import MorphFolder
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests.varuna_core.planner.profiles import KINDS, make_profile
-from varuna_core.planner.cluster import (
+from varuna_core.planner.model.cluster import (
     Cluster,
     NodeKind,
     Order,
@@ -27,12 +27,12 @@ from varuna_core.planner.cluster import (
     list_blocks,
     place,
 )
-from varuna_core.planner.compiled import Compiled
-from varuna_core.planner.profile import Profile
-from varuna_core.planner.sites import Placed, Site
-from varuna_core.planner.space import Wishes
-from varuna_core.planner.tables import Shape, Tables
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.compiled import Compiled
+from varuna_core.planner.model.sites import Placed, Site
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.search.space import Wishes
 from varuna_core.schedule.choice import build_schedule
 
 Array = Any

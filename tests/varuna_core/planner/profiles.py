@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 
-from varuna_core.planner.chain import Chain
-from varuna_core.planner.links import Network, build_link
-from varuna_core.planner.profile import TIMES, Cell, GpuProfile, Model, Profile, Tie
-from varuna_core.planner.roles import Way, find_work
-from varuna_core.planner.sites import Boundary, Placed, Route, Site
-from varuna_core.planner.tables import Shape, Tables
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.roles import Way, find_work
+from varuna_core.planner.model.sites import Boundary, Placed, Route, Site
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.links import Network, build_link
+from varuna_core.planner.profile.profile import TIMES, Cell, GpuProfile, Model, Profile, Tie
 
 KINDS = ("big", "small")
 MICRO_BATCH, TENSOR = 1, 1

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from varuna_core import AutoConfig
-from varuna_core.planner.errors import MissingData, PlanningError
-from varuna_core.planner.profile import Profile
-from varuna_core.planner.profile_file import write_profile
-from varuna_core.planner.transformer import Transformer, estimate_profile
+from varuna_core.planner.profile.errors import MissingData, PlanningError
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile_file import write_profile
+from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 
 MODEL = Transformer(name="m", layers=6, hidden=1024, heads=8, length=512, vocabulary=8000)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from varuna_core.planner.compiled import Compiled, compile_by_name, list_costs, list_hops
-from varuna_core.planner.roles import Way, find_work, wrap
-from varuna_core.planner.step import (
+from varuna_core.planner.model.compiled import Compiled, compile_by_name, list_costs, list_hops
+from varuna_core.planner.model.roles import Way, find_work, wrap
+from varuna_core.planner.model.step import (
     Column,
     Jitter,
     StageMemory,

@@ -8,18 +8,18 @@ import random
 import pytest
 
 from tests.varuna_core.planner.profiles import make_profile
-from varuna_core.planner.cluster import Cluster, NodeKind
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.front import (
+from varuna_core.planner.model.cluster import Cluster, NodeKind
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.result.front import (
     MOST_PARTS,
     choose_by_deadline,
     choose_within_budget,
     find_front,
     list_parts,
 )
-from varuna_core.planner.search import Search
-from varuna_core.planner.space import Wishes
-from varuna_core.planner.training import Training
+from varuna_core.planner.search.search import Search
+from varuna_core.planner.search.space import Wishes
 
 TRAINING = Training(batch=4)
 WISHES = Wishes(schedule="1f1b", tensor=1)

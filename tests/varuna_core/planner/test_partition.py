@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tests.varuna_core.planner.profiles import make_chain
-from varuna_core.planner.cells import Cells
-from varuna_core.planner.chain import Bounds, Chain
-from varuna_core.planner.minmax import find_min_max
-from varuna_core.planner.partition import find_partition, is_allowed
-from varuna_core.planner.step import find_peaks, simulate_step
+from varuna_core.planner.model.chain import Bounds, Chain
+from varuna_core.planner.model.step import find_peaks, simulate_step
+from varuna_core.planner.search.cells import Cells
+from varuna_core.planner.search.minmax import find_min_max
+from varuna_core.planner.search.partition import find_partition, is_allowed
 
 INSTANCES = 2000
 

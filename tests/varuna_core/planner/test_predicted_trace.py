@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.varuna_core.planner.profiles import make_chain
-from varuna_core.planner.compiled import KINDS
-from varuna_core.planner.partition import find_partition
-from varuna_core.planner.predicted_trace import write_trace
-from varuna_core.planner.step import simulate_step
-from vjob.reports.trace_reader import read_events, read_traces
+from varuna_core.planner.model.compiled import KINDS
+from varuna_core.planner.model.step import simulate_step
+from varuna_core.planner.result.predicted_trace import write_trace
+from varuna_core.planner.search.partition import find_partition
+from vjob.reports.load.trace_reader import read_events, read_traces
 
 
 def test_reports_read_a_predicted_step(tmp_path: Path) -> None:

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.varuna_core.planner.profiles import make_profile
-from varuna_core.planner.errors import MissingData, PlanningError
-from varuna_core.planner.gpus import GPUS, find_gpu, list_gpus
-from varuna_core.planner.links import LinkTime, Network, build_link
-from varuna_core.planner.profile import FIGURES
-from varuna_core.planner.profile_file import (
+from varuna_core.planner.profile.errors import MissingData, PlanningError
+from varuna_core.planner.profile.gpus import GPUS, find_gpu, list_gpus
+from varuna_core.planner.profile.links import LinkTime, Network, build_link
+from varuna_core.planner.profile.profile import FIGURES
+from varuna_core.planner.profile.profile_file import (
     parse_profile,
     read_profile,
     render_profile,
     write_profile,
 )
-from varuna_core.planner.transformer import Transformer, estimate_profile
+from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 
 GPT2_XL = Transformer(
     name="gpt2-xl", layers=48, hidden=1600, heads=25, length=1024, vocabulary=50257

@@ -11,8 +11,8 @@ from benchmarks.planner_cases import A10_8, MIXED_8, build_gpt2_profile, predict
 from benchmarks.planner_fasop import Peer, time_in_our_model
 from benchmarks.planner_public import Published
 from benchmarks.planner_vtrain import predict_held_out, read_rows
-from varuna_core.planner.search import Search
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.search.search import Search
 
 FOLDER = Path(os.environ.get("VJOB_PUBLIC_DATA", "none"))
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from varuna_core.planner.chain import Chain
-from varuna_core.planner.cluster import Cluster, NodeKind, place
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.predicted_trace import write_trace
-from varuna_core.planner.profile import TIMES, GpuProfile, Profile
-from varuna_core.planner.recalibrate import Message, Recalibrated, Work, recalibrate
-from varuna_core.planner.roles import find_work
-from varuna_core.planner.sensitivity import scale_link, scale_times
-from varuna_core.planner.step import Jitter, StepTime, simulate_step
-from varuna_core.planner.tables import Shape, Tables
-from varuna_core.planner.training import Training
-from varuna_core.planner.transformer import Transformer, estimate_profile
-from vjob.reports.action_times import ActionTime, MessageTime, list_actions, list_messages
-from vjob.reports.trace_reader import read_events, read_traces
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.cluster import Cluster, NodeKind, place
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.step import Jitter, StepTime, simulate_step
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.profile import TIMES, GpuProfile, Profile
+from varuna_core.planner.profile.transformer import Transformer, estimate_profile
+from varuna_core.planner.result.predicted_trace import write_trace
+from varuna_core.planner.result.recalibrate import Message, Recalibrated, Work, recalibrate
+from varuna_core.planner.result.sensitivity import scale_link, scale_times
+from vjob.reports.analysis.action_times import ActionTime, MessageTime, list_actions, list_messages
+from vjob.reports.load.trace_reader import read_events, read_traces
 
 SHAPE = Shape(tensor=1, replicas=1, micro_batch=2)
 KINDS = ("A100-40", "A10")

@@ -10,18 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.varuna_core.planner.profiles import make_profile
-from varuna_core.planner.chain import Chain
-from varuna_core.planner.cluster import (
-    Cluster,
-    NodeKind,
-    list_all_orders,
-)
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.partition import is_allowed
-from varuna_core.planner.plan import build_plan, render_certificate, render_table
-from varuna_core.planner.search import Search
-from varuna_core.planner.space import Wishes
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.cluster import Cluster, NodeKind, list_all_orders
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.result.plan import build_plan, render_certificate, render_table
+from varuna_core.planner.search.partition import is_allowed
+from varuna_core.planner.search.search import Search
+from varuna_core.planner.search.space import Wishes
 
 CLUSTER = Cluster(
     kinds=(

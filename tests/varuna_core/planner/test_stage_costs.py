@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from tests.varuna_core.planner.profiles import make_profile
-from varuna_core.planner.chain import Chain
-from varuna_core.planner.cluster import Cluster, NodeKind
-from varuna_core.planner.links import Network, build_link
-from varuna_core.planner.profile import Cell, Profile, Tie
-from varuna_core.planner.roles import find_work
-from varuna_core.planner.search import Search
-from varuna_core.planner.sites import Boundary, Placed, Route, Site
-from varuna_core.planner.space import Wishes
-from varuna_core.planner.step import find_peaks, simulate_step
-from varuna_core.planner.tables import Shape, Tables
-from varuna_core.planner.training import Training
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.cluster import Cluster, NodeKind
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.sites import Boundary, Placed, Route, Site
+from varuna_core.planner.model.step import find_peaks, simulate_step
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.links import Network, build_link
+from varuna_core.planner.profile.profile import Cell, Profile, Tie
+from varuna_core.planner.search.search import Search
+from varuna_core.planner.search.space import Wishes
 
 ACTION_S = (0.1, 0.2, 0.3, 0.4, 0.5)
 """Of forward, backward, input gradient, weight gradient, recompute."""

@@ -19,11 +19,11 @@ from tests.varuna_core.planner.brute_force import (
     find_best_by_nodes,
     keep_front,
 )
-from varuna_core.planner import placements
-from varuna_core.planner.errors import PlanningError
-from varuna_core.planner.found import Searched
-from varuna_core.planner.front import find_front
-from varuna_core.planner.search import Search
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.result.front import find_front
+from varuna_core.planner.search import placements
+from varuna_core.planner.search.found import Searched
+from varuna_core.planner.search.search import Search
 
 EXPLORING = bool(os.environ.get("VJOB_EXPLORE"))
 MANY, SOME, FEW = (2000, 2000, 2000) if EXPLORING else (150, 60, 10)

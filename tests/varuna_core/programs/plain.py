@@ -11,7 +11,7 @@ from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.learning_rate import LearningRate
 from varuna_core.programs.training import build_model
 from varuna_core.records.training import Training
-from varuna_core.split_weights import Weights
+from varuna_core.runtime.split.weights import Weights
 
 
 def train_plainly(

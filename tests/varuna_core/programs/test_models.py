@@ -16,9 +16,9 @@ from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.layers import Dense, compile_blocks
 from varuna_core.programs.training import build_model
 from varuna_core.programs.transformers_names import rename_bert, rename_gpt
-from varuna_core.split import split_model
-from varuna_core.weight_grads import WeightGrads
-from vjob.jobs.conf import MODELS
+from varuna_core.runtime.engine.weight_grads import WeightGrads
+from varuna_core.runtime.split.split import split_model
+from vjob.jobs.conf.schema import MODELS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers and torch.compile warn of
 

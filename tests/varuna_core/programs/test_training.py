@@ -19,15 +19,9 @@ from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.training import build_model, plan_layers
+from varuna_core.records.logs.training_log import parse_validation
+from varuna_core.records.logs.training_marks import parse_evaluation, parse_saved, parse_saving
 from varuna_core.records.training import Training
-from varuna_core.records.training_log import (
-    parse_validation,
-)
-from varuna_core.records.training_marks import (
-    parse_evaluation,
-    parse_saved,
-    parse_saving,
-)
 
 WORLD = 4
 LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}

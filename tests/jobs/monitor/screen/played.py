@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from vjob.jobs.monitor.snapshot import (
+from vjob.jobs.monitor.model.snapshot import (
     Attempt,
     Gpu,
     JobRow,
@@ -19,7 +19,7 @@ from vjob.jobs.monitor.snapshot import (
     Scheduler,
     Snapshot,
 )
-from vjob.jobs.monitor.verdict import Health, Verdict
+from vjob.jobs.monitor.model.verdict import Health, Verdict
 
 NOW = 1_760_000_000.0
 HEALTHY = Verdict(health=Health.HEALTHY, reason="step 1280 was done 2 s ago", rule="progress")

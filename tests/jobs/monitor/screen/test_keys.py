@@ -16,7 +16,7 @@ from tests.jobs.monitor.screen.played import (
     make_snapshot,
     with_log,
 )
-from vjob.jobs.monitor.snapshot import Line
+from vjob.jobs.monitor.model.snapshot import Line
 
 
 def test_nodes_are_sorted_by_keys_and_by_a_click() -> None:

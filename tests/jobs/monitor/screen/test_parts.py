@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from tests.jobs.monitor.screen.played import EMPTY, HEALTHY, NOW, make_slow, make_snapshot
 from varuna_core.records.exits import RankExit
+from vjob.jobs.monitor.model.snapshot import Gpu, JobRow, Line, Phase, Progress, Rank, Scheduler
+from vjob.jobs.monitor.model.verdict import Health, Verdict
 from vjob.jobs.monitor.screen.arrange import PANES, arrange_panes, find_most_heading
 from vjob.jobs.monitor.screen.columns import COLUMNS, Column, place_columns, render_row, sort_rows
 from vjob.jobs.monitor.screen.figures import show_age, show_duration, show_loss, show_seconds
@@ -20,8 +22,6 @@ from vjob.jobs.monitor.screen.log_buffer import LogBuffer, find_spans
 from vjob.jobs.monitor.screen.marks import ASCII, UNICODE, Marks, choose_marks
 from vjob.jobs.monitor.screen.pages import KEYS
 from vjob.jobs.monitor.screen.view import View
-from vjob.jobs.monitor.snapshot import Gpu, JobRow, Line, Phase, Progress, Rank, Scheduler
-from vjob.jobs.monitor.verdict import Health, Verdict
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 MARKS = st.sampled_from([UNICODE, ASCII])

@@ -19,9 +19,9 @@ from tests.jobs.monitor.screen.played import (
     make_snapshot,
     with_log,
 )
+from vjob.jobs.monitor.model.snapshot import Gpu, Line, Node, Snapshot
+from vjob.jobs.monitor.model.verdict import Health, Verdict
 from vjob.jobs.monitor.screen.marks import ASCII, UNICODE
-from vjob.jobs.monitor.snapshot import Gpu, Line, Node, Snapshot
-from vjob.jobs.monitor.verdict import Health, Verdict
 
 HERE = UNICODE.here
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="nothing is known", rule="unknown")

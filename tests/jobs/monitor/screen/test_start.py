@@ -10,8 +10,8 @@ import pytest
 
 from tests.jobs.monitor.screen.played import EMPTY, make_snapshot
 from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.screen.start import JobActions
-from vjob.jobs.monitor.snapshot import Snapshot
 
 
 @dataclass

@@ -1,0 +1,36 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
+
+
+def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of JOB: names, runs and job ids from the index."""
+    from vjob.jobs.runs.listing import known_jobs
+
+    return [word for word in known_jobs() if word.startswith(incomplete)]
+
+
+job_argument = click.argument("job", shell_complete=complete_job)
+conf_argument = click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one key, such as --set parallel.pipeline=4.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+def paint_rank(text: str, rank: int | None) -> str:
+    """Neighbours in different colours; click.echo drops them where none are shown."""
+    if os.environ.get("NO_COLOR"):
+        return text
+    return click.style(text, bold=True) if rank is None else click.style(text, fg=COLOURS[rank % 7])

@@ -1,0 +1,294 @@
+"""The `vjob container` commands: images made, fetched, looked at and cleared away.
+
+Imports nothing heavy; each command's work is in jobs/container_*.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vjob.jobs.commands.arguments import json_option
+from vjob.jobs.conf.scratch import SCRATCH
+from vjob.jobs.errors import InputError, VjobError
+
+FORMAT = 1
+"""Of the JSON."""
+
+
+class ContainerGroup(click.Group):
+    """Lists commands in the order of use, and says what Ctrl-C left: nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("vjob: interrupted; what was begun is removed", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            raise  # the reader of our lines has left
+        except OSError as error:  # a full disk, a folder that may not be written
+            raise VjobError(f"{error.filename or 'cannot go on'}: {error.strerror}") from None
+
+
+@click.group(cls=ContainerGroup)
+def container() -> None:
+    """Make, fetch, look at and clear away container images.
+
+    \b
+    vjob container import nvcr.io#nvidia/pytorch:25.11-py3     once, for all nodes
+    vjob container build cpu -o cpu.sqsh                       a small one of your own
+    vjob container list                                        what this node holds
+    srun -N4 --ntasks-per-node=1 vjob container clean --all    four nodes made empty
+    """
+
+
+def _note(text: str) -> None:
+    """Words on the way go to stderr: what a script reads is the result."""
+    click.echo(text, err=True)
+
+
+scratch_option = click.option(
+    "--scratch",
+    default=SCRATCH,
+    show_default=True,
+    metavar="DIR",
+    help="container.scratch of your confs: the store lies below it.",
+)
+cache_option = click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of imported images, which all nodes must see.  [default: "
+    "$XDG_CACHE_HOME/vjob/images or ~/.cache/vjob/images]",
+)
+again_option = click.option("--again", is_flag=True, help="Make it anew if it is there.")
+
+
+@container.command(name="import")
+@click.argument("reference", metavar="REF")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Make this file instead of one in the cache.",
+)
+@cache_option
+@click.option("--arch", metavar="NAME", help="Processor of the nodes, if another: aarch64, x86_64.")
+@again_option
+def import_(
+    reference: str, output: Path | None, cache: Path | None, arch: str | None, again: bool
+) -> None:
+    """Fetch REF from a registry once, as a file for all nodes.
+
+    \b
+    vjob container import nvcr.io#nvidia/pytorch:25.11-py3
+    vjob container import docker://debian:12 -o debian.sqsh
+    vjob container import podman://localhost/mine:3      what podman has built here
+
+    Needs enroot. Afterwards a conf may go on saying `image: REF` under enroot and charliecloud, or
+    name the file. podman, docker, apptainer and pyxis take references without this.
+
+    Accounts are enroot's matter: a line `machine REGISTRY login USER password TOKEN` in
+    ~/.config/enroot/.credentials, for nvcr.io one for authn.nvidia.com too.
+    """
+    from vjob.jobs.images import fetch as importing
+
+    name = importing.read_reference(reference).file_name
+    target = output or (cache or importing.find_cache(os.environ)) / name
+    path = importing.import_image(reference, target.absolute(), _note, arch=arch, again=again)
+    click.echo(path)
+    if output is None and cache is None:
+        _note(f"in a conf: container: {{image: '{reference}'}}, or this path")
+    else:
+        _note(f"in a conf: container: {{image: '{path}'}}")
+
+
+@container.command()
+@click.argument("recipe", required=False)
+@click.option(
+    "--from-folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Take this root folder as it is, instead of a recipe.",
+)
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.sqsh",
+)
+@click.option("--debootstrap", "suite", metavar="SUITE", help="Another suite than the recipe's.")
+@click.option("--mirror", metavar="URL", help="Debian mirror; default: debootstrap's own.")
+@click.option("--pip", multiple=True, metavar="NAME", help="Add a wheel from PyPI (repeatable).")
+@click.option("--without-packages", is_flag=True, help="Leave varuna_core out.")
+@click.option("--scratch", metavar="DIR", help="Where to work.  [default: /var/tmp]")
+@again_option
+def build(
+    recipe: str | None,
+    from_folder: Path | None,
+    output: Path,
+    suite: str | None,
+    mirror: str | None,
+    pip: tuple[str, ...],
+    without_packages: bool,
+    scratch: str | None,
+    again: bool,
+) -> None:
+    """Make an image file by RECIPE, or of a root folder.
+
+    \b
+    vjob container build cpu -o cpu.sqsh                  Debian, python3, varuna_core; as root
+    vjob container build cpu -o torch.sqsh --pip torch    and PyTorch
+    vjob container build gpu -o gpu.sqsh                  NVIDIA's PyTorch, apex, DeepSpeed
+    vjob container build my/Dockerfile -o mine.sqsh
+    vjob container build --from-folder /srv/root -o root.sqsh
+
+    varuna_core is put where the image's python3 looks, without vjob's own dependencies. Dockerfiles
+    find it as a wheel beside them, and need podman or docker, and enroot.
+    """
+    from vjob.jobs.images import build as building
+
+    if (recipe is None) == (from_folder is None):
+        raise InputError("give either a RECIPE (cpu, gpu, or a file) or --from-folder DIR")
+    options = building.Options(
+        output=output.absolute(),
+        again=again,
+        suite=suite,
+        mirror=mirror,
+        pip=pip,
+        scratch=scratch,
+        with_packages=not without_packages,
+    )
+    if from_folder is not None:
+        building.build_folder(from_folder.absolute(), options, _note)
+    else:
+        assert recipe is not None
+        building.build_recipe(recipe, options, _note)
+    click.echo(options.output)
+
+
+@container.command(name="list")
+@scratch_option
+@cache_option
+@json_option
+def list_(scratch: str, cache: Path | None, as_json: bool) -> None:
+    """List what is unpacked on this node, and what was imported for all.
+
+    SIZE is on disk; USED is when a run last asked for it; STATE is `in use` while ranks run in it.
+
+    \b
+    srun -N4 --ntasks-per-node=1 vjob container list      on the nodes of a queue
+    """
+    from vjob.jobs.images import store as stores
+    from vjob.jobs.images.fetch import find_cache, list_imported
+    from vjob.jobs.images.tables import render_table, show_bytes, show_time
+
+    store = stores.NodeStore(scratch, os.getuid())
+    folder = cache or find_cache(os.environ)
+    roots, imported = store.find_roots(), list_imported(folder)
+    if as_json:
+        found = {
+            "format": FORMAT,
+            "node": platform.node(),
+            "store": str(store.roots),
+            "unpacked": [asdict(root) for root in roots],
+            "cache": str(folder),
+            "imported": [asdict(item) for item in imported],
+        }
+        click.echo(json.dumps(found, indent=1))
+        return
+    head = f"unpacked on {platform.node()}, in {store.roots}"
+    titles = ("NAME", "SIZE", "USED", "STATE", "IMAGE")
+    click.echo(render_table(head, titles, [stores.describe(root) for root in roots]))
+    files = [(item.name, show_bytes(item.bytes), show_time(item.time)) for item in imported]
+    click.echo(render_table(f"imported, in {folder}", ("NAME", "SIZE", "MADE"), files))
+
+
+@container.command()
+@click.argument("name")
+@scratch_option
+@cache_option
+@json_option
+def inspect(name: str, scratch: str, cache: Path | None, as_json: bool) -> None:
+    """Show what is in NAME: an unpacked image, an image file, or an imported reference.
+
+    \b
+    vjob container inspect vjob-c521df20c75b
+    vjob container inspect pytorch.sqsh
+    vjob container inspect nvcr.io#nvidia/pytorch:25.11-py3
+    """
+    from vjob.jobs.images import inspect as inspecting
+    from vjob.jobs.images.fetch import find_cache
+    from vjob.jobs.images.store import NodeStore
+
+    store = NodeStore(scratch, os.getuid())
+    found = inspecting.inspect(name, store, cache or find_cache(os.environ))
+    if as_json:
+        click.echo(json.dumps({"format": FORMAT, **found}, indent=1))
+    else:
+        click.echo(inspecting.render(found))
+
+
+@container.command()
+@click.argument("image", required=False)
+@click.option("--all", "-a", "everything", is_flag=True, help="All that no run uses.")
+@click.option(
+    "--older-than", "days", type=float, metavar="DAYS", help="What no run asked for since then."
+)
+@scratch_option
+@click.option("--dry-run", "-n", is_flag=True, help="Say what would go; remove nothing.")
+def clean(
+    image: str | None, everything: bool, days: float | None, scratch: str, dry_run: bool
+) -> None:
+    """Remove unpacked images from this node: IMAGE, or by age, or --all.
+
+    IMAGE is a name of `vjob container list`, or the image it was unpacked from. What ranks run in,
+    and what is being prepared, is kept and said. Image files are not touched.
+
+    \b
+    vjob container clean --older-than 14
+    srun -N4 --ntasks-per-node=1 vjob container clean --all      on four nodes of a queue
+    srun -w n7,n8 --ntasks-per-node=1 vjob container clean /shared/pytorch.sqsh
+    """
+    from vjob.jobs.images import store as stores
+
+    say = _prefix(platform.node())
+    store = stores.NodeStore(scratch, os.getuid())
+    stores.clean(
+        store,
+        say,
+        image=_resolve(image),
+        everything=everything,
+        older_than_days=days,
+        dry_run=dry_run,
+    )
+
+
+def _prefix(node: str) -> Callable[[str], None]:
+    """Under srun the lines of many nodes come together."""
+    return lambda text: click.echo(f"{node}: {text}")
+
+
+def _resolve(image: str | None) -> str | None:
+    """The file of an imported reference; all else as it is."""
+    from vjob.jobs.images.fetch import find_imported
+
+    if image is None or os.path.exists(image):
+        return image
+    try:
+        return str(find_imported(image, os.environ) or image)
+    except InputError:
+        return image

@@ -1,0 +1,173 @@
+"""docs/conf.md, made from the types of `jobs.conf` and the doc lines under their fields."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_origin
+
+from vjob.jobs.conf import schema as conf_types
+from vjob.jobs.conf.dump import dump_yaml
+from vjob.jobs.conf.parse import get_hints
+from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf.values import describe, get_members
+from vjob.jobs.conf.yaml_tree import join_key
+
+INTRO = """\
+# conf.yaml
+
+The one file that you edit. This page is made from `jobs/conf/schema.py`; `vjob init` writes the same
+keys as a commented file to start from.
+
+- Paths are relative to the folder of the conf; `~` is your home folder. Variables are not expanded.
+- YAML anchors and merge keys work. A key given twice or unknown is an error, never ignored.
+- A value means what its key needs: `12:30` and `no` are text where text is wanted, `1e-5` is a
+  number where a number is wanted, and environment values and arguments are what you wrote.
+- `--set key=value` replaces one key for one run: `--set train.steps=100`,
+  `--set "cluster.nodes[0].count=3"`, `--set env.NCCL_DEBUG=INFO`. The value is YAML.
+- All problems are reported at once, each with its line: first those of single keys, and once these
+  are mended, those of keys against each other and of files that are missing.
+- Values of keys that look secret (`HF_TOKEN`, `WANDB_API_KEY`, `notify.webhook`) are not shown, nor
+  kept in the run's copies of the conf. Better still, leave them out and name them in `pass_env`.
+"""
+PROGRAM_FORMS = """\
+## program
+
+What every rank runs, in one of these forms. [programs.md](programs.md) is about the built-in ones,
+[external.md](external.md) about the others: what they take of the rest of the conf.
+
+```yaml
+program: pretrain_gpt            # built in; so is pretrain_bert
+```
+```yaml
+program: {script: train.py, args: [--epochs, 3]}
+```
+```yaml
+program: {megatron: Megatron-LM, args: [--swiglu]}
+```
+```yaml
+program: {deepspeed: train.py, config: ds.json, args: [--epochs, 3]}
+```
+
+| key | value | default | what |
+|---|---|---|---|
+| `script` | text | | Training script. |
+| `megatron` | text | | Folder of a Megatron-LM checkout, or a pretraining script in it. |
+| `deepspeed` | text | | Training script that uses DeepSpeed. |
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One table of the page, or one mapping of the commented conf."""
+
+    key: str
+    cls: type
+    doc: str
+
+
+def get_section_class(hint: Any) -> type | None:
+    """The dataclass that a field holds, alone, optional or in a list."""
+    for member in get_members(hint):
+        inner = get_args(member)[0] if get_origin(member) is tuple else member
+        if is_dataclass(inner) and isinstance(inner, type):
+            return inner
+    return None
+
+
+def list_sections(cls: type = JobConf, key: str = "") -> Iterator[Section]:
+    """Sections in the order of the conf, the outer one first."""
+    yield Section(key=key, cls=cls, doc=inspect.getdoc(cls) or "")
+    for name, hint in get_hints(cls).items():
+        inner = get_section_class(hint)
+        if inner is not None:
+            suffix = "[]" if inner is NodeGroup else ""
+            yield from list_sections(inner, join_key(key, name) + suffix)
+
+
+@cache
+def _parse_source() -> dict[str, dict[str, str]]:
+    docs: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(conf_types)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        docs[node.name] = {}
+        for statement, after in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(statement, ast.AnnAssign)
+                and isinstance(statement.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                docs[node.name][statement.target.id] = " ".join(str(after.value.value).split())
+    return docs
+
+
+def get_doc(cls: type, name: str) -> str:
+    """The doc line under a field."""
+    return _parse_source()[cls.__name__].get(name, "")
+
+
+def get_default(field: Field[Any]) -> Any:
+    """Default of a field; MISSING where the key is required."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def render_value(value: Any) -> str:
+    """A value as it is written in a conf."""
+    plain = list(value) if isinstance(value, tuple) else value
+    text = dump_yaml(plain, one_line=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def render_conf_doc() -> str:
+    """The whole of docs/conf.md."""
+    parts = [INTRO]
+    for section in list_sections():
+        if section.cls is Program:
+            parts.append(
+                PROGRAM_FORMS + "".join(_render_rows(section, ("args", "config", "python")))
+            )
+            continue
+        title = "Top level" if not section.key else section.key
+        names = tuple(field.name for field in fields(section.cls))
+        head = (
+            f"## {title}\n\n{section.doc}\n\n| key | value | default | what |\n|---|---|---|---|\n"
+        )
+        parts.append(head + "".join(_render_rows(section, names)))
+        if section.cls is Model:
+            parts.append(_render_models())
+    return "\n".join(parts)
+
+
+def _render_rows(section: Section, names: tuple[str, ...]) -> Iterator[str]:
+    hints = get_hints(section.cls)
+    for field in fields(section.cls):
+        if field.name not in names:
+            continue
+        default = get_default(field)
+        inner = get_section_class(hints[field.name])
+        if inner is not None:
+            key = join_key(section.key, field.name) + ("[]" if inner is NodeGroup else "")
+            anchor = key.replace(".", "").replace("[]", "").lower()
+            value = f"see [{key}](#{anchor})"
+        else:
+            value = describe(hints[field.name]).removeprefix("one of ").replace("|", "\\|")
+        if default is MISSING:
+            shown = "required"
+        else:
+            shown = "" if is_dataclass(default) or inner else f"`{render_value(default)}`"
+        doc = get_doc(section.cls, field.name).replace("|", "\\|")
+        yield f"| `{field.name}` | {value} | {shown} | {doc} |\n"
+
+
+def _render_models() -> str:
+    names = [field.name for field in fields(Model)]
+    lines = [f"| name | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for name, model in MODELS.items():
+        numbers = " | ".join(str(getattr(model, field)) for field in names)
+        lines.append(f"| `{name}` | {numbers} |")
+    return "Names that stand for a shape:\n\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,250 @@
+"""One key of a conf against another: sizes, layout, names, and files that must be there.
+
+Each check yields (key, value, what is wrong); the places come from the reader. What only a node can
+know, such as whether a mount exists there, is left to the agent's preflight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from vjob.jobs.conf.loading.bounds import check_numbers, get_value
+from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
+from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
+from vjob.jobs.conf.loading.check_version import check_version
+from vjob.jobs.conf.paths import Finding, find_missing_paths, split_blend
+from vjob.jobs.conf.redact import show
+from vjob.jobs.conf.schema import JobConf, close_layout
+from vjob.jobs.errors import Problem
+from vjob.jobs.programs import start
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SPLIT = re.compile(r"[0-9.]+(,[0-9.]+){2}")
+# What the agent sets for each rank, and the key that decides it.
+_OWN_ENV: Mapping[str, str] = {
+    "RANK": "follows from cluster.nodes",
+    "LOCAL_RANK": "follows from cluster.nodes",
+    "WORLD_SIZE": "follows from cluster.nodes",
+    "LOCAL_WORLD_SIZE": "follows from cluster.nodes",
+    "MASTER_ADDR": "is the first node of the first group",
+    "MASTER_PORT": "is cluster.port",
+    "CUDA_VISIBLE_DEVICES": "is cluster.nodes[].devices",
+}
+
+
+def check_conf(
+    conf: JobConf,
+    lines: Mapping[str, str],
+    *,
+    base: Path | None = None,
+    require_paths: bool = True,
+    environ: Mapping[str, str] | None = None,
+) -> list[Problem]:
+    """All problems; `lines` maps keys to places, `base` is the conf's folder.
+
+    `environ` is that of the submitting shell; without one, `pass_env` is not looked for.
+    """
+    findings = [*check_numbers(conf), *check_groups(conf)]
+    if not findings:  # a layout of impossible numbers would only repeat what is wrong with them
+        findings += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
+    closed = close_layout(conf)
+    findings += [
+        *check_names(conf),
+        *check_program(closed),
+        *check_train(conf),
+        *check_cluster(conf),
+    ]
+    findings += [*check_container(conf), *check_morph(conf), *check_others(conf)]
+    findings += check_version(conf)
+    if environ is not None:
+        findings += find_unset(conf, environ)
+    if require_paths:
+        findings += find_missing_paths(conf, base)
+    return locate(findings, lines)
+
+
+def locate(findings: Iterable[Finding], lines: Mapping[str, str]) -> list[Problem]:
+    """Findings with their places."""
+    return [
+        Problem(where=find_line(lines, key), key=key, value=show(key, value), message=message)
+        for key, value, message in findings
+    ]
+
+
+def find_line(lines: Mapping[str, str], key: str) -> str:
+    """Place of a key, or of the nearest one around it that was written."""
+    while key and key not in lines:
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return lines.get(key, "conf")
+
+
+def list_own_env() -> tuple[str, ...]:
+    """Variables that the agent sets for each rank."""
+    return tuple(_OWN_ENV)
+
+
+def check_names(conf: JobConf) -> Iterator[Finding]:
+    if not _NAME.fullmatch(conf.name):
+        allowed = "letters, digits, -, _ and ., from a letter or digit on, 64 at most"
+        yield "name", conf.name, f"names a folder: {allowed}"
+    elif re.fullmatch(r"last|L?\d+", conf.name):
+        yield "name", conf.name, "would be taken for a job: `last` and job ids are no names"
+    environments = [("env", conf.env)]
+    for index, group in enumerate(conf.cluster.nodes):
+        environments.append((f"cluster.nodes[{index}].env", group.env))
+    for parent, env in environments:
+        for name, value in env.items():
+            yield from _check_env_name(f"{parent}.{name}", name, value)
+    for index, name in enumerate(conf.pass_env):
+        yield from _check_env_name(f"pass_env[{index}]", name, name)
+
+
+def _check_env_name(key: str, name: str, value: str) -> Iterator[Finding]:
+    if not _ENV_NAME.fullmatch(name):
+        yield key, value, "a variable's name has letters, digits and _, and no digit first"
+    elif name in _OWN_ENV:
+        yield key, value, f"{name} is set by vjob: it {_OWN_ENV[name]}"
+    elif name.startswith("VJOB_"):
+        yield key, value, "names that begin with VJOB_ are vjob's own"
+
+
+def find_unset(conf: JobConf, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables of `pass_env` that the submitting shell does not have."""
+    for index, name in enumerate(conf.pass_env):
+        if name not in environ and _ENV_NAME.fullmatch(name):
+            yield f"pass_env[{index}]", name, "is not set in this shell; set it, or take it out"
+
+
+def check_program(conf: JobConf) -> Iterator[Finding]:
+    kind = conf.program.kind
+    if conf.program.path == "":
+        yield f"program.{kind}", "", "must name a file or folder"
+    if conf.program.python == "":
+        yield "program.python", "", "must name an interpreter; leave it out for the default"
+    yield from start.find_problems(conf)
+    if not kind.startswith("pretrain_"):
+        return
+    if conf.model is None:
+        yield "model", None, f"is required by {kind}: a name such as gpt2-small, or a mapping"
+    if conf.data is None:
+        yield "data", None, f"is required by {kind}: {{prefix: ...}} or {{synthetic: true}}"
+    elif kind == "pretrain_bert" and conf.data.prefix and not conf.data.synthetic:
+        if conf.data.vocab is None:
+            yield "data.vocab", None, "is required by pretrain_bert: the data's vocab.txt"
+        if len(split_blend(conf.data.prefix)) > 1:
+            message = "a BERT takes one data set; put the texts into one with `vjob data prepare`"
+            yield "data.prefix", conf.data.prefix, message
+    if conf.train.compile and conf.parallel.schedule in ("auto", "zero_bubble", "zbv"):
+        message = (
+            f"cannot be with parallel.schedule: {conf.parallel.schedule}, which may put weight "
+            "gradients off; use 1f1b, gpipe, varuna or interleaved"
+        )
+        yield "train.compile", True, message
+    if conf.parallel.zero == 3 and conf.train.compile:
+        yield "parallel.zero", 3, "cannot be with train.compile; use 1 or 2"
+    if conf.parallel.zero == 3 and conf.train.optimizer.name == "lamb":
+        message = "holds slices, and train.optimizer.name lamb looks at whole tensors; use 1 or 2"
+        yield "parallel.zero", 3, message
+
+
+def check_train(conf: JobConf) -> Iterator[Finding]:
+    train, data = conf.train, conf.data
+    if train.schedule.min_lr > train.optimizer.lr:
+        message = f"must be at most train.optimizer.lr, {train.optimizer.lr}"
+        yield "train.schedule.min_lr", train.schedule.min_lr, message
+    if train.optimizer.offload and train.optimizer.apex:
+        message = "cannot be with train.optimizer.apex, whose kernels run on GPUs; remove one"
+        yield "train.optimizer.offload", True, message
+    warmup, decay = train.schedule.warmup_steps, train.schedule.decay_steps
+    if decay is not None and decay < warmup:
+        message = f"must be at least train.schedule.warmup_steps, {warmup}"
+        yield "train.schedule.decay_steps", decay, message
+    local = train.checkpoint.local
+    if local is not None and not local.startswith("/"):
+        yield "train.checkpoint.local", local, "is a folder on the node: an absolute path"
+    if local is not None and train.checkpoint.folder is None:
+        yield "train.checkpoint.local", local, "needs train.checkpoint.folder to copy to"
+    memory = train.checkpoint.memory_every
+    if memory and conf.container.image is not None:
+        message = "cannot be with container.image: what is in memory outlives no container"
+        yield "train.checkpoint.memory_every", memory, message
+    elif memory and not conf.morph.enabled:
+        yield "train.checkpoint.memory_every", memory, "needs morph.enabled: nothing else reads it"
+    if data is None:
+        return
+    if data.prefix is None and not data.synthetic:
+        yield "data", {}, "must have prefix, or synthetic: true"
+    if data.prefix is not None and data.synthetic:
+        yield "data.synthetic", True, "cannot be together with data.prefix; remove one"
+    if not _SPLIT.fullmatch(data.split) or _sum_split(data.split) <= 0:
+        yield (
+            "data.split",
+            data.split,
+            'must be three shares with a sum above 0, such as "969,30,1"',
+        )
+
+
+def _sum_split(split: str) -> float:
+    try:
+        return sum(map(float, split.split(",")))
+    except ValueError:
+        return 0
+
+
+def check_container(conf: JobConf) -> Iterator[Finding]:
+    container = conf.container
+    if container.image == "":
+        yield "container.image", "", "must name an image; null runs without one"
+    if container.image is None:
+        if container.runtime not in ("auto", "none"):
+            yield "container.runtime", container.runtime, "needs container.image"
+        if container.mounts:
+            yield "container.mounts", container.mounts, "needs container.image"
+    for index, mount in enumerate(container.mounts):
+        source, colon, target = mount.removesuffix(":ro").partition(":")
+        if not (source and colon and target) or ":" in target:
+            message = "must be source:target or source:target:ro, such as data:/data"
+            yield f"container.mounts[{index}]", mount, message
+        elif not target.startswith("/"):
+            yield f"container.mounts[{index}]", mount, f"the target {target} must be absolute"
+    if container.workdir is not None and not container.workdir.startswith("/"):
+        message = "is a folder inside the container: an absolute path"
+        yield "container.workdir", container.workdir, message
+
+
+def check_morph(conf: JobConf) -> Iterator[Finding]:
+    morph, nodes = conf.morph, sum(group.count for group in conf.cluster.nodes)
+    low, high = morph.min_nodes, morph.max_nodes
+    if low is not None and high is not None and low > high:
+        yield "morph.min_nodes", low, f"must be at most morph.max_nodes, {high}"
+    elif morph.enabled and low is not None and low > nodes:
+        yield "morph.min_nodes", low, f"must be at most the {nodes} nodes of cluster.nodes"
+    elif morph.enabled and high is not None and high < nodes:
+        yield "morph.max_nodes", high, f"must be at least the {nodes} nodes of cluster.nodes"
+    elif morph.enabled and morph.grow == "auto" and high is None:
+        message = f"needs morph.max_nodes: up to how many, where cluster.nodes has {nodes}"
+        yield "morph.grow", "auto", message
+    for key, value in (("grow", morph.grow == "auto"), ("leave_slow", morph.leave_slow)):
+        if value and not morph.enabled:
+            yield f"morph.{key}", getattr(morph, key), "needs morph.enabled: true"
+    if morph.enabled and morph.leave_slow and not conf.profile.timeline:
+        message = "needs profile.timeline: true, for the times of each rank"
+        yield "morph.leave_slow", True, message
+
+
+def check_others(conf: JobConf) -> Iterator[Finding]:
+    for name, price in conf.prices.items():
+        if price < 0:
+            yield f"prices.{name}", price, "must be at least 0"
+    mail, webhook = conf.notify.mail, conf.notify.webhook
+    if mail is not None and ("@" not in mail or not mail.isprintable() or " " in mail):
+        yield "notify.mail", mail, "must be a mail address"
+    if webhook is not None and not webhook.startswith(("https://", "http://")):
+        yield "notify.webhook", webhook, "must be a URL that begins with https:// or http://"
+    for key in ("workdir", "log_folder", "train.checkpoint.folder", "program.path", "data.prefix"):
+        path = get_value(conf, key)
+        if isinstance(path, str) and not path.isprintable():
+            yield key, path, "a path must not contain line breaks or control characters"

@@ -1,0 +1,202 @@
+"""The cluster of a conf: groups of nodes, port, and what must be left to our own sbatch options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from vjob.jobs.conf.paths import Finding
+from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup
+
+# Linux hands these out to outgoing connections (net.ipv4.ip_local_port_range).
+EPHEMERAL = (32768, 60999)
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_GPUS = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*:)?[1-9][0-9]{0,3}")
+_INTERFACE = re.compile(r"[A-Za-z0-9_.:,@^=-]{1,128}")
+_WORD = re.compile(r"[^\s,\x00-\x1f\x7f]+")
+_QUEUES = re.compile(r"[^\s\x00-\x1f\x7f]+")
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+# sbatch options that we set ourselves, and what to write instead.
+_NO_KEY = "vjob sets it itself"
+OWN_SBATCH: Mapping[str, str] = {
+    "job-name": "use name",
+    "output": "use log_folder",
+    "error": "use log_folder",
+    "input": _NO_KEY,
+    "open-mode": _NO_KEY,
+    "nodes": "use count of the group in cluster.nodes",
+    "ntasks": "use ranks of the group in cluster.nodes",
+    "ntasks-per-node": "use ranks of the group in cluster.nodes",
+    "tasks-per-node": "use ranks of the group in cluster.nodes",
+    "ntasks-per-gpu": "use ranks of the group in cluster.nodes",
+    "partition": "use queue of the group in cluster.nodes",
+    "gres": "use gpus of the group in cluster.nodes",
+    "gpus": "use gpus of the group in cluster.nodes",
+    "gpus-per-node": "use gpus of the group in cluster.nodes",
+    "gpus-per-task": "use gpus of the group in cluster.nodes",
+    "cpus-per-task": "use cpus of the group in cluster.nodes",
+    "mem": "use memory_gb of the group in cluster.nodes",
+    "mem-per-cpu": "use memory_gb of the group in cluster.nodes",
+    "mem-per-gpu": "use memory_gb of the group in cluster.nodes",
+    "time": "use cluster.walltime_min",
+    "account": "use cluster.account",
+    "qos": "use cluster.qos",
+    "exclude": "use cluster.exclude",
+    "requeue": "use cluster.requeue",
+    "no-requeue": "use cluster.requeue",
+    "comment": "vjob finds its jobs by it",
+    "signal": "use cluster.signal_before_end_s",
+    "export": "use env and pass_env",
+    "export-file": "use env and pass_env",
+    "get-user-env": "use env and pass_env",
+    "chdir": "use workdir",
+    "container": "use container.image",
+    "container-image": "use container.image",
+    "container-mounts": "use container.mounts",
+    "container-workdir": "use container.workdir",
+    "array": "a run is one job; submit it several times",
+    "hetjob": "use several groups in cluster.nodes",
+    "het-group": "use several groups in cluster.nodes",
+    "no-kill": "a run without all its nodes cannot go on",
+    "cluster": "submit on that cluster's own login node",
+    "clusters": "submit on that cluster's own login node",
+    "wrap": _NO_KEY,
+    "parsable": _NO_KEY,
+    "wait": "use vjob submit --follow",
+    "test-only": "use vjob submit --test-only",
+    "quiet": _NO_KEY,
+    "verbose": _NO_KEY,
+    "help": _NO_KEY,
+    "usage": _NO_KEY,
+    "version": _NO_KEY,
+}
+
+
+def check_groups(conf: JobConf) -> Iterator[Finding]:
+    """Each group by itself; what passes has a trustworthy num_ranks."""
+    if not conf.cluster.nodes:
+        yield "cluster.nodes", (), "must have at least one group, such as {group: master}"
+    seen: dict[str, int] = {}
+    for index, group in enumerate(conf.cluster.nodes):
+        key = f"cluster.nodes[{index}]"
+        if not _GROUP.fullmatch(group.group):
+            allowed = "must be letters, digits, - and _, from a letter or digit on, 64 at most"
+            yield f"{key}.group", group.group, allowed
+        if group.group in seen:
+            first = seen[group.group]
+            message = f"must be unique; cluster.nodes[{first}] has this name too"
+            yield f"{key}.group", group.group, message
+        seen.setdefault(group.group, index)
+        for name, value, low in (
+            ("count", group.count, 1),
+            ("ranks", group.ranks, 1),
+            ("cpus", group.cpus, 1),
+            ("memory_gb", group.memory_gb, 0),
+        ):
+            if value is not None and value < low:
+                yield f"{key}.{name}", value, f"must be at least {low}"
+        yield from _check_gpus(group, key)
+        if not _INTERFACE.fullmatch(group.interface):
+            yield f"{key}.interface", group.interface, "must be auto or an interface such as eth0"
+        if group.queue is not None and not _QUEUES.fullmatch(group.queue):
+            yield f"{key}.queue", group.queue, "must be a Slurm partition; no spaces"
+
+
+def _check_gpus(group: NodeGroup, key: str) -> Iterator[Finding]:
+    gpus, devices = group.gpus, group.devices
+    if isinstance(gpus, str) and not _GPUS.fullmatch(gpus):
+        yield f"{key}.gpus", gpus, "must be a type and a number such as a100:4, a number, or null"
+        return
+    if isinstance(gpus, int) and not 0 <= gpus < 10_000:
+        yield f"{key}.gpus", gpus, "must be at least 0"
+        return
+    if devices is None:
+        return
+    if not devices:
+        yield f"{key}.devices", devices, "must list at least one GPU; null takes them all"
+    if len(set(devices)) != len(devices):
+        yield f"{key}.devices", devices, "must not list a GPU twice"
+    for position, device in enumerate(devices):
+        limit = group.num_gpus if gpus is not None else None
+        if device < 0 or (limit is not None and device >= limit):
+            allowed = f"must be 0 to {limit - 1}, as gpus is {gpus}" if limit else "is not there"
+            yield f"{key}.devices[{position}]", device, allowed
+    if devices and group.ranks is not None and group.ranks != len(devices):
+        message = f"must be {len(devices)}, one for each of devices; or leave it out"
+        yield f"{key}.ranks", group.ranks, message
+
+
+def check_cluster(conf: JobConf) -> Iterator[Finding]:
+    cluster = conf.cluster
+    if cluster.hetero != "auto" and len(cluster.nodes) == 1:
+        message = "is for several groups in cluster.nodes, and there is one; leave it at auto"
+        yield "cluster.hetero", cluster.hetero, message
+    is_split = cluster.hetero == "split" and len(cluster.nodes) > 1
+    if cluster.requeue and is_split and not conf.morph.enabled:
+        message = (
+            "cannot be with cluster.hetero: split, whose jobs would be requeued one by one; use "
+            "hetero: hetjob, or requeue: false"
+        )
+        yield "cluster.requeue", True, message
+    for name, word in (("account", cluster.account), ("qos", cluster.qos)):
+        if word is not None and not _WORD.fullmatch(word):
+            yield f"cluster.{name}", word, "must be a name without spaces; null for the default"
+    for index, node in enumerate(cluster.exclude):
+        if not _QUEUES.fullmatch(node):
+            yield (
+                f"cluster.exclude[{index}]",
+                node,
+                "must be a node name such as n060 or n[060-067]",
+            )
+    yield from _check_machines(cluster)
+    yield from _check_port(cluster.port)
+    yield from _check_sbatch("cluster.sbatch", cluster.sbatch)
+    for index, group in enumerate(cluster.nodes):
+        yield from _check_sbatch(f"cluster.nodes[{index}].sbatch", group.sbatch)
+
+
+def _check_machines(cluster: Cluster) -> Iterator[Finding]:
+    """Of a run on a list of machines."""
+    listed = cluster.machine_list
+    if cluster.scheduler == "machines" and listed is None:
+        message = "needs cluster.machine_list, a file with a host a line"
+        yield "cluster.scheduler", cluster.scheduler, message
+    if listed is None:
+        if cluster.ssh_config is not None:
+            yield "cluster.ssh_config", cluster.ssh_config, "needs cluster.machine_list"
+        return
+    if cluster.scheduler not in ("auto", "machines"):
+        message = f"cannot be with cluster.scheduler: {cluster.scheduler}; leave that out"
+        yield "cluster.machine_list", listed, message
+    if len(cluster.nodes) > 1:
+        message = f"wants one group in cluster.nodes, and there are {len(cluster.nodes)}"
+        yield "cluster.machine_list", listed, message
+
+
+def _check_port(port: int | str) -> Iterator[Finding]:
+    if not isinstance(port, int):
+        return
+    low, high = EPHEMERAL
+    if not 1024 <= port <= 65535:
+        yield "cluster.port", port, "must be 1024 to 65535, or auto"
+    elif low <= port <= high:
+        message = (
+            f"lies in {low} to {high}, which Linux hands out to outgoing connections: it would be "
+            "taken now and then; use auto, or a port outside"
+        )
+        yield "cluster.port", port, message
+
+
+def _check_sbatch(parent: str, options: Mapping[str, object]) -> Iterator[Finding]:
+    for name, value in options.items():
+        key = f"{parent}.{name}"
+        if not _OPTION.fullmatch(name):
+            bare = name.strip().lstrip("-").lower().replace("_", "-")
+            hint = f', such as "{bare}"' if _OPTION.fullmatch(bare) else ""
+            yield key, value, f"must be an option's long name without dashes before it{hint}"
+        elif name in OWN_SBATCH:
+            yield key, value, f"cannot be given here: {OWN_SBATCH[name]}"
+        elif value is None:
+            yield key, value, "must have a value; true for an option that takes none"
+        elif not isinstance(value, str | int | float) or not str(value).isprintable():
+            yield key, value, "must be a single value on one line"

@@ -1,0 +1,173 @@
+"""The layout of a conf against its ranks, its batch and its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from vjob.jobs.conf.parse import BUILT_IN
+from vjob.jobs.conf.paths import Finding
+from vjob.jobs.conf.schema import JobConf, get_replicas, get_world, is_open, settled
+
+_PARTITION = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})*")
+
+
+def check_layout(conf: JobConf) -> Iterator[Finding]:
+    """world = pipeline x data x tensor, each tensor group in a node, batch and model divisible."""
+    parallel = conf.parallel
+    for group in conf.cluster.nodes:
+        if group.num_ranks % parallel.tensor:
+            message = (
+                f"tensor groups lie within a node, and {parallel.tensor} does not divide the "
+                f"{group.num_ranks} ranks of a node in group {group.group}"
+            )
+            yield "parallel.tensor", parallel.tensor, message
+            break
+    if is_open(conf):
+        yield from _check_open(conf)
+    else:
+        if not conf.morph.enabled:
+            yield from _check_world(conf)
+        yield from _check_batch(conf)
+    yield from _check_model(conf)
+    yield from _check_sharing(conf)
+
+
+def _check_open(conf: JobConf) -> Iterator[Finding]:
+    """What the planner needs to choose the rest."""
+    key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
+    if conf.train.global_batch_size is None:
+        message = "must be set where a layout is to be chosen: its default would change with it"
+        yield "train.global_batch_size", None, message
+    if conf.program.kind == "script":
+        yield key, "auto", "is for programs whose model vjob knows; `vjob plan` helps to choose"
+    if conf.morph.enabled:
+        yield key, "auto", "cannot be together with morph.enabled"
+
+
+def _check_world(conf: JobConf) -> Iterator[Finding]:
+    parallel, world = conf.parallel, get_world(conf)
+    pipeline = settled(parallel.pipeline)
+    ranks = " + ".join(f"{group.count}x{group.num_ranks}" for group in conf.cluster.nodes)
+    replica = pipeline * parallel.tensor
+    factors = f"pipeline {pipeline} x tensor {parallel.tensor}"
+    if parallel.data != "auto":
+        needed = replica * parallel.data
+        if needed != world:
+            message = (
+                f"pipeline {pipeline} x data {parallel.data} x tensor {parallel.tensor} = "
+                f"{needed} ranks, but the nodes have {world} ({ranks})"
+            )
+            if world % replica == 0:
+                message += f"; data: {world // replica} or auto would fit"
+            yield "parallel.data", parallel.data, message
+    elif world < replica:
+        message = f"{factors} = {replica} ranks, but the nodes have only {world} ({ranks})"
+        yield "parallel.pipeline", parallel.pipeline, message
+    elif world % replica:
+        message = (
+            f"{world} ranks ({ranks}) make {world // replica} replicas of {replica} ({factors}) "
+            f"and leave {world % replica} over; change them, or the nodes' count or ranks"
+        )
+        yield "parallel.pipeline", parallel.pipeline, message
+
+
+def _check_batch(conf: JobConf) -> Iterator[Finding]:
+    batch, micro, replicas = (
+        conf.train.global_batch_size,
+        settled(conf.train.micro_batch_size),
+        get_replicas(conf),
+    )
+    if batch is None or conf.morph.enabled or replicas is None:
+        return
+    if batch % (replicas * micro):
+        message = (
+            f"must be a multiple of data {replicas} x micro_batch_size {micro} = {replicas * micro}"
+        )
+        yield "train.global_batch_size", batch, message
+
+
+def _check_model(conf: JobConf) -> Iterator[Finding]:
+    model, tensor = conf.model, conf.parallel.tensor
+    if model is None:
+        return
+    if model.hidden % model.heads:
+        yield "model.hidden", model.hidden, f"must be a multiple of heads, {model.heads}"
+    if model.heads % tensor:
+        message = f"must divide the model's {model.heads} heads"
+        yield "parallel.tensor", tensor, message
+
+
+def _check_sharing(conf: JobConf) -> Iterator[Finding]:
+    """What the built-in programs do not do with shared layers."""
+    parallel, model, train = conf.parallel, conf.model, conf.train
+    if conf.program.kind not in BUILT_IN:
+        return
+    if parallel.sequence_parallel:
+        key = "parallel.sequence_parallel"
+        if conf.program.kind != "pretrain_gpt":
+            yield key, True, "is for pretrain_gpt"
+        elif parallel.tensor == 1:
+            yield key, True, "needs parallel.tensor above 1"
+        elif model is not None and model.sequence % parallel.tensor:
+            message = f"parallel.tensor {parallel.tensor} must divide model.sequence"
+            yield key, True, f"{message}, {model.sequence}"
+    if parallel.tensor == 1:
+        return
+    if train.compile:
+        yield "train.compile", True, "cannot be with parallel.tensor above 1"
+    if train.optimizer.name == "lamb":
+        message = "looks at whole weights, of which a rank has a share with parallel.tensor above 1"
+        yield "train.optimizer.name", "lamb", message
+
+
+def check_partition(conf: JobConf) -> Iterator[Finding]:
+    """A number for each stage (each chunk with interleaved and zbv), summing to the model."""
+    text, schedule = conf.parallel.partition, conf.parallel.schedule
+    key = "parallel.partition"
+    if text == "auto":
+        return
+    if not _PARTITION.fullmatch(text):
+        yield key, text, "must be auto, or layers per stage such as 0-11-8-8-8-8-5-0"
+        return
+    parts = [int(part) for part in text.split("-")]
+    pipeline = len(parts) if conf.parallel.pipeline == "auto" else conf.parallel.pipeline
+    if schedule == "zbv":
+        if len(parts) != 2 * pipeline:
+            message = f"has {len(parts)} numbers; zbv has two chunks a stage: {2 * pipeline}"
+            yield key, text, message
+    elif schedule == "interleaved":
+        if len(parts) % pipeline or len(parts) == pipeline:
+            message = (
+                f"has {len(parts)} numbers; interleaved has the same number of chunks on each of "
+                f"{pipeline} stages: {2 * pipeline}, {3 * pipeline}, ..."
+            )
+            yield key, text, message
+    elif len(parts) != pipeline and not conf.morph.enabled:
+        message = f"has {len(parts)} numbers, but parallel.pipeline is {pipeline}"
+        yield key, text, message
+    if conf.model is None:
+        return
+    layers, total = conf.model.layers, sum(parts)
+    if total == layers + 2 and layers:
+        if parts[0] < 1 or parts[-1] < 1:
+            message = (
+                f"sums to {total} = layers + 2, which counts the embedding and the head: the first "
+                "and the last number must be at least 1"
+            )
+            yield key, text, message
+    elif total != layers:
+        message = (
+            f"sums to {total}, but the model has {layers} layers ({layers + 2} with both ends)"
+        )
+        yield key, text, message
+
+
+def check_ranks(conf: JobConf) -> Iterator[Finding]:
+    """Profiled ranks exist."""
+    world = get_world(conf)
+    if conf.profile.ranks == "all":
+        return
+    for index, rank in enumerate(conf.profile.ranks):
+        if rank < 0 or (rank >= world and not conf.morph.enabled):
+            yield f"profile.ranks[{index}]", rank, f"must be a rank, 0 to {world - 1}"

@@ -1,0 +1,252 @@
+"""A tree of nodes to the types of `jobs.conf`, noting every problem instead of stopping at one.
+
+It is driven by the dataclasses themselves; only `program` and `model` have spellings of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from vjob.jobs.conf.redact import show
+from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf.values import (
+    FAILED,
+    describe,
+    find_text_problem,
+    get_members,
+    is_optional,
+    is_scalar,
+    kind_of,
+    parse_scalar,
+    suggest,
+)
+from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, Table, join_key
+from vjob.jobs.errors import Problem
+
+BUILT_IN = ("pretrain_gpt", "pretrain_bert")
+PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
+    "script": ("args", "python"),
+    "megatron": ("args", "python"),
+    "deepspeed": ("config", "args", "python"),
+}
+MODEL_ALLOWED = f"must be one of {', '.join(MODELS)}, or a mapping with layers, hidden and heads"
+PROGRAM_ALLOWED = (
+    f"must be {' or '.join(BUILT_IN)}, or a mapping: {{script: train.py}}, "
+    "{megatron: checkout} or {deepspeed: train.py, config: ds.json}"
+)
+# What people write who think of Slurm, torchrun or the old shell conf.
+OTHER_WORDS: Mapping[str, str] = {
+    "partition": "queue",
+    "time": "walltime_min",
+    "walltime": "walltime_min",
+    "gres": "gpus",
+    "mem": "memory_gb",
+    "memory": "memory_gb",
+    "cpus_per_task": "cpus",
+    "ntasks_per_node": "ranks",
+    "nproc_per_node": "ranks",
+    "nodes": "count",
+    "num_nodes": "count",
+    "name": "group",
+    "iterations": "steps",
+    "train_iters": "steps",
+    "batch_size": "global_batch_size",
+    "master_port": "port",
+}
+
+
+@cache
+def get_hints(cls: type) -> dict[str, Any]:
+    """Field names and types of a conf section."""
+    return get_type_hints(cls)
+
+
+@cache
+def list_conf_keys(cls: type = JobConf, parent: str = "") -> tuple[str, ...]:
+    """Every dotted key of a conf."""
+    keys: list[str] = []
+    for name, hint in get_hints(cls).items():
+        key = join_key(parent, name)
+        keys.append(key)
+        for member in get_members(hint):
+            inner = get_args(member)[0] if get_origin(member) is tuple else member
+            if is_dataclass(inner) and isinstance(inner, type) and inner is not Program:
+                keys.extend(list_conf_keys(inner, key + ("[]" if inner is NodeGroup else "")))
+    return tuple(keys)
+
+
+class Reader:
+    """Reads one tree; `lines` maps each key that was written to its place."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.lines: dict[str, str] = {}
+
+    def note(self, where: str, key: str, value: object, message: str) -> None:
+        shown = "" if value is MISSING else show(key, value)
+        self.problems.append(Problem(where=where, key=key, value=shown, message=message))
+
+    def read(self, node: Node) -> Any:
+        """The whole conf, or FAILED."""
+        self.lines[""] = node.where
+        if isinstance(node, Scalar) and node.is_null:
+            node = Table(entries={}, where=node.where)
+        if not isinstance(node, Table):
+            self.note(node.where, "", MISSING, f"a conf is a mapping of keys, not {kind_of(node)}")
+            return FAILED
+        return self.read_record(node, JobConf, "")
+
+    def read_value(self, node: Node, hint: Any, key: str) -> Any:
+        self.lines.setdefault(key, node.where)
+        is_null = isinstance(node, Scalar) and node.is_null
+        if is_null and is_optional(hint):
+            return None
+        for member in get_members(hint):
+            if member is Program or member is Model or (is_null and not is_scalar(member)):
+                return self.read_member(node, member, key)
+        if isinstance(node, Scalar):
+            return self.read_scalar(node, hint, key)
+        for member in get_members(hint):
+            origin = get_origin(member)
+            is_list = origin is tuple or member is Any
+            is_table = is_dataclass(member) or origin is Mapping or member is Any
+            if (is_list and isinstance(node, Items)) or (is_table and isinstance(node, Table)):
+                return self.read_member(node, member, key)
+        return self.refuse(node, key, f"must be {describe(hint)}")
+
+    def read_scalar(self, node: Scalar, hint: Any, key: str) -> Any:
+        problem = find_text_problem(node.text)
+        if problem:
+            return self.refuse(node, key, problem)
+        value = parse_scalar(node, hint)
+        if value is not FAILED:
+            return value
+        message = f"must be {describe(hint)}"
+        unquoted = Scalar(text=node.text, plain=True, where=node.where)
+        if not node.plain and parse_scalar(unquoted, hint) is not FAILED:
+            message += ", without quotes"
+        if node.is_null and hint is str:
+            message += '; write "" for an empty one'
+        return self.refuse(node, key, message)
+
+    def read_member(self, node: Node, hint: Any, key: str) -> Any:
+        """A node against one type that is not a plain scalar; null stands for an empty one."""
+        if hint is Program:
+            return self.read_program(node, key)
+        if hint is Model:
+            return self.read_model(node, key)
+        empty = isinstance(node, Scalar)
+        origin = get_origin(hint)
+        if is_dataclass(hint) and isinstance(hint, type):
+            table = Table(entries={}, where=node.where) if empty else node
+            return self.read_record(table, hint, key)
+        if origin is tuple:
+            return self.read_list(
+                () if not isinstance(node, Items) else node.items, hint, key, node
+            )
+        if hint is Any:
+            return self.refuse(node, key, "must be a single value")
+        return self.read_mapping({} if not isinstance(node, Table) else node, hint, key)
+
+    def read_record(self, node: Node, cls: type, key: str) -> Any:
+        assert isinstance(node, Table)
+        hints = get_hints(cls)
+        values = {}
+        for name, entry in node.entries.items():
+            if name in hints:
+                self.lines[join_key(key, name)] = entry.where
+                values[name] = self.read_value(entry.node, hints[name], join_key(key, name))
+            else:
+                message = "unknown key; " + self.suggest_key(name, hints)
+                self.note(entry.where, join_key(key, name), entry.node, message)
+        for field in fields(cls):
+            required = field.default is MISSING and field.default_factory is MISSING
+            if required and field.name not in node.entries:
+                allowed = describe(hints[field.name])
+                if field.name == "program":
+                    allowed = PROGRAM_ALLOWED.removeprefix("must be ")
+                where = self.lines.get(key, node.where)
+                self.note(where, join_key(key, field.name), MISSING, f"is required: {allowed}")
+                values[field.name] = FAILED
+        return FAILED if FAILED in values.values() else cls(**values)
+
+    def suggest_key(self, name: str, hints: Mapping[str, Any]) -> str:
+        """What may have been meant: a key here by another word, one elsewhere, one close to it."""
+        other = OTHER_WORDS.get(name.lower().replace("-", "_"))
+        if other in hints:
+            return f'did you mean "{other}"?'
+        elsewhere = [key for key in list_conf_keys() if key.rpartition(".")[2] == name]
+        if elsewhere:
+            return "did you mean " + " or ".join(f'"{key}"' for key in elsewhere) + "?"
+        return suggest(name, hints)
+
+    def read_list(self, nodes: tuple[Node, ...], hint: Any, key: str, node: Node) -> Any:
+        args = get_args(hint)
+        if args[-1] is not ... and len(nodes) != len(args):
+            return self.refuse(node, key, f"must be {describe(hint)}")
+        values = []
+        for index, item in enumerate(nodes):
+            name = f"{key}[{index}]"
+            self.lines[name] = item.where
+            values.append(self.read_value(item, args[0], name))
+        return FAILED if FAILED in values else tuple(values)
+
+    def read_mapping(self, node: Table | Mapping[str, Any], hint: Any, key: str) -> Any:
+        values = {}
+        for name, entry in node.entries.items() if isinstance(node, Table) else ():
+            inner = join_key(key, name)
+            self.lines[inner] = entry.where
+            problem = find_text_problem(name)
+            if problem:
+                self.note(entry.where, key, name, f"a name {problem}")
+            values[name] = self.read_value(entry.node, get_args(hint)[1], inner)
+        return FAILED if FAILED in values.values() else values
+
+    def read_program(self, node: Node, key: str) -> Any:
+        """A built-in name, or a mapping in which one key says what kind of program it is."""
+        if isinstance(node, Scalar) and node.text in BUILT_IN:
+            return Program(kind=node.text)  # type: ignore[arg-type]  # one of BUILT_IN
+        if not isinstance(node, Table):
+            message = PROGRAM_ALLOWED
+            if isinstance(node, Scalar) and node.text.endswith(".py"):
+                message = f"must be {{script: {node.text}}} for a program of your own"
+            return self.refuse(node, key, message)
+        kinds = [name for name in PROGRAM_KEYS if name in node.entries]
+        if len(kinds) != 1:
+            known = [*PROGRAM_KEYS, "config", "args", "python"]
+            for name, entry in node.entries.items():
+                if name not in known:
+                    message = f"unknown key; {suggest(name, known)}"
+                    self.note(entry.where, join_key(key, name), entry.node, message)
+            return self.refuse(node, key, "must have one of script, megatron and deepspeed")
+        kind = kinds[0]
+        values: dict[str, Any] = {"kind": kind}
+        for name, entry in node.entries.items():
+            inner = join_key(key, name)
+            self.lines[inner] = entry.where
+            if name == kind:
+                values["path"] = self.read_value(entry.node, str, inner)
+            elif name in PROGRAM_KEYS[kind]:
+                values[name] = self.read_value(entry.node, get_hints(Program)[name], inner)
+            else:
+                message = f"unknown key; {suggest(name, [kind, *PROGRAM_KEYS[kind]])}"
+                self.note(entry.where, inner, entry.node, message)
+        return FAILED if FAILED in values.values() else Program(**values)
+
+    def read_model(self, node: Node, key: str) -> Any:
+        if isinstance(node, Scalar) and node.text in MODELS:
+            return MODELS[node.text]
+        if isinstance(node, Table):
+            return self.read_record(node, Model, key)
+        message = MODEL_ALLOWED
+        if isinstance(node, Scalar) and not node.is_null:
+            message = f"unknown model; {suggest(node.text, MODELS, what='names')}"
+            message += " A shape of your own is a mapping with layers, hidden and heads"
+        return self.refuse(node, key, message)
+
+    def refuse(self, node: Node, key: str, message: str) -> Any:
+        self.note(self.lines.get(key, node.where), key, node, message)
+        return FAILED

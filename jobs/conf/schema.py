@@ -1,0 +1,480 @@
+"""conf.yaml as types: the only file that a user edits.
+
+Every field's doc line is the source of `docs/conf.md` and of `vjob init`'s comments. Reading and
+checking are elsewhere (`conf_read`, `conf_check`); whoever holds a JobConf may trust it. Relative
+paths are relative to the conf's own folder and are absolute here.
+
+Past 350 lines on purpose: data alone, and the one place where every key stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from vjob.jobs.conf.scratch import SCRATCH
+
+ProgramKind = Literal["pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed"]
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}."""
+
+    kind: ProgramKind
+    """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed."""
+    path: str | None = None
+    """The training script, or the Megatron-LM checkout or a script in it (relative to the conf's
+    folder)."""
+    args: tuple[str, ...] = ()
+    """Arguments, passed on unchanged."""
+    config: str | None = None
+    """DeepSpeed's own JSON configuration, completed by the conf: what it says, wins."""
+    python: str | None = None
+    """Interpreter of the ranks; default: `python3` in a container, else the one that runs vjob."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The shape of a built-in model; a name such as gpt2-xl stands for one of these.
+
+    It is for the built-in programs; a script does not see it.
+    """
+
+    layers: int
+    """Number of transformer blocks."""
+    hidden: int
+    """Width of the model."""
+    heads: int
+    """Attention heads; divides hidden."""
+    sequence: int = 1024
+    """Tokens in a sample."""
+    vocab: int = 50257
+    """Size of the vocabulary."""
+    dropout: float = 0.1
+    """Dropout probability, 0 to 1."""
+
+
+MODELS: Mapping[str, Model] = {
+    "gpt2-small": Model(layers=12, hidden=768, heads=12),
+    "gpt2-medium": Model(layers=24, hidden=1024, heads=16),
+    "gpt2-xl": Model(layers=48, hidden=1600, heads=25),
+    "gpt2-2.5b": Model(layers=54, hidden=1920, heads=20),
+    "gpt2-8.3b": Model(layers=72, hidden=3072, heads=32),
+    "bert-large": Model(layers=24, hidden=1024, heads=16, sequence=512, vocab=30522),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The training data of a built-in program; a script does not see it."""
+
+    prefix: str | None = None
+    """Megatron .bin/.idx pair without its suffix (relative to the conf's folder), or for a GPT a
+    blend of several, weights and prefixes in turn: `0.7 data/a 0.3 data/b`."""
+    split: str = "969,30,1"
+    """Shares of train, validation and test."""
+    vocab: str | None = None
+    """The vocab.txt that a BERT's data were prepared with."""
+    synthetic: bool = False
+    """Random tokens instead of a data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The optimizer."""
+
+    name: Literal["adamw", "lamb", "sgd"] = "adamw"
+    """Kind of optimizer."""
+    lr: float = 1.5e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.01
+    """Weight decay of the groups that have one."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's two averages; the first is the momentum of sgd."""
+    fused: bool = True
+    """Use torch's fused kernels."""
+    apex: bool = False
+    """Use NVIDIA apex where it is importable."""
+    offload: bool = False
+    """Keep its state and the fp32 weights in host memory, and step there; not with apex."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning-rate schedule."""
+
+    kind: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the decay."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up."""
+    min_lr: float = 0.0
+    """Where the decay ends."""
+    decay_steps: int | None = None
+    """Step with which it ends; default: train.steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Evaluation during training."""
+
+    every: int = 1000
+    """Steps between evaluations; 0 for none."""
+    steps: int = 10
+    """Batches in an evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Where and how often to save."""
+
+    folder: str | None = None
+    """Folder on the shared file system (relative to the conf's folder); none saves nothing."""
+    every: int = 500
+    """Steps between checkpoints; 0 for only on demand and at the end."""
+    keep: int = 3
+    """Complete checkpoints to keep."""
+    local: str | None = None
+    """Node-local folder to write to first."""
+    memory_every: int = 0
+    """Steps between copies in the memory of the nodes, for `morph`: where the nodes that are left
+    hold all of a newer one, a run goes on from it instead of a checkpoint; 0 for none. Takes three
+    times the state of a node's ranks; not in containers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """The training itself, for the built-in programs.
+
+    A script does not see this section, nor those below it: it takes `program.args` and `env`.
+    """
+
+    steps: int = 50
+    """Optimizer steps."""
+    global_batch_size: int | None = None
+    """Samples in a step over all replicas; default: micro_batch_size x data x pipeline."""
+    micro_batch_size: int | Auto = 1
+    """Samples in a micro-batch; auto lets the planner choose."""
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Arithmetic of forward and backward."""
+    loss_scale: float | Literal["dynamic"] = "dynamic"
+    """Loss scale of fp16."""
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    """The optimizer."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """The learning-rate schedule."""
+    clip_grad_norm: float | None = 1.0
+    """Largest global gradient norm; null clips nothing."""
+    seed: int = 1234
+    """Seed of every random stream."""
+    log_every: int = 10
+    """Steps between log lines and detailed trace events."""
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    """Evaluation."""
+    tensorboard: bool = False
+    """Write TensorBoard scalars into the run's folder; the ranks' Python needs tensorboard."""
+    compile: bool = False
+    """Let torch.compile take each block; not with schedules zero_bubble, zbv and auto."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """Checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How the model and the batch are laid over the ranks: pipeline x data x tensor = world.
+
+    A script finds pipeline, data, tensor, partition and its own place in VJOB_ variables.
+    """
+
+    pipeline: int | Auto = 1
+    """Pipeline stages; auto lets the planner choose, and with it the replicas, the order of the
+    nodes, and how many of them are asked for."""
+    data: int | Auto = "auto"
+    """Replicas; auto takes what the world leaves."""
+    tensor: int = 1
+    """Ranks that share each layer; all in one node."""
+    sequence_parallel: bool = False
+    """With tensor, share each sequence between the shared layers too: less memory; a script does
+    not see it."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
+    micro-batches too, 3 all weights; a script does not see it."""
+    recompute: Literal["none", "full", "auto"] = "auto"
+    """Recompute activations in the backward, where auto means none for now; a script does not see
+    it."""
+    order: Literal["pipeline", "data", "auto"] = "auto"
+    """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
+    partition: str | Auto = "auto"
+    """Layers per stage, `0-11-8-8-8-8-5-0`; auto: by `profile` if `vjob profile` left one,
+    else balanced at the start by counted work."""
+    schedule: Literal["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv", "auto"] = (
+        "auto"
+    )
+    """Order of forwards and backwards in a step; a script does not see it."""
+    profile: str | None = None
+    """File that `vjob profile` writes and planning reads; default: profiles/<model>.profile.json
+    next to the conf; a script does not see it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGroup:
+    """Nodes of one kind."""
+
+    group: str
+    """Name of the group; letters, digits, - and _."""
+    count: int = 1
+    """Number of nodes."""
+    queue: str | None = None
+    """Slurm partition; default: the cluster's own."""
+    gpus: str | int | None = None
+    """GPUs of a node: `a100:4` (type and count), 4, or none."""
+    cpus: int | None = None
+    """CPUs asked for on each node."""
+    memory_gb: int | None = None
+    """Memory asked for on each node; 0 for all of it."""
+    interface: str = "auto"
+    """Network interface; auto follows the route to the master."""
+    ranks: int | None = None
+    """Processes on each node; default: one a GPU, or one."""
+    devices: tuple[int, ...] | None = None
+    """GPU indices to use, such as [4, 5]."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of this group's ranks."""
+    sbatch: Mapping[str, Any] = field(default_factory=dict)
+    """More sbatch options for this group, such as {constraint: ib}."""
+
+    @property
+    def gpu_type(self) -> str | None:
+        return self.gpus.rpartition(":")[0] or None if isinstance(self.gpus, str) else None
+
+    @property
+    def num_gpus(self) -> int:
+        if self.gpus is None:
+            return 0
+        return int(self.gpus.rpartition(":")[2]) if isinstance(self.gpus, str) else self.gpus
+
+    @property
+    def num_ranks(self) -> int:
+        if self.ranks is not None:
+            return self.ranks
+        if self.devices is not None:
+            return len(self.devices)
+        return self.num_gpus or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where it runs."""
+
+    scheduler: Literal["auto", "slurm", "local", "machines"] = "auto"
+    """auto: machines where there is a machine_list, slurm where sbatch is on PATH, else local."""
+    machine_list: str | None = None
+    """File of machines that ssh reaches, a host a line, for a run that may morph. It is watched:
+    a host that appears joins, one that goes leaves."""
+    ssh_config: str | None = None
+    """File for `ssh -F` to the machines; default: ssh's own."""
+    hetero: Literal["auto", "hetjob", "split"] = "auto"
+    """Several groups as one het job, or as jobs that find each other."""
+    walltime_min: int = 60
+    """Time limit; on a list of machines there is none."""
+    account: str | None = None
+    """Slurm account."""
+    qos: str | None = None
+    """Slurm quality of service."""
+    exclude: tuple[str, ...] = ()
+    """Nodes to avoid."""
+    requeue: bool = False
+    """Let Slurm start the job again after a node failure or a preemption."""
+    port: int | Auto = "auto"
+    """Master's port; auto picks a free one outside the ephemeral range."""
+    grace_s: int = 20
+    """Time between TERM and KILL for the ranks; Slurm cuts it at its KillWait (`vjob doctor`)."""
+    join_s: int = 600
+    """How long nodes wait for each other at the start."""
+    prepare_s: int = 1800
+    """How long a node may take to prepare its container."""
+    finish_s: int = 600
+    """How long after the first node's end the last one may end; 0 is no limit."""
+    signal_before_end_s: int = 0
+    """Every rank gets SIGUSR1 this long before the time limit; 0 sends none."""
+    lost_s: int = 90
+    """Silence after which a split run takes a node for lost."""
+    sample_s: int = 10
+    """Seconds between GPU samples."""
+    sbatch: Mapping[str, Any] = field(default_factory=dict)
+    """More sbatch options, such as {reservation: week7}."""
+    nodes: tuple[NodeGroup, ...] = ()
+    """Groups of nodes; the first one holds rank 0 and the master's address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """The container that ranks run in; without an image they run bare."""
+
+    runtime: Literal[
+        "auto", "none", "enroot", "pyxis", "apptainer", "podman", "docker", "charliecloud"
+    ] = "auto"
+    """Container runtime; auto takes what is installed. One that is not in this version of vjob is
+    refused."""
+    image: str | None = None
+    """Image file (relative to the conf's folder) or reference."""
+    mounts: tuple[str, ...] = ()
+    """`source:target` or `source:target:ro`; sources must exist on every node."""
+    workdir: str | None = None
+    """Working directory inside; default: that of the run."""
+    reuse: bool | Auto = "auto"
+    """Reuse an unpacked image; the old RELOAD_CONTAINER=true is reuse: false."""
+    writable: bool = True
+    """Whether the root file system can be written."""
+    remap_root: bool = False
+    """Show the ranks as root inside; they stay you outside."""
+    scratch: str = SCRATCH
+    """Node-local folder for unpacked images, with room for three times the image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What is measured while training: docs/external.md."""
+
+    timeline: bool = True
+    """Write the trace that `vjob report` draws, Megatron-LM its times; a script does not see it."""
+    nsys: bool = False
+    """Run ranks under Nsight Systems; `nsys` must be on their PATH."""
+    ncu: bool = False
+    """Run ranks under Nsight Compute; `ncu` must be on their PATH."""
+    ranks: Literal["all"] | tuple[int, ...] = "all"
+    """Ranks to profile."""
+    options: tuple[str, ...] = ()
+    """More options of nsys or ncu."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Morph:
+    """Whether a built-in program may change its number of nodes."""
+
+    enabled: bool = False
+    """Go on without a lost node, from the newest checkpoint."""
+    min_nodes: int | None = None
+    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`).
+    A job of one group may also start with as few, where its queue has no more."""
+    max_nodes: int | None = None
+    """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
+    warm: bool = True
+    """While ranks train, keep a second set of them on each node, idle, with torch imported, so that
+    a morph is short; costs their memory."""
+    grow: Literal["none", "auto"] = "none"
+    """auto looks for idle nodes in the queues of `cluster.nodes` and lets them join, up to
+    max_nodes, where the steps that they save are worth the pause; a script does not see it."""
+    leave_slow: bool = False
+    """Go on without a node that is over 15 % slower than its peers, where that is worth the pause;
+    a script does not see it."""
+    look_s: int = 60
+    """Seconds between two looks of these two; a script does not see it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notify:
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does
+    not see it."""
+
+    mail: str | None = None
+    """Mail address; goes through `sendmail` of the machine that watches."""
+    webhook: str | None = None
+    """URL that gets a JSON body, its `text` as chat services want it."""
+    command: str | None = None
+    """Shell command that gets the JSON on its standard input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConf:
+    """A whole conf."""
+
+    name: str
+    """Name of the run: letters, digits, `-`, `_` and `.`; starts with a letter or digit."""
+    program: Program
+    """What every rank runs."""
+    model: Model | None = None
+    """Shape of a built-in model, by name or by numbers; a script does not see it."""
+    data: Data | None = None
+    """The training data; a script does not see it."""
+    train: Train = field(default_factory=Train)
+    """The training itself; a script does not see it."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """The layout."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """Where it runs."""
+    container: Container = field(default_factory=Container)
+    """The container that ranks run in."""
+    workdir: str | None = None
+    """Working directory of the ranks; default: the conf's folder."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of every rank."""
+    pass_env: tuple[str, ...] = ()
+    """Names of variables that pass from the submitting shell; nothing else does. A submit where one
+    of them is not set is refused; a dry run warns."""
+    setup: tuple[str, ...] = ()
+    """Shell lines run on each node first, such as `module load cuda`."""
+    profile: Profile = field(default_factory=Profile)
+    """What is measured while training."""
+    morph: Morph = field(default_factory=Morph)
+    """Whether a built-in program may go on with fewer or more nodes."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Price of a node-hour by GPU type, for `vjob plan`; a script does not see it."""
+    notify: Notify = field(default_factory=Notify)
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does
+    not see it."""
+    log_folder: str = "log"
+    """Where run folders are made (relative to the conf's folder), on the shared file system."""
+
+
+SECRET_PARTS = ("token", "secret", "password", "passphrase", "credential", "webhook", "apikey")
+SECRET_WORDS = frozenset(
+    {"auth", "authorization", "cookie", "dsn", "key", "pass", "passwd", "pat", "pwd"}
+)
+REDACTED = "<redacted>"
+
+
+def is_secret(key: str) -> bool:
+    """Whether a key's value must not be shown: HF_TOKEN, WANDB_API_KEY, SLACK_WEBHOOK_URL."""
+    word = key.lower().rpartition(".")[2].replace("tokenizer", "")  # TOKENIZERS_PARALLELISM
+    word = word.removeprefix("pass_env")  # a key of ours, it holds names
+    return any(part in word for part in SECRET_PARTS) or not SECRET_WORDS.isdisjoint(
+        word.split("_")
+    )
+
+
+def is_open(conf: JobConf) -> bool:
+    """Whether the planner has to choose the layout before the conf can run."""
+    return "auto" in (conf.parallel.pipeline, conf.train.micro_batch_size)
+
+
+def close_layout(conf: JobConf) -> JobConf:
+    """With 1 for what is open, to look at the rest."""
+    parallel, train = conf.parallel, conf.train
+    if parallel.pipeline == "auto":
+        parallel = replace(parallel, pipeline=1)
+    if train.micro_batch_size == "auto":
+        train = replace(train, micro_batch_size=1)
+    return replace(conf, parallel=parallel, train=train)
+
+
+def settled(value: int | Auto) -> int:
+    """A number that the planner has chosen by now, if it was auto (planning/resolve_auto.py)."""
+    assert value != "auto", "a conf with an open layout is settled before it is used"
+    return value
+
+
+def get_world(conf: JobConf) -> int:
+    """Number of ranks."""
+    return sum(group.count * group.num_ranks for group in conf.cluster.nodes)
+
+
+def get_replicas(conf: JobConf) -> int | None:
+    """Number of replicas; None where it is left open or does not come out even."""
+    parallel = conf.parallel
+    if parallel.data != "auto":
+        return parallel.data
+    replicas, left = divmod(get_world(conf), settled(parallel.pipeline) * parallel.tensor)
+    return replicas if replicas and not left else None

@@ -1,0 +1,57 @@
+"""JobConf back to conf.yaml: the resolved conf that lies beside a run, in the conf's own spelling.
+
+`parse_conf(render_resolved(conf))` is `conf` again; with `redact`, secrets are left out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from vjob.jobs.conf.document import render_conf_doc
+from vjob.jobs.conf.dump import dump_yaml
+from vjob.jobs.conf.redact import redact_text, redact_value
+from vjob.jobs.conf.schema import JobConf, Program
+from vjob.jobs.conf.starter import render_init
+
+__all__ = ["redact_text", "render_conf_doc", "render_init", "render_resolved", "resolve_conf"]
+
+
+def resolve_conf(conf: JobConf) -> dict[str, Any]:
+    """Every key with its value, as plain mappings, lists and scalars."""
+    resolved = _to_plain(conf)
+    assert isinstance(resolved, dict)
+    return resolved
+
+
+def render_resolved(conf: JobConf, *, redact: bool = False) -> str:
+    """The resolved conf as YAML."""
+    plain = resolve_conf(conf)
+    if redact:
+        plain = redact_value(plain)
+    return dump_yaml(plain)
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Program):
+        return _spell_program(value)
+    if is_dataclass(value):
+        return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _to_plain(inner) for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+def _spell_program(program: Program) -> Any:
+    if program.path is None:
+        return program.kind
+    spelled: dict[str, Any] = {program.kind: program.path}
+    if program.config is not None:
+        spelled["config"] = program.config
+    spelled["args"] = list(program.args)
+    if program.python is not None:
+        spelled["python"] = program.python
+    return spelled

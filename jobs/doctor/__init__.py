@@ -1,0 +1,1 @@
+"""`vjob doctor`: what of this machine, its Slurm and its containers would trouble a job."""

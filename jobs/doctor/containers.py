@@ -1,0 +1,293 @@
+"""`vjob doctor` on containers: what is installed, whether it starts, and what is known to hinder.
+
+Judges are pure, as in doctor.py; what is mended on one node must be on all, so it is meant to be
+run on one of them: `srun vjob doctor`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import stat
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from vjob.containers.catalogue import CATALOGUE, find_trouble
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import ImageKind
+from vjob.jobs.conf.schema import Container
+from vjob.jobs.doctor.container_start import try_start
+from vjob.jobs.finding import Finding, ask, read_text, try_out
+
+VERSIONS: Mapping[str, tuple[str, ...]] = {
+    "enroot": ("enroot", "version"),
+    "charliecloud": ("ch-run", "--version"),
+    "apptainer": ("apptainer", "version"),
+    "podman": ("podman", "--version"),
+    "docker": ("docker", "--version"),
+}
+GIB = 1 << 30
+LOW_SCRATCH = 30 * GIB
+"""A PyTorch image unpacked takes about 25 GB."""
+LOW_RUN = 30 * GIB
+SYSCTLS = (
+    ("user.max_user_namespaces", "/proc/sys/user/max_user_namespaces"),
+    ("kernel.unprivileged_userns_clone", "/proc/sys/kernel/unprivileged_userns_clone"),
+    (
+        "kernel.apparmor_restrict_unprivileged_userns",
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+    ),
+)
+HOOKS = ("/etc/enroot/hooks.d", "/usr/local/etc/enroot/hooks.d")
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+
+
+def examine_containers() -> list[Finding]:
+    """Look at everything; nothing here raises."""
+    scratch = Container().scratch
+    found = [name for name, command in VERSIONS.items() if shutil.which(command[0])]
+    findings = [examine_runtime(name, scratch) for name in found]
+    missing = [name for name in VERSIONS if name not in found]
+    if missing:
+        findings.append(judge_missing(found, missing))
+    help_text = ask("srun", "--help") if shutil.which("srun") else None
+    if help_text is not None:
+        findings.append(judge_pyxis(help_text, _read_plugstack(), _find_mount("/run")))
+    findings.append(judge_namespaces({name: read_text(path) for name, path in SYSCTLS}))
+    findings.append(judge_scratch(scratch, *_find_mount(scratch)))
+    findings.append(judge_squashfs(shutil.which("unsquashfs"), shutil.which("mksquashfs")))
+    findings.append(judge_fuse(_read_mode("/dev/fuse")))
+    if "podman" in found and os.getuid() != 0:
+        texts = (read_text("/etc/subuid"), read_text("/etc/subgid"))
+        findings.append(judge_subids(_find_user(), os.getuid(), *texts))
+    if read_text("/proc/driver/nvidia/version") is not None:
+        findings += examine_gpus(found)
+    return findings
+
+
+def examine_runtime(name: str, scratch: str) -> Finding:
+    """Its version, and a start; docker's daemon is asked, for docker starts images alone."""
+    env = {**os.environ, "USER": os.environ.get("USER") or str(os.getuid())}
+    _, said = try_out(VERSIONS[name], env)
+    kind = RUNTIMES.get(name)
+    if name == "docker":
+        code, problem = try_out(("docker", "info"))
+        return judge_start(name, said, problem if code else "", does="answers")
+    if kind is None or ImageKind.FOLDER not in kind.kinds:
+        return judge_start(name, said, "", does="is installed")
+    try:
+        problem = try_start(kind, scratch)
+    except OSError as error:
+        problem = f"it could not be tried in {scratch}: {error.strerror}"
+    return judge_start(name, said, problem, does="starts a container")
+
+
+def judge_start(name: str, version: str, problem: str, *, does: str) -> Finding:
+    """From what it said of its version, and of a start that failed."""
+    match = re.search(r"\d+(\.\d+)+\S*", version)
+    what = f"{name} {match.group().rstrip(',')}" if match else name
+    if not problem:
+        return Finding(name=name, status="ok", text=f"{what} {does}")
+    trouble = find_trouble(problem, [name])
+    lines = [line.strip() for line in problem.splitlines() if line.strip()]
+    return Finding(
+        name=name,
+        status="warn",
+        text=f"{what} is installed and does not work: {' | '.join(lines[-2:])}",
+        remedy=f"{trouble.cause}: {trouble.remedy}"
+        if trouble
+        else f"runs with container.runtime: {name} would fail like this, and auto passes it over",
+    )
+
+
+def judge_missing(found: Collection[str], missing: Collection[str]) -> Finding:
+    text = f"not installed on this machine: {', '.join(missing)} (nodes may differ)"
+    if found:
+        return Finding(name="runtimes", status="ok", text=text)
+    remedy = "run `srun vjob doctor` to see a node, or run bare, without container.image"
+    return Finding(name="runtimes", status="note", text=text, remedy=remedy)
+
+
+def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Finding:
+    """`run` is the type, options and free bytes of /run, where pyxis unpacks by default."""
+    if "--container-image" not in help_text:
+        return Finding(name="pyxis", status="note", text="srun has no pyxis")
+    match = re.search(r"runtime_path=(\S+)", plugstack)
+    if match is None and run[0] == "tmpfs" and run[2] < LOW_RUN:
+        trouble = next(row for row in CATALOGUE if row.name == "small /run")
+        text = f"srun has pyxis; {trouble.cause}: {run[2] / GIB:.1f} GiB are free there"
+        return Finding(name="pyxis", status="warn", text=text, remedy=trouble.remedy)
+    where = match[1] if match else "/run/pyxis"
+    return Finding(name="pyxis", status="ok", text=f"srun has pyxis, which unpacks in {where}")
+
+
+def judge_namespaces(sysctls: Mapping[str, str | None]) -> Finding:
+    """Each may be missing: then the kernel has no such switch."""
+    values = {name: value.strip() for name, value in sysctls.items() if value}
+    name = "user namespaces"
+    most = values.get("user.max_user_namespaces")
+    if most is None:
+        return Finding(name=name, status="note", text="not known on this system")
+    wrong = []
+    if int(most) <= 1:
+        wrong.append("user.max_user_namespaces=15000")
+    if values.get("kernel.unprivileged_userns_clone") == "0":
+        wrong.append("kernel.unprivileged_userns_clone=1")
+    if values.get("kernel.apparmor_restrict_unprivileged_userns") == "1":
+        wrong.append("kernel.apparmor_restrict_unprivileged_userns=0")
+    if not wrong:
+        return Finding(name=name, status="ok", text=f"up to {most}")
+    return Finding(
+        name=name,
+        status="warn",
+        text="ordinary users may not make them: no runtime but docker can start",
+        remedy=f"an admin sets, and keeps in /etc/sysctl.d: sysctl {' '.join(wrong)}"
+        + ("; or gives the runtime an AppArmor profile" if "apparmor" in wrong[-1] else ""),
+    )
+
+
+def judge_scratch(path: str, kind: str, options: str, free: int) -> Finding:
+    """The default of container.scratch: local, executable, with room."""
+    text = f"{path}, the default of container.scratch, is {kind or 'of unknown type'}"
+    text += f" with {free / GIB:.0f} GiB free"
+    advice = "set container.scratch in confs to a node-local folder"
+    if "noexec" in options.split(","):
+        problem, remedy = "mounted noexec: nothing in an image could run", f"{advice} without that"
+    elif kind.startswith(("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.")):
+        problem, remedy = "not a disk of this machine", advice
+    elif free < LOW_SCRATCH:
+        where = "memory" if kind == "tmpfs" else "disk"
+        problem = f"little {where} for an unpacked image of PyTorch, which takes 25 GB"
+        remedy = f"{advice} with three times the image's size; `vjob container clean` makes room"
+    else:
+        return Finding(name="scratch", status="ok", text=text)
+    return Finding(name="scratch", status="warn", text=f"{text}: {problem}", remedy=remedy)
+
+
+def judge_squashfs(unpacker: str | None, packer: str | None) -> Finding:
+    if unpacker is None:
+        return Finding(
+            name="squashfs",
+            status="warn",
+            text="unsquashfs is missing: enroot, charliecloud and podman cannot unpack .sqsh files",
+            remedy="an admin installs squashfs-tools on every node",
+        )
+    text = "unsquashfs is there" + ("" if packer else "; mksquashfs, to make images, is not")
+    return Finding(name="squashfs", status="ok", text=text)
+
+
+def judge_fuse(mode: int | None) -> Finding:
+    if mode is not None and mode & 0o006 == 0o006:
+        return Finding(name="fuse", status="ok", text="/dev/fuse is open to users")
+    state = "is missing" if mode is None else f"has mode {mode & 0o777:04o}"
+    return Finding(
+        name="fuse",
+        status="note",
+        text=f"/dev/fuse {state}: users cannot mount image files (vjob unpacks them instead)",
+        remedy="for apptainer's .sif files an admin may load fuse and make it mode 0666",
+    )
+
+
+def judge_subids(user: str, user_id: int, *texts: str | None) -> Finding:
+    """From /etc/subuid and /etc/subgid; a directory service may give ranges too."""
+    ranges = rf"^({re.escape(user)}|{user_id}):\d+:(\d+)$"
+    sizes = [re.findall(ranges, text or "", re.MULTILINE) for text in texts]
+    if all(found and max(int(size) for _, size in found) >= 65536 for found in sizes):
+        return Finding(name="subuid", status="ok", text=f"{user} has subordinate ids for podman")
+    trouble = next(row for row in CATALOGUE if row.name == "no subuid")
+    return Finding(
+        name="subuid",
+        status="note",
+        text=f"{user} has no 65536 subordinate ids here: podman cannot hold images of many users",
+        remedy=trouble.remedy,
+    )
+
+
+def examine_gpus(found: Collection[str]) -> list[Finding]:
+    """On a machine with an NVIDIA driver."""
+    has_hook = any(Path(folder, "98-nvidia.sh").exists() for folder in HOOKS)
+    has_cdi = any(
+        "nvidia" in path.name for folder in CDI_FOLDERS for path in Path(folder).glob("*")
+    )
+    tools = {
+        name: shutil.which(name) is not None
+        for name in ("nvidia-container-cli", "nvidia-container-runtime")
+    }
+    return judge_gpus(found, tools, has_hook=has_hook, has_cdi=has_cdi)
+
+
+def judge_gpus(
+    found: Collection[str], tools: Mapping[str, bool], *, has_hook: bool, has_cdi: bool
+) -> list[Finding]:
+    """For each runtime, whether GPUs can enter its containers."""
+    cli = tools["nvidia-container-cli"]
+    rows = {
+        "enroot": (cli and has_hook, "nvidia-container-cli, or enroot's hook 98-nvidia.sh"),
+        "charliecloud": (cli, "nvidia-container-cli, for ch-fromhost --nvidia"),
+        "podman": (has_cdi, "a CDI file for NVIDIA in /etc/cdi or /var/run/cdi"),
+        "docker": (tools["nvidia-container-runtime"], "nvidia-container-runtime"),
+    }
+    remedies = {
+        "enroot": "no nvidia-container-cli",
+        "charliecloud": "no nvidia-container-cli",
+        "podman": "no CDI",
+        "docker": "docker without GPUs",
+    }
+    known = {row.name: row.remedy for row in CATALOGUE}
+    return [
+        Finding(name=f"gpus in {name}", status="ok", text="what brings them in is installed")
+        if rows[name][0]
+        else Finding(
+            name=f"gpus in {name}",
+            status="warn",
+            text=f"missing: {rows[name][1]}",
+            remedy=known[remedies[name]],
+        )
+        for name in rows
+        if name in found
+    ]
+
+
+def find_mount(path: str, mounts: str) -> tuple[str, str]:
+    """Type and options of the file system that holds a path, from /proc/self/mounts."""
+    best = ("", "", "")
+    for line in mounts.splitlines():
+        point, kind, options = (*line.split(" "), "", "", "", "")[1:4]
+        inside = point == "/" or path == point or path.startswith(f"{point}/")
+        if inside and len(point) >= len(best[0]):
+            best = (point, kind, options)
+    return best[1], best[2]
+
+
+def _find_mount(path: str) -> tuple[str, str, int]:
+    """The same with its free bytes."""
+    real = os.path.realpath(path)
+    try:
+        facts = os.statvfs(real)
+        free = facts.f_bavail * facts.f_frsize
+    except OSError:
+        free = 0
+    return (*find_mount(real, read_text("/proc/self/mounts") or ""), free)
+
+
+def _read_plugstack() -> str:
+    """slurmd's SPANK settings, as far as they may be read."""
+    folder = Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
+    paths = [folder / "plugstack.conf", *sorted(folder.glob("plugstack.conf.d/*.conf"))]
+    return "\n".join(read_text(str(path)) or "" for path in paths)
+
+
+def _read_mode(path: str) -> int | None:
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except OSError:
+        return None
+
+
+def _find_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,1 @@
+"""Nodes that join and leave a running job: `vjob grow`, `vjob shrink`, and the autoscaler."""

@@ -1,0 +1,294 @@
+"""`vjob tend`: what a run that may morph does by itself, as `morph` of its conf says.
+
+    batch script ─► vjob tend ─┬─ idle nodes (sinfo), pace, pause ─► growth.py ─► as `vjob grow`
+    (or a terminal)            ├─ its job that waits, no longer worth it ───────► cancelled
+                               └─ ranks' times ─► slow_nodes.py ─► growth.py ───► morph/leave
+
+The manager knows no scheduler, so this is no part of it: it asks as a person would, by the same
+files, and a run goes on without it. One look every `morph.look_s`, with at most three questions to
+the scheduler; sinfo is asked only where more nodes would be worth a morph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from varuna_core.records import record as records
+from varuna_core.records.events import append_event
+from varuna_core.records.files import read_json, read_lines
+from varuna_core.records.joins import read_join_job, read_joins, widen
+from varuna_core.records.morphs import read_pause_s
+from varuna_core.records.plan import read_attempt_plan, read_plan
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import read_training
+from vjob.jobs.elastic import membership
+from vjob.jobs.elastic.growth import (
+    Pause,
+    Standing,
+    choose_growth,
+    choose_leaving,
+    find_pause,
+    say_basis,
+    still_pays,
+)
+from vjob.jobs.elastic.run_pace import AttemptPace
+from vjob.jobs.elastic.slow_nodes import find_slow_nodes
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.runs.find import RunView, view_run
+from vjob.jobs.runs.joined_jobs import cancel_joined, find_joined_over
+from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.choose import choose_executor
+from vjob.jobs.schedulers.file_lock import hold_file
+from vjob.jobs.schedulers.idle_nodes import list_fitting
+from vjob.jobs.schedulers.slurm_commands import JobState, expand_nodes
+
+LONGEST_WAIT_S = 3600.0
+"""After jobs that never came to anything."""
+LONGEST_PENDING_S = 600.0
+"""Its nodes were idle when it was asked for."""
+SPARE_MIN = 2
+"""Minutes beyond the run's own time that a job which joins asks for."""
+
+
+class Tender:
+    """One run."""
+
+    def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
+        plan = read_plan(run.plan)
+        if plan is None or plan.morphing is None:
+            raise InputError(f"{run.name} keeps its nodes to the end: there is nothing to tend")
+        self._run, self._plan, self._say = run, plan, say
+        self._most, self._fewest = plan.morphing.max_nodes, plan.morphing.min_nodes
+        self._training = read_training(run.training)
+        self.conf = membership.read_submitted(run)
+        self._pace: AttemptPace | None = None
+        self._told = ""
+
+    def look(self) -> bool:
+        """Once; False where the run is over."""
+        view = view_run(self._run, warn=False)
+        if view.record.state not in (records.INTENT, records.SUBMITTED):
+            return False
+        if view.problem:
+            self._tell(f"nothing is done meanwhile: {view.problem}")
+            return True
+        state = read_json(self._run.morph.manager)
+        state = state if isinstance(state, dict) else {}
+        if state.get("phase") != "running" or not view.infos:
+            return state.get("phase") != "ended" or bool(state.get("requeue"))
+        executor = choose_executor(view.record.scheduler)
+        standing = self._find_standing(view, state, executor)
+        if standing is None:
+            return True
+        self._withdraw(view, standing)
+        if self.conf.morph.leave_slow and self._leave_slow(standing, state):
+            return True  # a morph is coming
+        if self.conf.morph.grow == "auto":
+            self._grow(view, standing, executor)
+        return True
+
+    def _find_standing(
+        self, view: RunView, state: dict[str, Any], executor: Executor
+    ) -> Standing | None:
+        """None as long as the attempt has too few steps behind it."""
+        number = state.get("attempt", -1)
+        if self._pace is None or self._pace.number != number:
+            plan = read_attempt_plan(self._run, number)
+            if plan is None:
+                return None
+            self._pace = AttemptPace(self._run.attempt(number), plan)
+        pace = self._pace.find_pace()
+        if pace is None or pace.step >= self._training.steps:
+            return None
+        going = membership.read_leaving(self._run)
+        here = sorted({*list_seats(state, "nodes")} - going)
+        left_s = executor.find_left_s(view.record.jobs[0].id)
+        return Standing(
+            plan=widen(self._plan, read_joins(self._run.morph)),
+            training=self._training,
+            here=tuple(here),
+            steps_left=self._training.steps - pace.step,
+            step_s=pace.step_s,
+            pause=self._find_pause(),
+            left_s=math.inf if left_s is None else left_s,
+        )
+
+    def _find_pause(self) -> Pause:
+        events = read_lines(self._run.morph_events)
+        pauses = [read_pause_s(e) for e in events if is_event(e, "morph")]
+        return find_pause([pause for pause in pauses if pause is not None])
+
+    # More nodes.
+
+    def _grow(self, view: RunView, standing: Standing, executor: Executor) -> None:
+        members = membership.read_members(view, self._plan)
+        room = self._most - members.count
+        if room < 1 or any(join.by_itself for join in members.waiting) or self._is_early(view):
+            return
+        if not self._is_wanted():
+            self._tell("`vjob shrink` ended growing by itself; `vjob grow` allows it again")
+            return
+        groups = [g for g in self._plan.groups if membership.choose_group(self._plan, g.queue) == g]
+        if choose_growth(standing, room, {group.name: room for group in groups}) is None:
+            self._tell(f"more nodes would not be worth {standing.pause}")
+            return
+        nodes = executor.find_idle([group.queue for group in groups])
+        excluded = {*members.hosts.values(), *membership.read_slow_hosts(self._run)}
+        excluded.update(name for text in self.conf.cluster.exclude for name in expand_nodes(text))
+        idle = {group.name: len(list_fitting(nodes, group, excluded)) for group in groups}
+        offer = choose_growth(standing, room, idle)
+        if offer is None:
+            few = sum(idle.values())
+            self._tell(f"{few or 'no'} idle nodes fit" + (", too few to be worth it" * (few > 0)))
+            return
+        why = (
+            f"{offer.count} more node{'s' * (offer.count > 1)}: about {offer.then_s:.3g} s a step "
+            f"({say_basis(is_predicted=offer.is_predicted)}), now {standing.step_s:.3g} s; worth "
+            f"{standing.pause}"
+        )
+        _, job = membership.grow(
+            self._run,
+            count=offer.count,
+            queue=offer.group.queue,
+            walltime_min=self._find_walltime_min(standing.left_s),
+            why=why,
+        )
+        self._tell(f"job {job} is to bring {why}")
+
+    def _find_walltime_min(self, left_s: float) -> int | None:
+        """No longer than the run itself lasts, so that it starts sooner; as the run's where that
+        comes back with its guests."""
+        cluster = self.conf.cluster
+        if cluster.requeue or math.isinf(left_s):
+            return None
+        return min(cluster.walltime_min, math.ceil(left_s / 60) + SPARE_MIN)
+
+    def _is_wanted(self) -> bool:
+        """Whether the last who asked for another number of nodes did not ask for fewer."""
+        asked = [
+            event["kind"]
+            for event in read_lines(self._run.vjob_events)
+            if is_event(event, "grow-asked", "shrink-asked") and not event.get("why")
+        ]
+        return not asked or asked[-1] == "grow-asked"
+
+    def _is_early(self, view: RunView) -> bool:
+        """After jobs that ended before they were of use: each doubles the wait."""
+        over = find_joined_over(view)
+        own = [join for join in read_joins(self._run.morph) if join.by_itself]
+        failed = sum(1 for join in own if join.number in over)
+        wait_s = min(self.conf.morph.look_s * 2.0**failed, LONGEST_WAIT_S)
+        return bool(own) and failed > 0 and time.time() - own[-1].asked < wait_s
+
+    def _withdraw(self, view: RunView, standing: Standing) -> None:
+        """Jobs of ours that wait and are not worth their morph any more, or whose nodes others
+        took: fewer may be idle by now."""
+        states = {info.leader: info.state for info in view.joined}
+        for join in read_joins(self._run.morph):
+            said = read_join_job(self._run.morph, join)
+            if not join.by_itself or said is None or said.job is None:
+                continue
+            if states.get(said.job) is not JobState.PENDING:
+                continue
+            waited_s = time.time() - join.asked
+            why = ""
+            if not still_pays(standing, join.seats):
+                why = f"it would not be worth {standing.pause} any more"
+            elif waited_s > LONGEST_PENDING_S:
+                why = f"it has waited for {waited_s / 60:.0f} min, so others have its nodes"
+            if why:
+                cancel_joined(view, [join])
+                append_event(self._run.vjob_events, "withdrawn", group=join.name, why=why)
+                self._tell(f"job {said.job}, which has yet to begin, is cancelled: {why}")
+
+    # Fewer.
+
+    def _leave_slow(self, standing: Standing, state: dict[str, Any]) -> bool:
+        """Whether nodes were asked to leave."""
+        assert self._pace is not None
+        members = list_seats(state, "members")
+        nodes = self._pace.map_nodes()
+        if len(members) <= max(nodes.values(), default=-1):
+            return False  # of another attempt
+        seats = {rank: members[index] for rank, index in nodes.items()}
+        found = find_slow_nodes(self._pace.read_works(), self._pace.list_peers(), seats)
+        slow = [node for node in found if node.seat in standing.here]
+        parting = choose_leaving(standing, slow, self._fewest)
+        if parting is None:
+            if slow:
+                self._tell(
+                    f"node {slow[0].seat} is slow, and stays: no layout without it is worth "
+                    f"{standing.pause}; {slow[0]}"
+                )
+            return False
+        for node in slow:
+            if node.seat in parting.seats:
+                basis = say_basis(is_predicted=parting.is_predicted)
+                why = f"{node}; without it about {parting.then_s:.3g} s a step ({basis}), now "
+                why += f"{standing.step_s:.3g} s"
+                membership.leave_out(self._run, node.seat, why)
+                self._tell(f"node {node.seat} is to leave: {why}")
+        return True
+
+    def _tell(self, text: str) -> None:
+        """Once, until there is something else to say."""
+        if text != self._told:
+            self._told = text
+            self._say(text)
+
+
+def list_seats(state: dict[str, Any], key: str) -> list[int]:
+    """Of the nodes in a list of the manager's state, in its order."""
+    names = state.get(key)
+    stems = [str(name).partition("/")[0] for name in names] if isinstance(names, list) else []
+    return [int(stem) for stem in stems if stem.isdigit()]
+
+
+def is_event(value: Any, *kinds: str) -> bool:
+    return isinstance(value, dict) and value.get("kind") in kinds
+
+
+@contextlib.contextmanager
+def _hear_signals() -> Iterator[threading.Event]:
+    """Set by whoever ends us; afterwards signals do what they did."""
+    left = threading.Event()
+    before = {
+        number: signal.signal(number, lambda number, frame: left.set())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
+    try:
+        yield left
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tend(run: RunFolder, say: Callable[[str], None]) -> int:
+    """To the run's end, or a signal's."""
+    tender = Tender(run, say)
+    morph = tender.conf.morph
+    if morph.grow == "none" and not morph.leave_slow:
+        raise InputError(f"{run.name}: neither morph.grow nor morph.leave_slow was asked for")
+    run.morph.make()
+    with _hear_signals() as left, hold_file(run.morph.tend_lock, waits=False) as is_ours:
+        if not is_ours:
+            say(f"another `vjob tend` looks after {run.name}")
+            return 0
+        trouble = ""
+        while not left.is_set():
+            try:
+                if not tender.look():
+                    break
+                trouble = ""
+            except (VjobError, OSError) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    say(trouble)
+            left.wait(morph.look_s)
+    return 0

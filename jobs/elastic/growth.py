@@ -1,0 +1,140 @@
+"""Whether more nodes for a run that may morph, or one less, are worth it. Pure.
+
+idle nodes, pace, pause, time ─► choose_growth ─► how many more, of which group
+slow nodes, the same ──────────► choose_leaving ─► who is to go
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from varuna_core.morph.gain import Forecast, forecast, pays, with_more
+from varuna_core.records.plan import GroupPlan, Plan
+from varuna_core.records.training import Training
+from vjob.jobs.elastic.slow_nodes import SlowNode
+
+DEFAULT_PAUSE_S = 120.0
+"""As long as the run has no morph behind it."""
+NUM_PAUSES = 5
+"""The last ones count."""
+CAUTION = 2.0
+"""A gain is to be worth so many pauses: a forecast may be off, and the first steps are slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """How long a morph keeps the run from its steps."""
+
+    seconds: float
+    num_morphs: int
+    """Of the run's own that it is the median of; 0 is a guess."""
+
+    def __str__(self) -> str:
+        whence = "a guess"
+        if self.num_morphs:
+            whence = f"median of its {self.num_morphs} last" if self.num_morphs > 1 else "its last"
+        return f"a pause of {self.seconds:.3g} s ({whence})"
+
+
+def find_pause(pauses_s: Sequence[float]) -> Pause:
+    """`pauses_s` are those of the run's own morphs, oldest first."""
+    last = pauses_s[-NUM_PAUSES:]
+    seconds = statistics.median(last) if last else DEFAULT_PAUSE_S
+    return Pause(seconds=seconds, num_morphs=len(last))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run stands."""
+
+    plan: Plan
+    """With the nodes that joined behind those of the conf."""
+    training: Training
+    here: tuple[int, ...]
+    """Seats of nodes that are here and stay."""
+    steps_left: int
+    step_s: float
+    """As measured on these nodes."""
+    pause: Pause
+    left_s: float = math.inf
+    """Until the time limit."""
+
+    def is_worth(self, then_s: float, caution: float = CAUTION) -> bool:
+        pause_s = caution * self.pause.seconds
+        return pays(self.steps_left, self.step_s, then_s, pause_s, self.left_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """More nodes that are worth their morph."""
+
+    group: GroupPlan
+    """That they are like."""
+    count: int
+    then_s: float
+    is_predicted: bool
+
+
+def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> Offer | None:
+    """The shortest step, with the fewest nodes, of those that pay; `idle` is by group."""
+    best: Offer | None = None
+    for group in standing.plan.groups:
+        for count in range(1, min(idle.get(group.name, 0), room) + 1):
+            wide = with_more(standing.plan, group, count)
+            more = range(standing.plan.num_nodes, wide.num_nodes)
+            found = forecast(wide, standing.training, standing.here, (*standing.here, *more))
+            if found is None:
+                continue
+            then_s = standing.step_s * found.ratio
+            is_better = best is None or (then_s, count) < (best.then_s, best.count)
+            if is_better and standing.is_worth(then_s):
+                best = Offer(
+                    group=group, count=count, then_s=then_s, is_predicted=found.is_predicted
+                )
+    return best
+
+
+def still_pays(standing: Standing, seats: Sequence[int]) -> bool:
+    """Whether nodes on their way are worth a morph if they come now."""
+    found = forecast(standing.plan, standing.training, standing.here, (*standing.here, *seats))
+    return found is not None and standing.is_worth(standing.step_s * found.ratio, caution=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """Slow nodes whose absence is worth a morph."""
+
+    seats: tuple[int, ...]
+    then_s: float
+    is_predicted: bool
+
+
+def choose_leaving(standing: Standing, slow: Sequence[SlowNode], fewest: int) -> Parting | None:
+    """The slowest one, or as many of the slowest as it takes; the rest is at least `fewest`.
+
+    Each step waits for the slowest node, so without it a step is shorter by what it works longer
+    than the next one; and longer by what a layout for fewer nodes costs.
+    """
+    best: Parting | None = None
+    worst = sorted(slow, key=lambda item: -item.extra_s)
+    for number in range(1, len(worst) + 1):
+        seats = tuple(item.seat for item in worst[:number])
+        rest = [seat for seat in standing.here if seat not in seats]
+        if len(rest) < max(fewest, 1):
+            break
+        found: Forecast | None = forecast(standing.plan, standing.training, standing.here, rest)
+        if found is None:
+            continue
+        next_s = worst[number].extra_s if number < len(worst) else 0.0
+        then_s = (standing.step_s - (worst[0].extra_s - next_s)) * found.ratio
+        if standing.is_worth(then_s) and (best is None or then_s < best.then_s):
+            best = Parting(seats=seats, then_s=then_s, is_predicted=found.is_predicted)
+    return best
+
+
+def say_basis(*, is_predicted: bool) -> str:
+    """Where a step that is yet to come is from."""
+    return "planned at submit" if is_predicted else "by a count of slots and ranks"

@@ -1,0 +1,1 @@
+"""Container images: built, fetched, inspected, stored on a node. Imports the containers."""

@@ -1,0 +1,217 @@
+"""`vjob container import`: fetch an image from a registry once, for all nodes and runs.
+
+enroot does the work and alone handles credentials. The file lands in a folder on the file system
+that the nodes share, whole or not at all; a second import of the same reference waits for the
+first. Refuses what needs no import: podman, docker, apptainer and pyxis take references.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vjob.containers.catalogue import find_trouble
+from vjob.containers.reference import BadReference, Reference, parse_reference
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.images.squashfs import explain_damage
+from vjob.jobs.process import Result, run_shown
+
+Say = Callable[[str], None]
+
+TICK_S = 10.0
+"""Between two words of work that says nothing itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """An image file of the cache."""
+
+    name: str
+    path: str
+    bytes: int
+    time: float
+
+
+def find_cache(environ: Mapping[str, str]) -> Path:
+    """Where imported files lie, unless told otherwise: in the home folder, which nodes see."""
+    base = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "vjob" / "images"
+
+
+def find_imported(image: str, environ: Mapping[str, str]) -> Path | None:
+    """The file that an import of this reference made."""
+    path = find_cache(environ) / read_reference(image).file_name
+    return path if path.is_file() else None
+
+
+def list_imported(cache: Path) -> list[Imported]:
+    """Every image file of the cache."""
+    found = []
+    for path in sorted(cache.glob("*.sqsh")):
+        if path.name.startswith("."):
+            continue
+        with contextlib.suppress(OSError):  # removed meanwhile
+            facts = path.stat()
+            found.append(
+                Imported(name=path.name, path=str(path), bytes=facts.st_size, time=facts.st_mtime)
+            )
+    return found
+
+
+def read_reference(text: str) -> Reference:
+    try:
+        return parse_reference(text)
+    except BadReference as error:
+        raise InputError(str(error)) from None
+
+
+def import_image(
+    text: str, target: Path, say: Say, *, arch: str | None = None, again: bool = False
+) -> Path:
+    """The image file of a reference; fetched if it is not there yet, or `again`."""
+    reference = read_reference(text)
+    if target.is_file() and not again:
+        say(f"{target} is there already; --again fetches it anew")
+        return target
+    if shutil.which("enroot") is None:
+        raise InputError(
+            "enroot is not on PATH here: import on a node that has it, as in\n"
+            f"  srun -N1 vjob container import {shlex.quote(text)}\n"
+            "  podman, docker, apptainer and pyxis take the reference itself and need no import"
+        )
+    make_folder(target.parent)
+    before = _identify(target)
+    with lock_file(target, say):
+        if target.is_file() and _identify(target) != before:
+            say(f"{target} has just been made by another import")
+            return target
+        for old in target.parent.glob(f".{target.name}.*.part"):
+            old.unlink(missing_ok=True)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            _fetch(reference, part, arch, say)
+            land(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+    return target
+
+
+def _fetch(reference: Reference, part: Path, arch: str | None, say: Say) -> None:
+    words = ["enroot", "import", *(["--arch", arch] if arch else []), "--output", str(part)]
+    with tempfile.TemporaryDirectory(prefix="vjob-import-") as folder:
+        env = build_environment(reference, folder, os.environ)
+        result = run_shown([*words, reference.enroot], say, env=env, tick=Ticker(part, say).tick)
+    if result.code != 0:
+        raise explain_failure(f"enroot import {reference.enroot}", result, "enroot")
+
+
+def explain_failure(what: str, result: Result, runtime: str) -> VjobError:
+    """The last line of what a tool said and, where the catalogue knows it, what to do."""
+    last = (result.out.splitlines() or ["without a word"])[-1].strip()
+    trouble = find_trouble(result.out, [runtime])
+    remedy = f"\n  {trouble.cause}: {trouble.remedy}" if trouble else ""
+    return VjobError(f"{what} ended with {result.code}: {last}{remedy}")
+
+
+def build_environment(
+    reference: Reference, folder: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """enroot's environment: the user's own, and a runtime folder, which /run may not grant."""
+    env = {"ENROOT_RUNTIME_PATH": f"{folder}/runtime", **environ}
+    podman = shutil.which("podman")
+    if reference.scheme == "podman" and podman:
+        # At its end enroot 4.1.2 removes the container that it made by `docker rm`, even podman's.
+        os.symlink(podman, f"{folder}/docker")
+        env["PATH"] = f"{folder}:{environ.get('PATH', os.defpath)}"
+    return env
+
+
+def land(part: Path, target: Path) -> None:
+    """Give a whole image file its name."""
+    try:
+        damage = explain_damage(part)
+    except OSError as error:
+        damage = f"cannot be read: {error.strerror}"
+    if damage:
+        raise VjobError(f"what was made for {target} {damage}")
+    fd = os.open(part, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(part, target)
+
+
+def _identify(path: Path) -> tuple[int, int] | None:
+    """Tells one file of this name from the next."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VjobError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def lock_file(target: Path, say: Say) -> Iterator[None]:
+    """While one makes this file, others wait. A file system without locks goes without."""
+    path = target.with_name(f".{target.name}.lock")
+    fd = _open_locked(path, target, say)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _open_locked(path: Path, target: Path, say: Say) -> int:
+    """The lock's file, held; one that its holder removed meanwhile is nobody's lock."""
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise VjobError(f"{path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{target} is being made by another command: waiting for it")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(fd).st_ino == path.stat().st_ino:
+                return fd
+        os.close(fd)
+
+
+class Ticker:
+    """Says how long silent work takes and how large its file is by now."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self._path, self._say = path, say
+        self._begun = self._said = time.monotonic()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now - self._said < TICK_S:
+            return
+        self._said = now
+        size = self._path.stat().st_size if self._path.is_file() else 0
+        written = f", {size >> 20} MiB written" if size else ""
+        self._say(f"... {now - self._begun:.0f} s{written}")

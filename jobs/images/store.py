@@ -1,0 +1,314 @@
+"""`vjob container list`, `inspect` and `clean`: the unpacked images on this node.
+
+The layout is that of containers/store.py and its prepare.sh. What ranks run in is known by the
+shared lock that each node's agent holds on `.NAME.use`; what is being unpacked, by `.NAME.lock`.
+Nothing of that is removed, and no symbolic link is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vjob.containers.store import find_base
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.images.tables import show_bytes, show_time
+
+Say = Callable[[str], None]
+
+FRESH_S = 60.0
+"""Between the end of a preparation and the start of the ranks nobody holds a lock."""
+
+STALE_S = 86400.0
+
+IDLE, IN_USE, PREPARING, LEFT_OVER = "idle", "in use", "being prepared", "left over"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    """One entry of the store."""
+
+    name: str
+    path: str
+    state: str
+    """idle, in use, being prepared, or left over: half of one, whose unpacking was killed."""
+    image: str
+    """What it was unpacked from; empty where that is not known."""
+    in_place: bool
+    """A link to an image folder, which is used as it is."""
+    is_stale: bool
+    """Whether the image has changed since: then the next run unpacks it anew."""
+    bytes: int
+    used: float
+    """When a run last asked for it, in seconds since 1970."""
+
+
+class NodeStore:
+    """This user's store below one scratch folder of this node."""
+
+    def __init__(self, scratch: str, user_id: int) -> None:
+        self.base = Path(find_base(scratch, user_id))
+        self.roots = self.base / "roots"
+        self._user_id = user_id
+
+    def check(self) -> None:
+        """InputError where the folder is not the user's own, as prepare.sh would say."""
+        with contextlib.suppress(FileNotFoundError):
+            facts = self.base.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != self._user_id:
+                raise InputError(f"{self.base} is not a folder of yours; name another --scratch")
+
+    def find_roots(self) -> list[Root]:
+        """Every tree, whole or left over, by name."""
+        self.check()
+        names = os.listdir(self.roots) if self.roots.is_dir() else []
+        return [
+            root
+            for name in sorted(names)
+            if not name.startswith(".") and not name.endswith(".facts")
+            if (root := self._look(name)) is not None
+        ]
+
+    def _look(self, name: str) -> Root | None:
+        path = self.roots / name
+        base = base_name(name)
+        image, is_stale = self._read_facts(base)
+        in_place = path.is_symlink()
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            return Root(
+                name=name,
+                path=str(path),
+                state=self._find_state(name, base),
+                image=os.readlink(path) if in_place else image,
+                in_place=in_place,
+                is_stale=is_stale and not in_place,
+                bytes=0 if in_place else measure(path),
+                used=self._find_time(path, base),
+            )
+        return None
+
+    def _read_facts(self, name: str) -> tuple[str, bool]:
+        """The image, and whether it is another by now: prepare.sh wrote `PATH SIZE TIME`."""
+        try:
+            with open(self.roots / f"{name}.facts", encoding="utf-8", errors="replace") as lines:
+                path, size, changed = lines.readline().rstrip("\n").rsplit(" ", 2)
+        except (OSError, ValueError):
+            return "", False
+        try:
+            now = os.stat(path)
+        except OSError:
+            return path, False
+        return path, (size, changed) != (str(now.st_size), str(int(now.st_mtime)))
+
+    def _find_state(self, name: str, base: str) -> str:
+        if is_held(self.roots / f".{base}.lock", fcntl.LOCK_SH):
+            return PREPARING
+        if name != base:
+            return LEFT_OVER
+        return IN_USE if is_held(self.roots / f".{name}.use") else IDLE
+
+    def _find_time(self, path: Path, base: str) -> float:
+        """prepare.sh opens the lock for writing each time, which sets its time."""
+        lock = self.roots / f".{base}.lock"
+        return (lock if lock.exists() else path).lstat().st_mtime
+
+    def remove(self, root: Root) -> str:
+        """Remove one tree; why it stays, or nothing. Held locks tell runs from leftovers."""
+        base = base_name(root.name)
+        with hold(self.roots / f".{base}.lock") as is_free:
+            if not is_free:
+                return "it is being prepared"
+            with hold(self.roots / f".{base}.use") as is_unused:
+                if root.name == base and not is_unused:
+                    return "ranks run in it"
+                age = time.time() - root.used
+                if root.name == base and 0 <= age < FRESH_S:
+                    return f"it was prepared {age:.0f} s ago, for a run that may just be starting"
+                return self._remove_held(Path(root.path), base)
+
+    def _remove_held(self, path: Path, base: str) -> str:
+        mounted = find_mounts(path, Path("/proc/self/mountinfo").read_text())
+        if mounted:
+            return f"something is mounted in it, at {mounted[0]}: umount that first"
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+            return ""
+        if path.name == base:  # from here on nobody takes half of it for a whole one
+            torn = path.with_name(f"{base}.part.old.{os.getpid()}")
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(torn)
+            path.with_name(f"{base}.facts").unlink(missing_ok=True)
+            path.with_name(f".{base}.use").unlink(missing_ok=True)
+            path = torn
+        try:
+            remove_tree(path)
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+            return f"{why}; files of mapped users go with `podman unshare rm -rf {path}`"
+        return ""
+
+    def sweep(self) -> None:
+        """What killed runs and their tools left beside the trees: whatever is older than a day."""
+        for name in ("conf", "runtime", "temp", "cache"):
+            folder = self.base / name
+            if folder.is_dir() and not folder.is_symlink():
+                for path in folder.iterdir():
+                    with contextlib.suppress(OSError):
+                        if time.time() - path.lstat().st_mtime > STALE_S:
+                            remove_tree(path)
+
+
+def base_name(name: str) -> str:
+    """Of a tree, or of what was to become one: `vjob-1a2b.part.77` is of `vjob-1a2b`."""
+    return name.partition(".part.")[0]
+
+
+def is_held(path: Path, kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether somebody's hold on a lock excludes this kind of hold."""
+    with hold(path, kind, make=False) as is_free:
+        return not is_free
+
+
+@contextlib.contextmanager
+def hold(path: Path, kind: int = fcntl.LOCK_EX, *, make: bool = True) -> Iterator[bool]:
+    """Hold a lock, alone unless shared, if nobody's hold excludes that; whether that is so."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(fd)
+
+
+def find_mounts(path: Path, mountinfo: str) -> list[str]:
+    """Mount points in a folder; /proc writes spaces and their like in octal."""
+    found = []
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 4:
+            point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+            if point == str(path) or point.startswith(f"{path}/"):
+                found.append(point)
+    return found
+
+
+def measure(path: Path) -> int:
+    """Bytes on disk; hard links count once, and what may not be read counts nothing."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    todo = [str(path)]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    facts = entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    elif facts.st_nlink > 1:
+                        if (facts.st_dev, facts.st_ino) in seen:
+                            continue
+                        seen.add((facts.st_dev, facts.st_ino))
+                    total += facts.st_blocks * 512
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ENOENT, errno.ENOTDIR):
+                raise
+    return total
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all below it, also folders of mode 000; links are not followed."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            _empty(str(path))
+            path.rmdir()
+        else:
+            path.unlink()
+
+
+def _empty(folder: str) -> None:
+    with contextlib.suppress(PermissionError):  # another's: then listing it tells
+        os.chmod(folder, 0o700)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_dir(follow_symlinks=False):
+                    _empty(entry.path)
+                    os.rmdir(entry.path)
+                else:
+                    os.unlink(entry.path)
+
+
+def clean(
+    store: NodeStore,
+    say: Say,
+    *,
+    image: str | None = None,
+    everything: bool = False,
+    older_than_days: float | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Remove what was asked for, and say of each what became of it; VjobError where some stays."""
+    if sum((image is not None, everything, older_than_days is not None)) != 1:
+        raise InputError("say what to remove: an IMAGE, --older-than DAYS, or --all")
+    roots = store.find_roots()
+    limit = time.time() - (older_than_days or 0) * 86400
+    chosen = [
+        root
+        for root in roots
+        if everything
+        or (older_than_days is not None and root.used < limit)
+        or (image is not None and is_named(root, image))
+    ]
+    if image is not None and not chosen:
+        known = ", ".join(root.name for root in roots) or "nothing"
+        raise InputError(f"{image} is not in {store.roots}, which holds {known}")
+    kept, freed = [], 0
+    for root in chosen:
+        what = f"{root.name}  {show_bytes(root.bytes)}  {root.image}".rstrip()
+        why = _would_stay(root) if dry_run else store.remove(root)
+        if why:
+            kept.append(root.name)
+            say(f"kept {what}: {why}")
+        else:
+            freed += root.bytes
+            say(f"{'would remove' if dry_run else 'removed'} {what}")
+    if everything and not kept and not dry_run:
+        store.sweep()
+    say(f"{show_bytes(freed)} {'would be ' if dry_run else ''}freed in {store.roots}")
+    if image is not None and kept:
+        raise VjobError(f"{image} was kept")
+
+
+def is_named(root: Root, name: str) -> bool:
+    """By its own name, or by the image that it was unpacked from, however that path is written."""
+    if name in (root.name, base_name(root.name), root.image):
+        return True
+    return bool(root.image) and os.path.realpath(name) == os.path.realpath(root.image)
+
+
+def describe(root: Root) -> tuple[str, str, str, str, str]:
+    """A row of `vjob container list`."""
+    size = "in place" if root.in_place else show_bytes(root.bytes)
+    image = root.image + (" (has changed since)" if root.is_stale else "")
+    return root.name, size, show_time(root.used), root.state, image
+
+
+def _would_stay(root: Root) -> str:
+    return f"it is {root.state}" if root.state in (IN_USE, PREPARING) else ""

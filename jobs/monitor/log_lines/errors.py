@@ -1,0 +1,142 @@
+"""Which lines of a log speak of a failure, and which of them the failure began with.
+
+Most lines of a log are none of these, and most are like others but for their numbers: so literals
+are looked for before patterns, and once for lines that differ by numbers alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+
+from vjob.jobs.monitor.log_lines.known_lines import ROWS, Kind, Known
+from vjob.jobs.monitor.log_lines.literals import find_literals
+from vjob.jobs.monitor.model.snapshot import Line
+
+LONGEST = 4000
+"""Characters of a line that are looked at."""
+
+_TAGS = re.compile(
+    r"(?:\s*(?:"
+    r"\d{1,7}: "  # ours, and srun --label
+    r"|\[(?!\w*(?:ERROR|CRITICAL|FATAL|WARN))[^\]\n]{1,80}\](?:<\w+>)?:? ?"  # torchrun, glog
+    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? ?:?"
+    r")){1,5}\s*"
+)
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_FLAGS = re.compile(r"\(\?([aimsx]+)\)")
+
+
+def _scope(pattern: str) -> str:
+    """Flags that hold for the whole pattern, as a group: so that patterns can be joined."""
+    match = _FLAGS.match(pattern)
+    return f"(?{match.group(1)}:{pattern[match.end() :]})" if match else pattern
+
+
+_BY_NAME = {row.name: row for row in ROWS}
+_ROWS_OF: dict[str, list[int]] = {}
+"""Literal to the rows that may fit where it stands."""
+for _number, _row in enumerate(ROWS):
+    for _literal in find_literals(_scope(_row.pattern)):
+        _ROWS_OF.setdefault(_literal, []).append(_number)
+_NO_DIGITS = str.maketrans("", "", "0123456789")
+
+
+@lru_cache(maxsize=4096)
+def _find_candidates(low: str) -> tuple[int, ...]:
+    """Rows that may fit a text, given without digits: lines that differ by numbers are one."""
+    found = {row for literal, rows in _ROWS_OF.items() if literal in low for row in rows}
+    return tuple(sorted(found))
+
+
+@cache
+def _compile(number: int) -> re.Pattern[str]:
+    """Most rows are never met: a look at a healthy job compiles none."""
+    return re.compile(_scope(ROWS[number].pattern))
+
+
+def find_row(name: str) -> Known | None:
+    """The table's row of a `Line.kind`."""
+    return _BY_NAME.get(name)
+
+
+def strip_tags(text: str) -> str:
+    """The line without the rank, level and time that loggers put before it."""
+    match = _TAGS.match(text)
+    return text[match.end() :] if match else text
+
+
+def classify_line(text: str) -> str | None:
+    """Name of the first row of the table that fits; None for a line like any other."""
+    text = text[:LONGEST]
+    candidates = _find_candidates(text.translate(_NO_DIGITS).lower())
+    if not candidates:
+        return None
+    bare = strip_tags(text.rstrip())
+    for number in candidates:
+        if _compile(number).search(bare):
+            row = ROWS[number]
+            return None if row.kind == "never" else row.name
+    return None
+
+
+def is_kind(line: Line, kind: Kind) -> bool:
+    row = _BY_NAME.get(line.kind)
+    return row is not None and row.kind == kind
+
+
+def is_final(line: Line) -> bool:
+    """Whether the process that the line is about cannot go on."""
+    row = _BY_NAME.get(line.kind)
+    return row is not None and row.is_final
+
+
+def first_root(lines: Sequence[Line]) -> Line | None:
+    """The line that the failure likely began with; lines alike of several ranks count as one.
+
+    Roots before fallout: a fallout is the answer only where nothing else is there. Times decide
+    where lines have them; a line without one counts as written with its neighbour in its file.
+    """
+    for kind in ("root", "fallout"):
+        found = merge_same([line for line in sort_by_time(lines) if is_kind(line, kind)])
+        if found:
+            return found[0]
+    return None
+
+
+def sort_by_time(lines: Sequence[Line]) -> list[Line]:
+    """Earliest first; lines that no time orders stay as they came, after those that have one."""
+    near = _find_times(lines)
+    order = sorted(range(len(lines)), key=lambda i: (math.inf if near[i] is None else near[i], i))
+    return [lines[i] for i in order]
+
+
+def merge_same(lines: Iterable[Line]) -> list[Line]:
+    """The same message of several ranks once, the first of them, with their number."""
+    merged: dict[tuple[str, str], Line] = {}
+    for line in lines:
+        key = line.kind, _NUMBERS.sub("#", strip_tags(line.text)).strip()
+        first = merged.get(key)
+        merged[key] = (
+            line if first is None else replace(first, num_same=first.num_same + line.num_same)
+        )
+    return list(merged.values())
+
+
+def _find_times(lines: Sequence[Line]) -> list[float | None]:
+    """Of each line: its own, else that of the line before it in its file, else of the one after."""
+    times = [line.at for line in lines]
+    files: dict[tuple[str, str], list[int]] = {}
+    for i, line in enumerate(lines):
+        files.setdefault((line.node, line.file), []).append(i)
+    for members in files.values():
+        members.sort(key=lambda i: lines[i].order)
+        for walk in (members, members[::-1]):
+            last = None
+            for i in walk:
+                last = times[i] if times[i] is not None else last
+                times[i] = last
+    return times

@@ -1,0 +1,266 @@
+"""`vjob logs`: the lines of nodes and ranks in the order of time, once or as they come."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from varuna_core.records import record as records
+from varuna_core.records.logs.tail import READ_BYTES, Follower, clean
+from varuna_core.records.nodes import read_reports
+from varuna_core.records.plan import read_attempt_plan, read_plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.log_lines.first_error import find_first_error, render
+from vjob.jobs.monitor.log_lines.stream import (
+    Collapser,
+    Log,
+    LogLine,
+    Paint,
+    collapse,
+    keep_plain,
+    merge_lines,
+)
+from vjob.jobs.runs.find import RunView, view_run
+from vjob.jobs.runs.outcome import read_node_names
+from vjob.jobs.schedulers.slurm_commands import JobState
+
+POLL_S = 0.5
+FILES_PER_S = 500
+"""How many files a follower looks at in a second, at most."""
+MANY = 16
+"""How many names a message lists."""
+LARGEST_PIECES = 256 * 1024 * 1024
+SMALLEST_PIECE = 32 * 1024
+"""Bytes that are read of all files at a time, and of one at least."""
+LOOK_S = 3.0
+"""Between two questions to the scheduler while following."""
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which lines the user asked for."""
+
+    nodes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    pattern: re.Pattern[str] | None
+    kinds: tuple[str, ...]
+    raw: bool
+    """File after file, and every line of every rank."""
+    paint: Paint
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        nodes: tuple[str, ...] = (),
+        ranks: tuple[int, ...] = (),
+        pattern: str | None = None,
+        only_err: bool = False,
+        raw: bool = False,
+        paint: Paint = keep_plain,
+    ) -> Wanted:
+        try:
+            compiled = re.compile(pattern) if pattern else None
+        except re.error as error:
+            raise InputError(f"--grep {pattern!r} is no regular expression: {error}") from None
+        kinds = ("err",) if only_err else ("out", "err")
+        return cls(nodes=nodes, ranks=ranks, pattern=compiled, kinds=kinds, raw=raw, paint=paint)
+
+    def takes(self, text: str) -> bool:
+        return self.pattern is None or self.pattern.search(text) is not None
+
+
+def find_logs(attempt: AttemptFolder, wanted: Wanted, num_lines: int | None = None) -> list[Log]:
+    """Every log that is asked for and there."""
+    reports = read_reports(attempt).values() if not wanted.ranks and not wanted.raw else ()
+    offsets = {report.host: report.clock_offset_s or 0.0 for report in reports}
+    found: list[tuple[str, int | None, Path]] = []
+    for kind in wanted.kinds:
+        found += [(f"rank {rank}", rank, attempt.rank_log(rank, kind)) for rank in wanted.ranks]
+        if not wanted.ranks:
+            paths = sorted(attempt.path.glob(f"*.{kind}"))
+            found += [
+                (path.stem, None, path)
+                for path in paths
+                if not wanted.nodes or path.stem in wanted.nodes
+            ]
+    piece = max(SMALLEST_PIECE, min(READ_BYTES, LARGEST_PIECES // max(1, len(found))))
+    return [
+        Log(
+            path,
+            label,
+            rank=rank,
+            num_lines=num_lines,
+            clock_offset_s=offsets.get(label, 0.0),
+            read_bytes=piece,
+        )
+        for label, rank, path in found
+    ]
+
+
+def check_ranks(run: RunFolder, wanted: Wanted) -> None:
+    """InputError for a rank that the run does not have."""
+    plan = read_plan(run.plan)
+    unknown = [rank for rank in wanted.ranks if plan and not 0 <= rank < plan.world]
+    if plan and unknown:
+        raise InputError(f"{run.name} has no rank {_list(unknown)}; it has 0 to {plan.world - 1}")
+
+
+def check_nodes(
+    run: RunFolder, attempts: Sequence[AttemptFolder], wanted: Wanted, *, wait: bool
+) -> bool:
+    """Whether every wanted node is known; InputError where one is not.
+
+    With `wait` only once all nodes have reported: until then a name may still come.
+    """
+    plan = read_plan(run.plan)
+    if not wanted.nodes or plan is None:
+        return True
+    found = [read_node_names(attempt, plan) for attempt in attempts]
+    names = {name for names in found for name in names.values()}
+    unknown = [name for name in wanted.nodes if name not in names]
+    is_complete = bool(found) and len(found[-1]) == plan.num_nodes
+    if not unknown or not names or (wait and not is_complete):
+        return not unknown
+    has = "it has" if is_complete else "so far it has"
+    raise InputError(f"{run.name} has no node {_list(unknown)}; {has} {_list(sorted(names))}")
+
+
+def _list(items: Sequence[object]) -> str:
+    more = f" and {len(items) - MANY} more" if len(items) > MANY else ""
+    return ", ".join(map(str, items[:MANY])) + more
+
+
+def choose_attempts(run: RunFolder, number: int | None) -> list[AttemptFolder]:
+    """All, or the one that is asked for."""
+    attempts = run.attempts()
+    if number is None:
+        return attempts
+    found = [attempt for attempt in attempts if attempt.number == number]
+    if not found:
+        raise InputError(f"{run.name} has no attempt {number}")
+    return found
+
+
+def print_logs(
+    run: RunFolder, say: Say, wanted: Wanted, *, attempt: int | None, num_lines: int | None
+) -> None:
+    """Every line there is now."""
+    check_ranks(run, wanted)
+    attempts = choose_attempts(run, attempt)
+    if not attempts:
+        say(f"{run.name} has not started any rank yet")
+        for path in sorted(run.path.glob("scheduler*.out")):
+            _print_file(path, "", say, num_lines)
+        return
+    check_nodes(run, attempts[-1:], wanted, wait=False)
+    logs = find_logs(attempts[-1], wanted, num_lines)
+    lines = [_choose(log, wanted, final=True) for log in logs]
+    if wanted.raw:
+        for line in itertools.chain.from_iterable(lines):
+            say(line.render(wanted.paint))
+        return
+    world = _read_world(run)
+    for group in collapse(merge_lines(lines)):
+        say(group.render(world, wanted.paint))
+
+
+def print_errors(run: RunFolder, say: Say, wanted: Wanted, *, attempt: int | None) -> bool:
+    """The first root error with what stands around it; whether there was any."""
+    attempts = choose_attempts(run, attempt)
+    check_ranks(run, wanted)
+    found = None
+    if attempts:
+        check_nodes(run, attempts[-1:], wanted, wait=False)
+        found = find_first_error(*(find_logs(attempts[-1], wanted) for _ in range(2)))
+    if found is None and not wanted.nodes and not wanted.ranks:
+        batch = sorted(run.path.glob("scheduler*.out"))
+        found = find_first_error(*([Log(path, path.name) for path in batch] for _ in range(2)))
+    if found is None:
+        say(f"no line of {run.name} is known as an error; `vjob status` says how it is")
+        return False
+    for text in render(found):
+        say(text)
+    return True
+
+
+def _choose(log: Log, wanted: Wanted, *, final: bool) -> Iterator[LogLine]:
+    return (line for line in log.read(final=final) if wanted.takes(line.text))
+
+
+def _read_world(run: RunFolder) -> int | None:
+    attempts = run.attempts()
+    plan = read_attempt_plan(run, attempts[-1].number) if attempts else None
+    return plan.world if plan else None
+
+
+def follow_run(
+    run: RunFolder, say: Say, wanted: Wanted | None = None, *, num_lines: int | None = None
+) -> int:
+    """Lines as they come, to the run's end; returns the exit code for that end.
+
+    `num_lines` bounds what is shown of files that are there at the start.
+    """
+    wanted = wanted or Wanted.make()
+    check_ranks(run, wanted)
+    is_known = not wanted.nodes
+    logs: dict[Path, Log] = {}
+    collapser = Collapser()
+    state, looked = "", -math.inf
+    while True:
+        if time.monotonic() - looked > LOOK_S:
+            view = view_run(run)
+            looked = time.monotonic()
+            reasons = {info.reason for info in view.infos if info.state is JobState.PENDING} - {""}
+            why = f" ({', '.join(sorted(reasons))})" if reasons else ""
+            if view.state + why != state:
+                state = view.state + why
+                say(f"-- {run.name} is {state}")
+            over = view.record.state in (records.ENDED, records.REFUSED)
+            is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)
+        for attempt in run.attempts():
+            for log in find_logs(attempt, wanted, num_lines):
+                logs.setdefault(log.path, log)
+        num_lines, world = None, _read_world(run)  # attempts may come, of fewer ranks
+        num_new = 0
+        for line in merge_lines(_choose(log, wanted, final=over) for log in logs.values()):
+            num_new += 1
+            if wanted.raw:
+                say(line.render(wanted.paint))
+                continue
+            for group in collapser.take(line.at):
+                say(group.render(world, wanted.paint))
+            collapser.add(line)
+        if over or not num_new:  # nobody prints: nothing comes that a held line could wait for
+            for group in collapser.take_all():
+                say(group.render(world, wanted.paint))
+        if over:
+            return finish(view, say)
+        time.sleep(max(POLL_S, len(logs) / FILES_PER_S))
+
+
+def finish(view: RunView, say: Say) -> int:
+    """The last word on an ended run."""
+    if view.record.verdict == "COMPLETED":
+        say(f"-- done: {clean(view.record.message)}")
+        return 0
+    say(f"-- {view.state}: {clean(view.record.message)}")
+    outcome = view.record.outcome
+    if outcome is None or outcome.culprit_rank is None:
+        for path in sorted(view.run.path.glob("scheduler*.out")):
+            _print_file(path, path.name, say)
+    say(f"-- all files: {view.run.path}")
+    return 1
+
+
+def _print_file(path: Path, label: str, say: Say, num_lines: int | None = None) -> None:
+    for line in Follower(path, start_lines=num_lines).read(final=True):
+        say(f"{label} | {line}" if label else line)

@@ -1,0 +1,195 @@
+"""Lines of many logs as one stream: by time, and what many ranks print alike only once.
+
+    n060 | 0: loading     100.2                     x4 ranks 0-3 | loading
+    n060 | 1: loading     100.2   ─► by time ─►     n061 err | 3: slow disk
+    n061 | 2: loading     100.3      held 2 s
+    n061 err | 3: slow disk 100.9
+    n061 | 3: loading     101.0
+
+Times are those of <node>.times, brought to the file server's clock; where there are none, those
+that lines themselves begin with. Files that tell no time follow each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from varuna_core.records.logs.tail import READ_BYTES, SKIP_BYTES, Follower
+from varuna_core.records.logs.times import Times, read_times
+from varuna_core.records.ranges import join_numbers
+
+HOLD_S = 2.0
+"""So long after its first a line's equals still join it."""
+MOST_HELD = 1000
+"""And no more lines than so many, which is the bound where lines have no times."""
+Paint = Callable[[str, int | None], str]
+"""Text in the colour of a rank."""
+_TAG = re.compile(r"(\d{1,9}): (.*)", re.DOTALL)
+
+
+def keep_plain(text: str, rank: int | None) -> str:
+    """No colour."""
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """A line and where it came from."""
+
+    at: float | None
+    label: str
+    """The node's name, or `rank 3`."""
+    is_err: bool
+    rank: int | None
+    text: str
+    """Without the rank's tag."""
+
+    def render(self, paint: Paint = keep_plain) -> str:
+        is_tagged = self.rank is not None and self.label != f"rank {self.rank}"
+        tag = f"{self.rank}: " if is_tagged else ""
+        return paint(f"{self.label}{' err' * self.is_err} | {tag}", self.rank) + self.text
+
+
+@dataclass(kw_only=True)
+class Group:
+    """Equal lines of different ranks; of one rank where there was no equal."""
+
+    first: LogLine
+    ranks: set[int] = field(default_factory=set)
+
+    def render(self, world: int | None = None, paint: Paint = keep_plain) -> str:
+        if len(self.ranks) < 2:
+            return self.first.render(paint)
+        who = "all ranks" if len(self.ranks) == world else f"ranks {join_numbers(self.ranks)}"
+        head = f"x{len(self.ranks)} {who}{' err' * self.first.is_err} | "
+        return paint(head, None) + self.first.text
+
+
+class Log:
+    """One growing log whose lines have times, ranks and a label."""
+
+    def __init__(
+        self,
+        path: Path,
+        label: str,
+        *,
+        rank: int | None = None,
+        num_lines: int | None = None,
+        within_bytes: int = SKIP_BYTES,
+        clock_offset_s: float = 0.0,
+        read_bytes: int = READ_BYTES,
+    ) -> None:
+        """`rank` where it is the log of one; of what is there only the last `num_lines`."""
+        self.path, self.label, self.rank = path, label, rank
+        self._follower = Follower(
+            path, start_lines=num_lines, within_bytes=within_bytes, read_bytes=read_bytes
+        )
+        self._is_err = path.suffix == ".err"
+        self._clock_offset_s = clock_offset_s
+
+    def read(self, *, final: bool = False) -> Iterator[LogLine]:
+        """What was added since the last look."""
+        times: Times | None = None
+        for place, line in self._follower.read_placed(final=final):
+            at = None
+            if self.rank is None:
+                if times is None:  # the marks of these lines were written before them
+                    times = read_times(self.path.with_suffix(".times"))[self._is_err]
+                at = times.find(place)
+            rank, text = (self.rank, line) if self.rank is not None else split_tag(line)
+            yield LogLine(
+                at=None if at is None else at + self._clock_offset_s,
+                label=self.label,
+                is_err=self._is_err,
+                rank=rank,
+                text=text,
+            )
+
+
+def split_tag(line: str) -> tuple[int | None, str]:
+    """`3: text` as 3 and `text`."""
+    found = _TAG.fullmatch(line)
+    return (int(found.group(1)), found.group(2)) if found else (None, line)
+
+
+def merge_lines(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
+    """By time; the order within each stream stays."""
+    return heapq.merge(*(_rising(stream) for stream in streams), key=_time_of)
+
+
+def _time_of(line: LogLine) -> float:
+    return float("-inf") if line.at is None else line.at
+
+
+def _rising(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """A line is never earlier than the one before it in its file."""
+    latest: float | None = None
+    for line in lines:
+        if line.at is None or (latest is not None and line.at < latest):
+            line = replace(line, at=latest)
+        latest = line.at
+        yield line
+
+
+class Collapser:
+    """Holds lines for a while, so that equal ones of other ranks can join them."""
+
+    def __init__(self, hold_s: float = HOLD_S) -> None:
+        self._hold_s = hold_s
+        self._held: dict[int, Group] = {}
+        """By number, in the order of their first lines."""
+        self._open: dict[tuple[bool, str], list[int]] = {}
+        """Numbers of the held groups of a text, on standard error or not."""
+        self._next = 0
+
+    def add(self, line: LogLine) -> None:
+        """Lines rise in time."""
+        ranks = set() if line.rank is None else {line.rank}
+        numbers = self._open.setdefault(_key_of(line), [])
+        for number in numbers:
+            held = self._held[number].ranks
+            if ranks and held and not ranks & held:
+                held |= ranks
+                return
+        self._held[self._next] = Group(first=line, ranks=ranks)
+        numbers.append(self._next)
+        self._next += 1
+
+    def take(self, now: float | None) -> Iterator[Group]:
+        """Groups that nothing joins any more at `now`, oldest first."""
+        while self._held:
+            number, group = next(iter(self._held.items()))
+            at = group.first.at
+            is_young = at is None or now is None or now - at <= self._hold_s
+            if is_young and number >= self._next - MOST_HELD:
+                return
+            yield self._release(number)
+
+    def take_all(self) -> Iterator[Group]:
+        while self._held:
+            yield self._release(next(iter(self._held)))
+
+    def _release(self, number: int) -> Group:
+        group = self._held.pop(number)
+        key = _key_of(group.first)
+        self._open[key].remove(number)
+        if not self._open[key]:
+            del self._open[key]
+        return group
+
+
+def _key_of(line: LogLine) -> tuple[bool, str]:
+    return line.is_err, line.text
+
+
+def collapse(lines: Iterable[LogLine], hold_s: float = HOLD_S) -> Iterator[Group]:
+    """Groups in the order of their first lines."""
+    collapser = Collapser(hold_s)
+    for line in lines:
+        yield from collapser.take(line.at)
+        collapser.add(line)
+    yield from collapser.take_all()

@@ -1,0 +1,170 @@
+"""What was added to a file since the last look, within bounds, whatever becomes of the file.
+
+    first look     the last bytes, from the first line that begins in them
+    later looks    what was appended; where that is more than a look may read, its last part
+    renamed away, shrunk, written anew     the file under this name, as at a first look
+    gone, stale, forbidden                 nothing new; `problem` says why
+
+Unlike `records.logs.tail.Follower`, which owes its caller every line, this may skip, and
+says so. Lines stay bytes: most are only searched, and `show` is for those that people see.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from varuna_core.records.logs.tail import clean
+
+TAIL_BYTES = 64 * 1024
+"""Of a file that is seen for the first time."""
+LOOK_BYTES = 4 * 1024 * 1024
+"""Of what was appended between two looks."""
+LONGEST = 16 * 1024
+"""Of a line without an end so far; its beginning is kept."""
+SHOWN_CHARS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """Whole lines that are new."""
+
+    data: bytes
+    """Each line with its end."""
+    start: int
+    """Where in the file they begin."""
+    num_skipped: int
+    """Bytes before them that no look has read."""
+    is_anew: bool
+    """Whether this is the first look, or the file is another than at the last one."""
+
+
+class Tail:
+    """The end of one file."""
+
+    def __init__(
+        self, path: Path | str, *, tail_bytes: int = TAIL_BYTES, head_bytes: int = 0
+    ) -> None:
+        self.path = str(path)
+        self.size = 0
+        self.mtime = 0.0
+        self.problem = ""
+        """Why the last look saw nothing; empty too where there is no such file."""
+        self.rest = b""
+        """The line that has no end yet: of a progress bar its last state."""
+        self.is_missing = True
+        self.head = b""
+        """The file's first bytes, where `head_bytes` asks for them and the first look left them."""
+        self._tail_bytes, self._head_bytes = tail_bytes, head_bytes
+        self._seen: tuple[int, int, int] | None = None
+        """Inode, size and mtime of the last look."""
+        self._offset = 0
+        self._inode = -1
+        self._is_within = False
+        """Whether what comes next belongs to a line that is not kept whole."""
+        self._is_beginning_known = False
+
+    def look(self) -> Added | None:
+        """What is new; None where nothing is, which costs one stat."""
+        try:
+            if self._seen is not None:
+                found = os.stat(self.path)
+                if (found.st_ino, found.st_size, found.st_mtime_ns) == self._seen:
+                    return None
+            return self._read()
+        except FileNotFoundError:
+            self.is_missing, self.problem, self._seen = True, "", None
+            self._inode = -1
+        except OSError as error:
+            self.problem, self._seen = error.strerror or str(error), None
+        return None
+
+    def _read(self) -> Added | None:
+        fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)  # of what is open: the name may be another file's by now
+            is_anew = self._is_anew(found)
+            if is_anew:
+                self._offset, self.rest, self._is_within = 0, b"", False
+            start = self._offset
+            bound = self._tail_bytes if is_anew else LOOK_BYTES
+            first = max(start, found.st_size - bound)
+            data = _read_at(fd, first, found.st_size - first)
+            if is_anew and self._head_bytes:
+                self.head = os.pread(fd, min(first, self._head_bytes), 0) if first else b""
+        finally:
+            os.close(fd)
+        self._seen = (found.st_ino, found.st_size, found.st_mtime_ns)
+        self._inode = found.st_ino
+        self.size, self.mtime = found.st_size, found.st_mtime
+        self.is_missing, self.problem = False, ""
+        self._offset = first + len(data)
+        if first > start:
+            self.rest, self._is_within, self._is_beginning_known = b"", True, False
+        return self._take(data, first, first - start, is_anew)
+
+    def _is_anew(self, found: os.stat_result) -> bool:
+        """Being out of reach for a while is no reason to read again: only another file is."""
+        return found.st_ino != self._inode or found.st_size < self._offset
+
+    def _take(self, data: bytes, first: int, skipped: int, is_anew: bool) -> Added | None:
+        """Keep what has no end yet; the rest are whole lines."""
+        begin = 0
+        lines = b""
+        if self._is_within:
+            begin = data.find(b"\n") + 1
+            part = data[:begin] if begin else data
+            if self._is_beginning_known:
+                lines = self.rest + b"\n" if begin else b""
+            else:
+                skipped += begin
+            if not begin:
+                if not self._is_beginning_known:
+                    self.rest = _last_state(self.rest + part)[-LONGEST:]
+                return self._tell(b"", first, skipped, is_anew)
+            self.rest, self._is_within = b"", False
+        start = first + begin - len(lines) - len(self.rest)
+        end = max(begin, data.rfind(b"\n") + 1)
+        if end > begin:
+            lines += self.rest + data[begin:end]
+            self.rest = b""
+        self._hold(data[end:])
+        return self._tell(lines, max(0, start), skipped, is_anew)
+
+    def _tell(self, lines: bytes, start: int, skipped: int, is_anew: bool) -> Added | None:
+        if not lines and not is_anew and not skipped and not self.rest:
+            return None
+        return Added(data=lines, start=start, num_skipped=skipped, is_anew=is_anew)
+
+    def _hold(self, data: bytes) -> None:
+        """Of a progress bar the last state, of an endless line the beginning."""
+        self.rest = _last_state(self.rest + data)
+        if len(self.rest) > LONGEST:
+            self.rest = self.rest[:LONGEST]
+            self._is_within = self._is_beginning_known = True
+
+
+def _read_at(fd: int, first: int, size: int) -> bytes:
+    data = os.pread(fd, size, first)
+    while len(data) < size:
+        more = os.pread(fd, size - len(data), first + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _last_state(line: bytes) -> bytes:
+    """Without what a carriage return overwrote; a last one may be half of a line's end."""
+    return line[line.rfind(b"\r", 0, max(len(line) - 1, 0)) + 1 :]
+
+
+def show(line: bytes) -> str:
+    """A line as a terminal may get it: of a progress bar the last state, escapes made visible."""
+    text = line.rstrip(b"\r\n")
+    text = text[text.rfind(b"\r") + 1 :]
+    shown = text[: 4 * SHOWN_CHARS].decode(errors="replace")
+    if not shown.isprintable():
+        shown = clean(shown)
+    return shown if len(shown) <= SHOWN_CHARS else shown[:SHOWN_CHARS] + " ..."

@@ -1,0 +1,350 @@
+"""One start of the ranks, read again and again at the cost of what is new."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.logs.training_log import CHECKPOINT
+from varuna_core.records.nodes import OK
+from varuna_core.records.plan import Plan, decode_stage_map
+from varuna_core.records.runfolder import AttemptFolder
+from vjob.jobs.monitor.log_lines.sift import Classifier
+from vjob.jobs.monitor.model.snapshot import Line, Node, Phase, Progress, Rank
+from vjob.jobs.monitor.readers.aggregate_nodes import (
+    find_last_end,
+    find_longest,
+    find_phase,
+    find_progress,
+    join_progress,
+    merge_errors,
+)
+from vjob.jobs.monitor.readers.node_files import NodeFiles, choose_tail
+from vjob.jobs.monitor.readers.rank_files import Beats, TraceEnd, parse_exit, parse_outcome
+from vjob.jobs.monitor.readers.small_files import JsonFolder
+
+KINDS = ("gpu.jsonl", "gpu", "out", "err")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptView:
+    """What an attempt shows at one moment."""
+
+    started: float | None = None
+    went_at: float | None = None
+    nodes: tuple[Node, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+    progress: Progress | None = None
+    phase: Phase | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    phase_ended_at: float | None = None
+    info: tuple[tuple[str, Line], ...] = ()
+    """Settings that were printed: all of the first node that did, and what others print apart."""
+    errors: tuple[Line, ...] = ()
+    stop: Mapping[str, Any] | None = None
+    outcome: Outcome | None = None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+class AttemptReader:
+    """Keeps what it has read."""
+
+    def __init__(self, attempt: AttemptFolder, plan: Plan | None, num_lines: int) -> None:
+        self.attempt, self.plan = attempt, plan
+        self.newest: float | None = None
+        """The newest time of a file that was new at the last look."""
+        self.files: dict[str, NodeFiles] = {}
+        """The logs of each node, by its name."""
+        self._num_lines = num_lines
+        self._state = JsonFolder(attempt.path / "state")
+        self._reports = JsonFolder(attempt.path / "nodes")
+        self._beats = JsonFolder(attempt.path / "beat")
+        self._exits = JsonFolder(attempt.path / "exit")
+        self._lives: dict[str, Beats] = {}
+        self._traces: dict[int, TraceEnd] = {}
+        self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
+        self._classifier = Classifier()
+        self._places = _find_places(plan) if plan is not None else {}
+        self._nodes: dict[str, Node] = {}
+        self._ranks: dict[int, Rank] = {}
+        self._parsed_exits: dict[int, RankExit] = {}
+        self._view: AttemptView | None = None
+
+    def read(self) -> AttemptView:
+        """The attempt as it is now."""
+        changed = self._look()
+        if self._view is None or changed:
+            self._view = self._build(changed)
+        return self._view
+
+    @property
+    def opened(self) -> float | None:
+        """What tells one try of the attempt from the next; None before its master is there."""
+        found = self._state.values.get("master", {}).get("time")
+        return float(found) if isinstance(found, (int, float)) else None
+
+    # Looking.
+
+    def _look(self) -> set[str]:
+        """Names of nodes with something new; `state` for the attempt's own files."""
+        changed: set[str] = set()
+        times = []
+        if fresh := self._state.look():
+            changed.add("state")
+            times += [self._state.times[name] for name in fresh]
+        for name in self._reports.look():
+            changed.add(f"#{name}")
+            times.append(self._reports.times[name])
+        for name in self._beats.look():
+            self._lives.setdefault(name, Beats()).note(self._beats.values[name])
+            changed.add(f"#{name}")
+            times.append(self._beats.times[name])
+        for name in self._exits.look():
+            times.append(self._exits.times[name])
+            found = parse_exit(self._exits.values[name])
+            if found is not None:
+                self._parsed_exits[found.rank] = found
+                changed.add(found.node)
+        self._find_files()
+        self._find_traces()
+        for files in self.files.values():
+            if files.look():
+                changed.add(files.name)
+                times += [files.newest] if files.newest else []
+        for rank, trace in self._traces.items():
+            if trace.look():
+                changed.add(f"@{rank}")
+                times.append(trace.tail.mtime)
+        self.newest = max(times, default=None)
+        return changed
+
+    def _find_files(self) -> None:
+        if not self._has_changed(str(self.attempt.path)):
+            return
+        found: dict[str, dict[str, str]] = {}
+        folder = str(self.attempt.path)
+        for name in _list(folder):
+            for kind in KINDS:
+                if name.endswith("." + kind):
+                    node = name[: -len(kind) - 1]
+                    found.setdefault(node, {})[kind] = f"{folder}/{name}"
+                    break
+        tail_bytes = choose_tail(sum(map(len, found.values())))
+        for node, files in found.items():
+            if node in self.files:
+                self.files[node].add(files)
+            else:
+                self.files[node] = NodeFiles(
+                    node, files, self._classifier, tail_bytes, self._num_lines
+                )
+
+    def _find_traces(self) -> None:
+        folder = str(self.attempt.path / "trace")
+        if not self._has_changed(folder):
+            return
+        for name in _list(folder):
+            stem = name[: -len(".jsonl")]
+            if name.endswith(".jsonl") and stem.isdigit() and int(stem) not in self._traces:
+                self._traces[int(stem)] = TraceEnd(self.attempt.path / "trace" / name)
+
+    def _has_changed(self, folder: str) -> bool:
+        """Whether names may have come since; opened first, so that NFS asks its server."""
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            found = os.fstat(fd)
+            mark = (found.st_ino, found.st_mtime_ns)
+        finally:
+            os.close(fd)
+        seen, is_settled = self._listed.get(folder, (None, False))
+        self._listed[folder] = (mark, seen == mark)  # two names may come in one tick of the clock
+        return seen != mark or not is_settled
+
+    # Building.
+
+    def _build(self, changed: set[str]) -> AttemptView:
+        went_at = self._went_at()
+        names = self._name_nodes()
+        everything = self._view is None or "state" in changed
+        for index, name in names.items():
+            key = "" if index is None else f"#{index}"
+            ranks = self._ranks_of(index)
+            if everything or name in changed or key in changed:
+                self._nodes[name] = self._build_node(name, index, went_at)
+            for rank in ranks:
+                if everything or name in changed or key in changed or f"@{rank}" in changed:
+                    self._ranks[rank] = self._build_rank(rank, index, name)
+        self._nodes = {name: self._nodes[name] for name in names.values()}
+        logs = [log for files in self.files.values() for log in files.logs.values()]
+        failed = {
+            rank: found.ended
+            for rank, found in self._parsed_exits.items()
+            if found.code != 0 and not found.stopped
+        }
+        longest = find_longest(self.files.values())
+        saved = [step.checkpoint_s for trace in self._traces.values() for step in trace.steps]
+        if saved and max(saved) > 0:
+            longest[CHECKPOINT] = max(max(saved), longest.get(CHECKPOINT, 0.0))
+        stop = self._state.values.get("stop")
+        progress = self._find_progress()
+        return AttemptView(
+            started=self._state.times.get("master"),
+            went_at=went_at,
+            nodes=tuple(self._nodes.values()),
+            ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
+            progress=progress,
+            phase=find_phase(self.files.values(), progress),
+            phases_s=longest,
+            phase_ended_at=find_last_end(self.files.values()),
+            info=self._list_info(),
+            errors=merge_errors(logs, failed),
+            stop=stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None,
+            outcome=parse_outcome(self._state.values.get("outcome")),
+            unreadable={
+                name: why for files in self.files.values() for name, why in files.problems().items()
+            },
+        )
+
+    def _went_at(self) -> float | None:
+        go, master = self._state.values.get("go"), self._state.values.get("master") or {}
+        if go is None or go.get("opened") != master.get("time"):
+            return None
+        return self._state.times.get("go")
+
+    def _name_nodes(self) -> dict[Any, str]:
+        """Node index to host, in order; nodes that are known by their logs alone come last."""
+        names: dict[Any, str] = {}
+        for values in (self._beats.values, self._reports.values):
+            for key, value in values.items():
+                if key.isdigit() and value.get("host"):
+                    names[int(key)] = str(value["host"])
+        names = {index: names[index] for index in sorted(names)}
+        known = set(names.values())
+        for at, name in enumerate(sorted(name for name in self.files if name not in known)):
+            names[-1 - at] = name
+        return names
+
+    def _ranks_of(self, index: int) -> range:
+        if self.plan is None or not 0 <= index < self.plan.num_nodes:
+            return range(0)
+        return self.plan.node(index).ranks
+
+    def _build_node(self, name: str, index: int, went_at: float | None) -> Node:
+        ranks = self._ranks_of(index)
+        report = self._reports.values.get(str(index), {})
+        life = self._lives.get(str(index))
+        files = self.files.get(name)
+        count = self._num_lines
+        samples = files.samples if files is not None else None
+        offset = report.get("clock_offset_s")
+        pids = {p.pid for p in life.processes.values() if p.pid} if life is not None else set()
+        group = self.plan.node(index).group.name if ranks and self.plan else ""
+        return Node(
+            name=name,
+            index=index if index >= 0 else None,
+            group=group,
+            ranks=tuple(ranks),
+            phase=self._find_phase(report, life, ranks, went_at),
+            beat_at=self._beats.times.get(str(index)),
+            log_at=files.newest if files is not None else None,
+            out=files.last_lines("out", count) if files is not None else (),
+            err=files.last_lines("err", count) if files is not None else (),
+            gpu=files.last_lines("gpu", max(count, len(ranks))) if files is not None else (),
+            sizes=files.sizes() if files is not None else {},
+            gpus=files.list_gpus(pids) if files is not None else (),
+            gpus_at=None if samples is None or samples.at is None else samples.at + (offset or 0.0),
+            cpu_percent=samples.cpu_percent if samples is not None else None,
+            memory_used_mb=samples.memory_used_mb if samples is not None else None,
+            memory_total_mb=samples.memory_total_mb if samples is not None else None,
+            clock_offset_s=offset,
+            checks=tuple(
+                f"{check.get('status')} {check.get('name')}: {check.get('text')}"
+                for check in report.get("checks") or ()
+                if isinstance(check, dict) and check.get("status") != OK
+            ),
+        )
+
+    def _find_phase(
+        self, report: Mapping[str, Any], life: Beats | None, ranks: range, went_at: float | None
+    ) -> str:
+        if ranks and all(rank in self._parsed_exits for rank in ranks):
+            return "done"
+        if life is not None and life.is_done:
+            return "done"
+        if not report:
+            return ""
+        if not report.get("ready"):
+            return "container"
+        return "ready" if went_at is None else "running"
+
+    def _build_rank(self, rank: int, index: int, name: str) -> Rank:
+        stage, replica = self._places.get(rank, (None, None))
+        life = self._lives.get(str(index))
+        process = life.processes.get(rank) if life is not None else None
+        trace = self._traces.get(rank)
+        last = trace.last if trace is not None else None
+        step_s, work_s = trace.medians() if trace is not None else (None, None)
+        ended = last.end_at if last is not None else None
+        return Rank(
+            rank=rank,
+            node=name,
+            stage=stage,
+            replica=replica,
+            pid=process.pid if process else None,
+            process_state=process.state if process else "",
+            cpu_percent=process.cpu_percent if process else None,
+            step=last.step if last else None,
+            step_s=step_s,
+            work_s=work_s,
+            step_at=None if ended is None else ended + self._offset(index),
+            device=trace.device if trace is not None else "",
+            exit=self._parsed_exits.get(rank),
+        )
+
+    def _offset(self, index: int) -> float:
+        offset = self._reports.values.get(str(index), {}).get("clock_offset_s")
+        return float(offset) if isinstance(offset, (int, float)) else 0.0
+
+    def _find_progress(self) -> Progress | None:
+        told = find_progress(self.files.values())
+        ends = [(trace.last.step, -rank) for rank, trace in self._traces.items() if trace.last]
+        if not ends:
+            return told
+        rank = -max(ends)[1]
+        index = self.plan.node_of_rank(rank).index if self.plan and rank < self.plan.world else -1
+        return join_progress(told, self._traces[rank].points(self._offset(index)))
+
+    def _list_info(self) -> tuple[tuple[str, Line], ...]:
+        found: list[tuple[str, Line]] = []
+        said: dict[str, str] = {}
+        for name in self._nodes:
+            files = self.files.get(name)
+            log = files.logs.get("out") if files is not None else None
+            for key, line in log.info.items() if log is not None else ():
+                value = line.text.partition(":")[2].strip()
+                if key not in said or (said[key] != value and key not in ("NODE_RANK",)):
+                    said.setdefault(key, value)
+                    found.append((key, line))
+        return tuple(found)
+
+
+def _find_places(plan: Plan) -> dict[int, tuple[int, int]]:
+    """Stage and replica of each rank. An entry k of the map stands for ranks kT to kT+T-1."""
+    return {
+        entry * plan.tensor + shard: (stage, replica)
+        for stage, entries in enumerate(decode_stage_map(plan.stage_map))
+        for replica, entry in enumerate(entries)
+        for shard in range(plan.tensor)
+    }
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -1,0 +1,174 @@
+"""The samples of one node's GPUs: our JSON lines, or text as gpustat prints it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vjob.jobs.monitor.log_lines.tails import Added, Tail, show
+from vjob.jobs.monitor.model.snapshot import Gpu
+
+NUM_HISTORY = 60
+FIRST_BYTES = 8 * 1024
+MORE_BYTES = 64 * 1024
+"""Where a first look found no whole sample."""
+NUM_SHOWN = 50
+_LINE = re.compile(
+    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(\d{1,9}|\?\?)'C, *(\d{1,9}|\?\?) ?% *"
+    r"\| *(\d{1,9}|\?\?) */ *(\d{1,9}|\?\?) MB([^\n]*)"
+)
+_USER = re.compile(r"[\w.-]+\(\d+M\)")
+
+
+class GpuSamples:
+    """The last sample of each GPU of a node, and how busy it was before."""
+
+    def __init__(self, path: Path | str, *, tail_bytes: int = FIRST_BYTES) -> None:
+        self.tail = Tail(path, tail_bytes=tail_bytes)
+        self.at: float | None = None
+        self.cpu_percent: float | None = None
+        self.memory_used_mb: float | None = None
+        self.memory_total_mb: float | None = None
+        self._is_json = str(path).endswith(".jsonl")
+        self._last: dict[str, dict[str, Any] | re.Match[str]] = {}
+        """By index; a line of text is taken apart when it is asked for."""
+        self._history: dict[str, deque[float | None]] = {}
+        self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
+
+    def look(self) -> bool:
+        """Read what is new; whether anything is."""
+        added = self.tail.look()
+        if added is None:
+            return False
+        self._read(added)
+        if added.is_anew and added.num_skipped and not self._is_whole():
+            self.tail = Tail(self.tail.path, tail_bytes=MORE_BYTES)
+            if (added := self.tail.look()) is not None:
+                self._read(added)
+        return True
+
+    def _is_whole(self) -> bool:
+        """Whether all of a sample was read: in text, once a GPU comes for the second time."""
+        if self._is_json:
+            return self.at is not None
+        return any(len(history) > 1 for history in self._history.values())
+
+    def _read(self, added: Added) -> None:
+        if added.is_anew:
+            self._last, self._history = {}, {}
+            self._shown.clear()
+        lines = added.data.split(b"\n")[:-1]
+        self._shown.extend(lines[-NUM_SHOWN:])
+        if self._is_json:
+            for line in lines[-NUM_HISTORY:]:
+                self._read_sample(line)
+        else:
+            self._read_text(added.data.decode(errors="replace"))
+            self.at = self.tail.mtime
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        shown = [line for line in self._shown if line.strip()]
+        return tuple(show(line) for line in shown[-count:]) if count > 0 else ()
+
+    def list_gpus(self, ours: Collection[int]) -> tuple[Gpu, ...]:
+        """`ours` are the pids of the node's ranks."""
+        keys = sorted(self._last, key=lambda key: (len(key), key))
+        found = []
+        for key in keys:
+            told, history = self._last[key], self._history[key]
+            if isinstance(told, re.Match):
+                found.append(_read_match(told, history))
+            else:
+                found.append(_make_gpu(told, history, ours))
+        return tuple(found)
+
+    def _read_sample(self, line: bytes) -> None:
+        try:
+            value = json.loads(line)
+            at = float(value["time"])
+            gpus = [gpu for gpu in value["gpus"] if isinstance(gpu, dict)]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return
+        self.at = at
+        self.cpu_percent = _number(value.get("cpu_percent"))
+        self.memory_used_mb = _number(value.get("memory_used_mb"))
+        self.memory_total_mb = _number(value.get("memory_total_mb"))
+        for gpu in gpus:
+            self._keep(str(gpu.get("index", "")), gpu)
+
+    def _read_text(self, text: str) -> None:
+        for match in _LINE.finditer(text):
+            index, busy = match[1], match[4]
+            self._last[index] = match
+            history = self._history.get(index)
+            if history is None:
+                history = self._history[index] = deque(maxlen=NUM_HISTORY)
+            history.append(None if busy == "??" else float(busy))
+        cpu = self._last.pop("cpu", None)
+        if isinstance(cpu, re.Match):
+            told = _read_match(cpu, ())
+            self.cpu_percent = told.utilization
+            self.memory_used_mb, self.memory_total_mb = told.memory_used_mb, told.memory_total_mb
+
+    def _keep(self, index: str, told: dict[str, Any]) -> None:
+        self._last[index] = told
+        history = self._history.setdefault(index, deque(maxlen=NUM_HISTORY))
+        history.append(_number(told.get("utilization")))
+
+
+def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:
+    index, name, heat, busy, used, total, more = match.groups()
+    return Gpu(
+        index=index,
+        name=name,
+        utilization=_read(busy),
+        memory_used_mb=_read(used),
+        memory_total_mb=_read(total),
+        temperature=_read(heat),
+        # With `gpustat -u`; ours names nobody, and that is no proof of an idle GPU.
+        num_processes=len(_USER.findall(more)) or None if "(" in more else None,
+        history=tuple(history),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _read(word: str) -> float | None:
+    return None if word == "??" else float(word)
+
+
+def _make_gpu(
+    told: Mapping[str, Any], history: Collection[float | None], ours: Collection[int]
+) -> Gpu:
+    pids = told.get("processes")
+    count, foreign = told.get("num_processes"), None
+    if isinstance(pids, list):
+        count = len(pids)
+        own = {pid for pid in pids if pid in ours}
+        if own or not pids:  # else pids of another namespace: they tell nothing about each other
+            foreign = len(pids) - len(own)
+    errors, throttle = told.get("ecc_errors"), told.get("throttle")
+    if isinstance(throttle, list):
+        throttle = ", ".join(map(str, throttle))
+    return Gpu(
+        index=str(told.get("index", ""))[:20],
+        name=str(told.get("name", ""))[:80],
+        utilization=_number(told.get("utilization")),
+        memory_used_mb=_number(told.get("memory_used_mb")),
+        memory_total_mb=_number(told.get("memory_total_mb")),
+        temperature=_number(told.get("temperature")),
+        power_w=_number(told.get("power_w")),
+        num_processes=count if isinstance(count, int) else None,
+        num_foreign=foreign,
+        ecc_errors=errors if isinstance(errors, int) else None,
+        throttle=str(throttle)[:80] if throttle else "",
+        history=tuple(history),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

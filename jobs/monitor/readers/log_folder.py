@@ -1,0 +1,169 @@
+"""A bare folder of per-node logs, such as a cluster's scripts of old leave: no record, no plan.
+
+log2/10932251/  n060.out n060.err n060.gpu  n061.out ...
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from vjob.jobs.monitor.log_lines.sift import Classifier
+from vjob.jobs.monitor.model.snapshot import Disk, Line, Node, Scheduler, Snapshot
+from vjob.jobs.monitor.readers.aggregate_nodes import (
+    find_last_end,
+    find_longest,
+    find_phase,
+    find_progress,
+    merge_errors,
+)
+from vjob.jobs.monitor.readers.clocks import Skew
+from vjob.jobs.monitor.readers.disks import look_at_disks
+from vjob.jobs.monitor.readers.node_files import NodeFiles, choose_tail, count_lines
+from vjob.jobs.monitor.readers.settings import compare, take_first
+
+ENDINGS = {"out": "out", "err": "err", "gpu": "gpu", "gpu.jsonl": "gpu.jsonl", "log": "out"}
+"""Endings of file names, and what such a file is."""
+SLOW_EVERY_S = 10.0
+_OURS = re.compile(r"record\.json|plan\.json|attempt-\d+")
+
+
+def is_bare_folder(path: Path) -> bool:
+    """Whether it holds logs of nodes and is no run folder."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    return any(map(_split, names)) and not any(map(_OURS.fullmatch, names))
+
+
+def _split(name: str) -> tuple[str, str] | None:
+    """Node and kind of a log's name."""
+    stem, _, ending = name.rpartition(".")
+    if ending == "jsonl":
+        stem, _, first = stem.rpartition(".")
+        ending = f"{first}.{ending}"
+    kind = ENDINGS.get(ending)
+    return (stem, kind) if kind and stem and not name.startswith(".") else None
+
+
+class FolderReader:
+    """Keeps what it has read."""
+
+    def __init__(
+        self, folder: Path, *, num_lines: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._folder, self._num_lines, self._clock = folder, num_lines, clock
+        self._classifier = Classifier()
+        self._files: dict[str, NodeFiles] = {}
+        self._nodes: dict[str, Node] = {}
+        self._seen: int | None = None
+        self._skew = Skew()
+        self._disks: tuple[Disk, ...] = ()
+        self._disks_at = float("-inf")
+        self._last: Snapshot | None = None
+
+    def read(self) -> Snapshot:
+        """The folder as it is now."""
+        is_changed = self._find_files()
+        newest: list[float] = []
+        for name, files in self._files.items():
+            if files.look() or name not in self._nodes:
+                is_changed = True
+                newest += [files.newest] if files.newest else []
+                self._nodes[name] = self._build_node(files)
+        ours = self._clock()
+        self._skew.note(max(newest, default=None), ours)
+        now = ours + self._skew.offset_s
+        if abs(now - self._disks_at) >= SLOW_EVERY_S:
+            self._disks, self._disks_at = look_at_disks({"logs": self._folder}), now
+        if self._last is None or is_changed:
+            self._last = self._build(now)
+        skew = self._skew.worth_saying
+        return replace(self._last, now=now, disks=self._disks, clock_skew_s=skew)
+
+    def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
+        """Of these nodes' logs, by kind."""
+        return count_lines(self._files, nodes)
+
+    def _find_files(self) -> bool:
+        try:
+            mark = os.stat(self._folder).st_mtime_ns
+            if mark == self._seen:
+                return False
+            names = os.listdir(self._folder)
+        except OSError:
+            return False
+        found: dict[str, dict[str, str]] = {}
+        for name in names:
+            split = _split(name)
+            if split is not None:
+                found.setdefault(split[0], {})[split[1]] = os.path.join(self._folder, name)
+        tail_bytes = choose_tail(sum(map(len, found.values())))
+        for node in sorted(found, key=_natural):
+            files = found[node]
+            if node in self._files:
+                self._files[node].add(files)
+            else:
+                self._files[node] = NodeFiles(
+                    node, files, self._classifier, tail_bytes, self._num_lines
+                )
+        self._seen = mark
+        return True
+
+    def _build_node(self, files: NodeFiles) -> Node:
+        samples, count = files.samples, self._num_lines
+        gpus = files.list_gpus(())
+        return Node(
+            name=files.name,
+            log_at=files.newest,
+            out=files.last_lines("out", count),
+            err=files.last_lines("err", count),
+            gpu=files.last_lines("gpu", max(count, len(gpus))),
+            sizes=files.sizes(),
+            gpus=gpus,
+            gpus_at=samples.at if samples is not None else None,
+            cpu_percent=samples.cpu_percent if samples is not None else None,
+            memory_used_mb=samples.memory_used_mb if samples is not None else None,
+            memory_total_mb=samples.memory_total_mb if samples is not None else None,
+        )
+
+    def _build(self, now: float) -> Snapshot:
+        nodes = self._files.values()
+        echoes = compare(self._list_info(), {})
+        progress = find_progress(nodes)
+        return Snapshot(
+            now=now,
+            run=str(self._folder),
+            folder=str(self._folder),
+            scheduler=Scheduler(name=""),
+            nodes=tuple(self._nodes[name] for name in self._files),
+            progress=progress,
+            phase=find_phase(nodes, progress),
+            phases_s=find_longest(nodes),
+            phase_ended_at=find_last_end(nodes),
+            echoes=echoes,
+            info=take_first(echoes),
+            errors=merge_errors((log for x in nodes for log in x.logs.values()), {}),
+            unreadable={name: why for x in nodes for name, why in x.problems().items()},
+        )
+
+    def _list_info(self) -> tuple[tuple[str, Line], ...]:
+        found: dict[tuple[str, str], Line] = {}
+        names: set[str] = set()
+        for files in self._files.values():
+            log = files.logs.get("out")
+            for key, line in log.info.items() if log is not None else ():
+                if key == "NODE_RANK" and key in names:
+                    continue
+                names.add(key)
+                found.setdefault((key, line.text.partition(":")[2].strip()), line)
+        return tuple((key, line) for (key, _), line in found.items())
+
+
+def _natural(name: str) -> list[str]:
+    return [part.zfill(12) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,37 @@
+"""Opens the reader of a job: of a run, or of a bare folder of logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.readers.log_folder import FolderReader, is_bare_folder
+from vjob.jobs.monitor.readers.node_logs import NUM_SHOWN
+
+NUM_LINES = 10
+
+
+class Reader(Protocol):
+    """Makes snapshots of one job; keeps what it has read in between."""
+
+    def read(self) -> Snapshot: ...
+
+    def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
+        """Lines of these nodes' logs, by kind; none where counting would take long."""
+        ...
+
+
+def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
+    """JOB as `vjob` takes it, or the path of a bare folder of logs. InputError where it is none."""
+    num_lines = max(0, min(num_lines, NUM_SHOWN))
+    path = Path(job).expanduser()
+    if "/" in job or path.is_dir():
+        path = path if path.is_absolute() else here / path
+        if is_bare_folder(path):
+            return FolderReader(path.resolve(), num_lines=num_lines)
+    from vjob.jobs.monitor.readers.run import RunReader
+    from vjob.jobs.runs.find import find_run
+
+    return RunReader(find_run(job, here), num_lines=num_lines)

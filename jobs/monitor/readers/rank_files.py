@@ -1,0 +1,194 @@
+"""What the ranks' own files show: traces, beats of their nodes, exits."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.logs.trace import COMPUTE
+from vjob.jobs.monitor.log_lines.tails import Added, Tail
+from vjob.jobs.monitor.model.snapshot import Point
+
+NUM_STEPS = 300
+NUM_MEDIAN = 10
+"""Last steps that a rank's median is of."""
+FIRST_BYTES = 16 * 1024
+MORE_BYTES = 1024 * 1024
+"""Looked through once where the end holds the details of a step alone."""
+HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Step:
+    """The totals of one step of one rank."""
+
+    step: int
+    took_s: float
+    work_s: float | None
+    """In its own forwards and backwards."""
+    checkpoint_s: float
+    end_at: float | None
+
+
+class TraceEnd:
+    """The last steps of one rank's trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tail = Tail(path, tail_bytes=FIRST_BYTES, head_bytes=HEAD_BYTES)
+        self.steps: deque[Step] = deque(maxlen=NUM_STEPS)
+        self.device = ""
+        self._origin: int | None = None
+
+    def look(self) -> bool:
+        added = self.tail.look()
+        if added is None:
+            return False
+        if added.is_anew:
+            self.steps.clear()
+            self._read_header((self.tail.head or added.data).partition(b"\n")[0])
+        self._read(added)
+        if added.is_anew and not self.steps and added.num_skipped:
+            self.tail = Tail(self.path, tail_bytes=MORE_BYTES)
+            again = self.tail.look()
+            if again is not None:
+                self._read(again)
+        return True
+
+    def _read(self, added: Added) -> None:
+        if b'{"' not in added.data:
+            return
+        for line in added.data.split(b"\n"):
+            if line.startswith(b'{"step"'):
+                self._read_step(line)
+            elif line.startswith(b'{"trace"'):
+                self._read_header(line)
+
+    def _read_header(self, line: bytes) -> None:
+        value = _parse(line)
+        if "trace" not in value:
+            return
+        origin = value.get("origin")
+        self._origin = origin if isinstance(origin, int) else None
+        self.device = str(value.get("device") or "")[:80]
+
+    def _read_step(self, line: bytes) -> None:
+        value = _parse(line)
+        try:
+            begin, took, sums = int(value["begin"]), int(value["took"]), value.get("sums") or {}
+            works = [float(sums[kind][2]) for kind in COMPUTE if kind in sums]
+            saved = sums.get("checkpoint") or (0, 0, 0)
+            found = Step(
+                step=int(value["step"]),
+                took_s=took / 1e9,
+                work_s=sum(works) / 1e9 if works else None,
+                checkpoint_s=(float(saved[1]) + float(saved[2])) / 1e9,
+                end_at=None if self._origin is None else (self._origin + begin + took) / 1e9,
+            )
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+            return
+        if self.steps and found.step <= self.steps[-1].step:  # a restart in the same file
+            self.steps.clear()
+        self.steps.append(found)
+
+    @property
+    def last(self) -> Step | None:
+        return self.steps[-1] if self.steps else None
+
+    def medians(self) -> tuple[float | None, float | None]:
+        """Of the last steps: all of a step, and what it computed itself; saving left out."""
+        recent = list(self.steps)[-NUM_MEDIAN:]
+        if not recent:
+            return None, None
+        works = [step.work_s for step in recent if step.work_s is not None]
+        whole = statistics.median(step.took_s - step.checkpoint_s for step in recent)
+        return whole, statistics.median(works) if works else None
+
+    def points(self, offset_s: float) -> tuple[Point, ...]:
+        """`offset_s` is the file server's clock minus the rank's."""
+        return tuple(
+            Point(
+                step=step.step,
+                step_s=step.took_s - step.checkpoint_s,
+                at=None if step.end_at is None else step.end_at + offset_s,
+            )
+            for step in self.steps
+        )
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@dataclass
+class Process:
+    """What the beats of a node tell of one of its ranks."""
+
+    pid: int | None = None
+    state: str = ""
+    cpu_s: float | None = None
+    told_at: float | None = None
+    cpu_percent: float | None = None
+
+
+class Beats:
+    """Signs of life of one node, and of its ranks' processes."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, Process] = {}
+        self.is_done = False
+        self.state = ""
+        self.catches_usr1 = False
+
+    def note(self, value: Mapping[str, Any]) -> None:
+        """A new beat."""
+        self.state = str(value.get("state", ""))
+        self.is_done = self.state == "done"
+        at = _number(value.get("time"))
+        told = value.get("ranks")
+        for key, facts in told.items() if isinstance(told, dict) else ():
+            if not key.isdigit() or not isinstance(facts, dict):
+                continue
+            process = self.processes.setdefault(int(key), Process())
+            pid = facts.get("pid")
+            cpu_s = _number(facts.get("cpu_s"))
+            if pid != process.pid:
+                process.cpu_percent = process.cpu_s = None
+            elif None not in (cpu_s, process.cpu_s, at, process.told_at):
+                passed = at - process.told_at  # type: ignore[operator]
+                if passed > 0.1:
+                    used = cpu_s - process.cpu_s  # type: ignore[operator]
+                    process.cpu_percent = round(max(0.0, 100 * used / passed), 1)
+            process.pid = pid if isinstance(pid, int) else None
+            process.state = str(facts.get("state") or "")[:1]
+            process.cpu_s, process.told_at = cpu_s, at
+
+
+def parse_exit(value: Mapping[str, Any]) -> RankExit | None:
+    """None where another version wrote it."""
+    try:
+        return RankExit(**value)
+    except TypeError:
+        return None
+
+
+def parse_outcome(value: Mapping[str, Any] | None) -> Outcome | None:
+    """The same."""
+    try:
+        return Outcome(**value) if value is not None else None
+    except TypeError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

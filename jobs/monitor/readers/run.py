@@ -1,0 +1,302 @@
+"""A run, read again and again: its scheduler, its record, its attempts and what it writes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from varuna_core.records import record as records
+from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
+from varuna_core.records.exits import read_outcome
+from varuna_core.records.files import read_json, read_lines
+from varuna_core.records.morphs import tell_morph
+from varuna_core.records.plan import read_attempt_plan, read_plan
+from varuna_core.records.record import RunRecord, read_record
+from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
+from varuna_core.records.stop import read_stop
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.log_lines.sift import Classifier
+from vjob.jobs.monitor.model.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
+from vjob.jobs.monitor.readers.aggregate_nodes import merge_errors
+from vjob.jobs.monitor.readers.attempt import AttemptReader, AttemptView
+from vjob.jobs.monitor.readers.clocks import Skew, probe
+from vjob.jobs.monitor.readers.disks import look_at_disks
+from vjob.jobs.monitor.readers.node_files import count_lines
+from vjob.jobs.monitor.readers.node_logs import LogFile
+from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
+from vjob.jobs.monitor.readers.settings import compare, read_asked, take_first
+from vjob.jobs.monitor.rules.base import say_names
+from vjob.jobs.runs.find import RunView, name_host
+from vjob.jobs.schedulers.slurm_reasons import explain_reason
+
+SLOW_EVERY_S = 10.0
+"""Between two looks at disks and checkpoints."""
+NUM_SCHEDULER_LINES = 8
+NUM_EARLIER = 8
+"""Attempts before this one whose steps are read."""
+MAX_SILENT = 64
+MORPHING = ("gathering", "saving", "stopping", "judging")
+"""Phases of the manager of a run that may morph (varuna_core/morph/machine.py)."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """What a look at the disks found."""
+
+    disks: tuple[Disk, ...] = ()
+    newest: Newest | None = None
+    damaged: tuple[Damaged, ...] = ()
+
+
+class RunReader:
+    """One run of `vjob`."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        num_lines: int = 10,
+        desk: SchedulerDesk | None = None,
+        reads_attempt: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Without `reads_attempt` by record and scheduler alone, for a table of many runs."""
+        self.run = run
+        self._reads_attempt = reads_attempt
+        record = read_record(run)
+        if record is None:
+            raise InputError(
+                f"{run.path} holds no readable record.json; is it a run folder of vjob?"
+            )
+        self._num_lines, self._clock = num_lines, clock
+        self._plan = read_plan(run.plan)
+        self._lacks_plan = False
+        """The last attempt's own has yet to be written."""
+        self._asked = read_asked(run, self._plan)
+        self._desk = desk or SchedulerDesk(run, record.scheduler)
+        self._skew = Skew()
+        offset = probe(run.path) if record.state == records.SUBMITTED else None
+        if offset is not None:
+            self._skew.note_probe(offset)
+        self._scripts: dict[str, LogFile] = {}
+        self._classifier = Classifier()
+        self._attempt: AttemptReader | None = None
+        self._earlier: dict[int, Attempt] = {}
+        self._store, self._store_at = Store(), float("-inf")
+        self._silent: tuple[str, ...] = ()
+
+    def read(self) -> Snapshot:
+        """The run as it is now."""
+        self._desk.ask(self._silent)
+        attempts = self.run.attempts() if self._reads_attempt else []
+        shown = self._read_attempt(attempts)
+        self._read_scripts()
+        now = self._note_time()
+        self._look_at_store(now)
+        answer = self._desk.answer()
+        view, scheduler = answer.view, answer.scheduler
+        record = (view.record if view is not None else None) or read_record(self.run)
+        assert record is not None, "there was one when the reader was opened"
+        self._silent = self._find_silent(shown.nodes, now) if _is_live(record) else ()
+        plan, store = self._plan, self._store
+        progress = shown.progress
+        if progress is not None and progress.num_steps is None and self._asked.num_steps:
+            progress = replace(progress, num_steps=self._asked.num_steps)
+        echoes = compare(shown.info, self._asked.wanted)
+        return Snapshot(
+            now=now,
+            run=record.run,
+            folder=str(self.run.path),
+            state=view.state if view is not None else "UNKNOWN",
+            record_state=record.state,
+            record_verdict=record.verdict,
+            message=_explain(record, view, scheduler, shown),
+            layout=record.layout,
+            submitted=record.submitted,
+            walltime_s=self._asked.walltime_s,
+            scheduler=scheduler,
+            attempt=attempts[-1].number if attempts else None,
+            attempt_started=shown.started,
+            went_at=shown.went_at,
+            earlier=self._read_earlier(attempts[:-1]),
+            morph=self._read_morph(record, shown),
+            left_out=self._read_left_out(),
+            morphs=self._read_morphs(),
+            world=plan.world if plan else None,
+            num_nodes=plan.num_nodes if plan else None,
+            nodes=shown.nodes,
+            ranks=shown.ranks,
+            progress=progress,
+            phase=shown.phase,
+            phases_s=shown.phases_s,
+            phase_ended_at=shown.phase_ended_at,
+            echoes=echoes,
+            info=take_first(echoes),
+            errors=shown.errors + merge_errors(self._scripts.values(), {}),
+            checkpoint_step=store.newest.step if store.newest else None,
+            checkpoint_at=store.newest.written if store.newest else None,
+            damaged=store.damaged,
+            disks=store.disks,
+            clock_skew_s=self._skew.worth_saying,
+            stop=shown.stop,
+            outcome=record.outcome or shown.outcome,
+            scheduler_lines=tuple(
+                line
+                for _, log in sorted(self._scripts.items())
+                for line in log.last_lines(NUM_SCHEDULER_LINES)
+            ),
+            num_gpus=sum(x.gpus * x.count for x in plan.groups) if plan else None,
+            unreadable=shown.unreadable,
+        )
+
+    def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
+        return count_lines(self._attempt.files if self._attempt else {}, nodes)
+
+    def _read_attempt(self, attempts: list[AttemptFolder]) -> AttemptView:
+        if not attempts:
+            self._attempt = None
+            return AttemptView()
+        last = attempts[-1]
+        read = self._attempt
+        if read is None or read.attempt.number != last.number or self._lacks_plan:
+            own = read_attempt_plan(self.run, last.number)
+            self._plan = own or read_plan(self.run.plan)
+            self._lacks_plan = own is None and self._plan is not None
+            self._asked = read_asked(self.run, self._plan, last)
+            self._attempt = AttemptReader(last, self._plan, self._num_lines)
+            return self._attempt.read()
+        opened = read.opened
+        shown = read.read()
+        if opened is not None and opened != read.opened:  # another try, in the same place
+            self._attempt = AttemptReader(last, self._plan, self._num_lines)
+            shown = self._attempt.read()
+        return shown
+
+    def _note_time(self) -> float:
+        """Now by the file server's clock."""
+        ours = self._clock()
+        self._skew.note(self._attempt.newest if self._attempt else None, ours)
+        return ours + self._skew.offset_s
+
+    def _look_at_store(self, now: float) -> None:
+        if abs(now - self._store_at) < SLOW_EVERY_S:
+            return
+        self._store_at = now
+        folders = {"logs": self.run.path}
+        newest, damaged = None, []
+        if self._asked.checkpoints is not None:
+            folders["checkpoints"] = self._asked.checkpoints
+            newest = find_newest(self._asked.checkpoints)
+            damaged = list_damaged(self._asked.checkpoints)
+        self._store = Store(look_at_disks(folders), newest, tuple(damaged))
+
+    def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
+        """Between two attempts of a run that goes on with other nodes."""
+        if self._plan is None or not self._plan.morph or record.state != records.SUBMITTED:
+            return ""
+        value = read_json(self.run.morph.manager)
+        value = value if isinstance(value, dict) else {}
+        nodes, members = value.get("nodes"), value.get("members")
+        if not isinstance(nodes, list) or not isinstance(members, list) or not members:
+            return ""
+        if value.get("phase") in MORPHING:
+            return f"{len(members)} nodes to {len(nodes)}"
+        has_failed = any(rank.exit is not None and rank.exit.code for rank in shown.ranks)
+        if value.get("phase") == "running" and (shown.stop is not None or has_failed):
+            return f"{len(members)} nodes to those that are left"
+        return ""
+
+    def _read_left_out(self) -> tuple[str, ...]:
+        if self._plan is None or not self._plan.morph:
+            return ()
+        value = read_json(self.run.morph.manager)
+        if not isinstance(value, dict):
+            return ()
+        said = value.get("left_out")
+        left_out = tuple(str(text) for text in said) if isinstance(said, list) else ()
+        spare = [name_host(self.run, seat) for seat in list_spare(value)]
+        if spare:
+            names = say_names(spare)
+            left_out += (f"here and not used: {names}; the layout has no place for more",)
+        return left_out
+
+    def _read_morphs(self) -> tuple[str, ...]:
+        if self._plan is None or not self._plan.morph:
+            return ()
+        events = read_lines(self.run.morph_events)
+        return tuple(
+            tell_morph(event)
+            for event in events
+            if isinstance(event, dict) and event.get("kind") == "morph"
+        )
+
+    def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
+        """Nodes that should beat and do not: the scheduler may know why."""
+        every_s = self._plan.timing.beat_s if self._plan else 10.0
+        late_s = max(30.0, 4 * every_s)
+        silent = [
+            node.name
+            for node in nodes
+            if node.phase in ("ready", "running")
+            and (node.beat_at is None or now - node.beat_at > late_s)
+        ]
+        return tuple(silent[:MAX_SILENT])
+
+    def _read_earlier(self, attempts: list[AttemptFolder]) -> tuple[Attempt, ...]:
+        for at, attempt in enumerate(attempts):
+            if attempt.number in self._earlier:
+                continue
+            outcome, stop = read_outcome(attempt), read_stop(attempt)
+            reason = "ended without a word: requeued, or its host was lost"
+            if outcome is not None:
+                reason = outcome.reason
+            elif stop is not None:
+                reason = str(stop["reason"])
+            is_recent = at >= len(attempts) - NUM_EARLIER
+            plan = read_attempt_plan(self.run, attempt.number)
+            progress = AttemptReader(attempt, plan, 0).read().progress if is_recent else None
+            self._earlier[attempt.number] = Attempt(
+                number=attempt.number, reason=reason, step=progress.step if progress else None
+            )
+        return tuple(self._earlier[attempt.number] for attempt in attempts)
+
+    def _read_scripts(self) -> None:
+        """What the batch scripts' hosts printed: srun and slurmstepd speak there."""
+        for path in self.run.path.glob("scheduler*.out"):
+            if path.name not in self._scripts:
+                self._scripts[path.name] = LogFile(
+                    path, "", path.name, self._classifier, begin=OPENED.encode()
+                )
+        for log in self._scripts.values():
+            log.look()
+
+
+def _is_live(record: RunRecord) -> bool:
+    return record.state == records.SUBMITTED
+
+
+def _explain(
+    record: RunRecord, view: RunView | None, scheduler: Scheduler, shown: AttemptView
+) -> str:
+    """One sentence where there is something to say."""
+    infos = view.infos if view is not None else ()
+    said = record.message or explain_reason(infos)
+    if said:
+        return said
+    if record.state == records.SUBMITTED and (view is None or not infos):
+        return f"{record.scheduler} does not answer, or knows the job no more; last lines below"
+    if shown.stop is not None and shown.outcome is None:
+        return f"ending: {shown.stop.get('reason')}"
+    return ""
+
+
+def list_spare(manager: dict[str, Any]) -> list[int]:
+    """Seats whose nodes are here and take no part in the attempt that runs."""
+    nodes, members = manager.get("nodes"), manager.get("members")
+    runs = manager.get("phase") == "running"
+    if not runs or not isinstance(nodes, list) or not isinstance(members, list):
+        return []
+    seats = [str(name).partition("/")[0] for name in nodes if name not in members]
+    return sorted(int(seat) for seat in seats if seat.isdigit())

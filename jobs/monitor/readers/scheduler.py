@@ -1,0 +1,133 @@
+"""What the scheduler says of a run, asked beside all else and never waited for beyond a deadline.
+
+A controller that hangs, or a squeue that hangs in the kernel on a dead mount, ends no refresh: the
+last good answer is shown with its age. One question is under way at most, and one is asked a
+refresh, however many jobs and components the run has.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
+from vjob.jobs.runs.find import RunView, view_run
+from vjob.jobs.schedulers.choose import choose_executor
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+
+FIRST_S = 15.0
+"""How long the first answer is waited for: without one there is nothing to show."""
+LATER_S = 2.0
+LOST_EVERY_S = 30.0
+"""Between two questions about silent nodes."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The last word of the scheduler."""
+
+    view: RunView | None
+    """None before the first one."""
+    scheduler: Scheduler
+
+
+class SchedulerDesk:
+    """Asks about one run."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        name: str,
+        *,
+        view: Callable[[RunFolder], RunView] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._name, self._now = run, name, now
+        self._view = view or (lambda run: view_run(run, warn=False))
+        self._thread: threading.Thread | None = None
+        self._asked = 0.0
+        self._good: RunView | None = None
+        self._last: RunView | None = None
+        """With the record of now, also where the scheduler did not answer."""
+        self._answered = 0.0
+        self._problem = ""
+        self._silent: tuple[str, ...] = ()
+        self._lost: dict[str, str] = {}
+        self._lost_asked = -LOST_EVERY_S
+        self._error: BaseException | None = None
+
+    def ask(self, silent_nodes: Sequence[str] = ()) -> None:
+        """Begin a question, unless one is under way; `silent_nodes` gave no sign of life lately."""
+        if self._thread is not None:
+            return
+        self._silent = tuple(silent_nodes)
+        self._asked = self._now()
+        self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
+        self._thread.start()
+
+    def answer(self) -> Answer:
+        """The answer, or the last good one; raises what the first question raised."""
+        if self._thread is not None:
+            self._thread.join(FIRST_S if self._last is None else LATER_S)
+            if self._thread.is_alive():
+                waited = self._now() - self._asked
+                self._problem = (
+                    f"{self._name or 'the scheduler'} has not answered for {waited:.0f} s"
+                )
+            else:
+                self._thread = None
+        if self._error is not None and self._last is None:
+            raise self._error
+        return Answer(self._last, self._tell())
+
+    def _tell(self) -> Scheduler:
+        good = self._good
+        is_old = good is not None and bool(self._problem)
+        return Scheduler(
+            name=self._name,
+            jobs=tuple(map(_make_row, good.infos)) if good else (),
+            joined=tuple(map(_make_row, good.joined)) if good else (),
+            age_s=round(max(0.0, self._now() - self._answered), 1) if is_old else 0.0,
+            problem=self._problem,
+            lost_nodes=dict(self._lost),
+        )
+
+    def _work(self) -> None:
+        """In the thread: fields are set once the answer is whole."""
+        try:
+            view = self._view(self._run)
+            lost = self._lost
+            if self._silent and self._now() - self._lost_asked >= LOST_EVERY_S:
+                self._lost_asked = self._now()
+                lost = choose_executor(view.record.scheduler).find_lost_nodes(self._silent)
+            elif not self._silent:
+                lost = {}
+        except VjobError as error:
+            self._problem, self._error = str(error), error
+            return
+        except Exception as error:  # a bug here must not end the screen, nor pass unseen
+            self._problem, self._error = f"{type(error).__name__}: {error}", error
+            return
+        self._name = self._name or view.record.scheduler
+        self._last, self._problem, self._lost = view, view.problem, lost
+        if not view.problem:
+            self._good, self._answered = view, self._now()
+
+
+def _make_row(info: JobInfo) -> JobRow:
+    is_pending = info.state is JobState.PENDING
+    return JobRow(
+        id=info.id,
+        state=info.state.value,
+        word=info.word,
+        nodes=info.nodes,
+        # Slurm keeps why a job waited while it runs.
+        reason="" if info.state is JobState.RUNNING else info.reason,
+        start=info.start if is_pending and info.start[:1].isdigit() else "",
+        restarts=info.restarts,
+        exit_code=info.exit_code,
+    )

@@ -1,0 +1,146 @@
+"""What the run was asked for, beside what it prints of its settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records.files import read_json
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from vjob.jobs.monitor.model.snapshot import Echo, Line
+
+HEAD_BYTES = 16 * 1024
+_TIME = re.compile(r"^#SBATCH (?:--time=|-t ?)([\d:-]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What conf and plan say; it stays as it is while an attempt lives."""
+
+    wanted: Mapping[str, str]
+    """By the name under which a run prints it."""
+    num_steps: int | None = None
+    checkpoints: Path | None = None
+    walltime_s: float | None = None
+
+
+def read_asked(run: RunFolder, plan: Plan | None, attempt: AttemptFolder | None = None) -> Asked:
+    """From the files that the submit left, or the manager for an attempt of a run that morphs."""
+    own = read_json(attempt.training) if attempt is not None else None
+    training = own if isinstance(own, dict) else read_json(run.training)
+    training = training if isinstance(training, dict) else {}
+    folder = training.get("checkpoint_folder")
+    if not training:
+        folder = _read_conf(run).get("train", {}).get("checkpoint", {}).get("folder")
+    steps = training.get("steps")
+    return Asked(
+        wanted=_list_wanted(plan, training),
+        num_steps=steps if isinstance(steps, int) else None,
+        checkpoints=Path(folder) if isinstance(folder, str) and folder else None,
+        walltime_s=_read_walltime(run, plan),
+    )
+
+
+def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, str]:
+    wanted: dict[str, Any] = {}
+    if plan is not None:
+        wanted |= {"WORLD_SIZE": plan.world, "NNODES": plan.num_nodes}
+        # One stage and no sharing are defaults: a program of the user's may well choose its own.
+        if training or plan.pipeline * plan.tensor > 1 or plan.partition:
+            wanted |= {"PIPELINE_MP_SIZE": plan.pipeline, "DP_SIZE": plan.data}
+            wanted |= {"TENSOR_MP_SIZE": plan.tensor, "PARTITION": plan.partition}
+    names = {
+        "GLOBAL_BATCH_SIZE": "global_batch_size",
+        "MICRO_BATCH_SIZE": "micro_batch_size",
+        "MODEL": "model",
+        "HIDDEN_SIZE": "hidden",
+        "NUM_LAYERS": "layers",
+        "PARTITION": "partition",
+    }
+    wanted |= {name: training[key] for name, key in names.items() if training.get(key) is not None}
+    wanted["PARTITION"] = spell_layers(wanted.get("PARTITION"), training.get("layers"))
+    return {name: str(value) for name, value in wanted.items() if value is not None}
+
+
+def spell_layers(partition: Any, layers: Any) -> Any:
+    """As runs print it: without the embedding and the head, which the planner counts."""
+    try:
+        counts = [int(part) for part in str(partition).split("-")]
+    except ValueError:
+        return partition
+    if not isinstance(layers, int) or sum(counts) != layers + 2:
+        return partition
+    counts[0] -= 1
+    counts[-1] -= 1
+    return "-".join(map(str, counts))
+
+
+def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> tuple[Echo, ...]:
+    """One echo for each setting, that of the first node, and those of nodes that say otherwise."""
+    echoes = []
+    for name, line in printed:
+        said = line.text.partition(":")[2].strip()
+        echoes.append(Echo(name=name, said=said, wanted=wanted.get(name), line=line))
+    return tuple(echoes)
+
+
+def take_first(echoes: Iterable[Echo]) -> dict[str, str]:
+    """What was printed, in its order; where nodes differ, what the first of them said."""
+    info: dict[str, str] = {}
+    for echo in echoes:
+        info.setdefault(echo.name, echo.said)
+    return info
+
+
+def _read_conf(run: RunFolder) -> Mapping[str, Any]:
+    try:
+        text = run.resolved.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    if "checkpoint" not in text:
+        return {}
+    import yaml  # a run of a built-in program needs none of it
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return _with_dicts(found)
+
+
+def _with_dicts(value: Any) -> Mapping[str, Any]:
+    """`train` and its `checkpoint` as dicts, whatever stands there."""
+    train = value.get("train") if isinstance(value, dict) else None
+    checkpoint = train.get("checkpoint") if isinstance(train, dict) else None
+    return {"train": {"checkpoint": checkpoint if isinstance(checkpoint, dict) else {}}}
+
+
+def _read_walltime(run: RunFolder, plan: Plan | None) -> float | None:
+    groups = [None, *(group.name for group in plan.groups)] if plan is not None else [None]
+    for group in groups:
+        try:
+            with run.batch_script(group).open("rb") as handle:
+                head = handle.read(HEAD_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+        match = _TIME.search(head)
+        return parse_walltime(match.group(1)) if match else None
+    return None
+
+
+def parse_walltime(text: str) -> float | None:
+    """Seconds of Slurm's `30`, `30:00`, `1:30:00`, `2-12`, `2-12:30` and `2-12:30:00`."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+        return None
+    numbers = [float(part) for part in parts]
+    units = [60.0, 1.0] if not dash and len(numbers) < 3 else [3600.0, 60.0, 1.0]
+    if len(numbers) > len(units):
+        return None
+    total = sum(number * unit for number, unit in zip(numbers, units, strict=False))
+    return total + 86400.0 * float(days or 0)

@@ -1,0 +1,1 @@
+"""From a `Snapshot` to a `Verdict`: `judge.judge` asks each rule in order. Pure."""

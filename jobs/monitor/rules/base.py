@@ -1,0 +1,197 @@
+"""What all rules share: their form, and how they name times, ranks, nodes and the job.
+
+A rule is a pure function that looks at a snapshot and speaks, or does not. Its name, in words, is a
+heading of docs/status.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from varuna_core.records.exits import RankExit
+from vjob.jobs.monitor.model.snapshot import JobRow, Line, Node, Rank, Snapshot
+from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.schedulers.slurm_commands import OVER
+
+Rule = Callable[[Snapshot], Verdict | None]
+
+RUNNING = ("RUNNING", "COMPLETING")
+OVER_WORDS = frozenset(state.value for state in OVER)
+_TAG = re.compile(r"(\d{1,7}): ")
+MANY = 8
+"""How many nodes or ranks a sentence names."""
+
+
+def name_rule(rule: Rule) -> str:
+    """`no_gpu_process` is the rule `no gpu process`."""
+    return rule.__name__.replace("_", " ")
+
+
+def say_time(seconds: float) -> str:
+    """`42 s`, `12 min`, `2 h 5 min`, `3 d 4 h`."""
+    if not math.isfinite(seconds):
+        return "ever"
+    if seconds < 9.5:
+        return f"{max(seconds, 0):.2g} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {rest} min" if rest else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def say_names(names: Iterable[str]) -> str:
+    """`a, b and 3 more`."""
+    found = list(names)
+    more = f" and {len(found) - MANY} more" if len(found) > MANY else ""
+    return ", ".join(found[:MANY]) + more
+
+
+def say_rank(rank: int | None, node: str) -> str:
+    """`rank 3 on n061`, as far as known."""
+    parts = [f"rank {rank}"] if rank is not None else []
+    if node:
+        parts.append(f"on {node}" if parts else node)
+    return " ".join(parts)
+
+
+def say_line(line: Line) -> str:
+    """The line for a sentence: short."""
+    text = line.text.strip().rstrip(".,;:")
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def say_step(snapshot: Snapshot) -> str:
+    progress = snapshot.progress
+    if progress is None:
+        return "no step"
+    total = f" of {progress.num_steps}" if progress.num_steps else ""
+    return f"step {progress.step}{total}"
+
+
+def name_job(snapshot: Snapshot) -> str:
+    """What the user types for it."""
+    if is_bare(snapshot):
+        return snapshot.folder
+    jobs = snapshot.scheduler.jobs
+    if jobs:
+        return jobs[0].id.partition("+")[0]
+    return snapshot.run
+
+
+def is_bare(snapshot: Snapshot) -> bool:
+    """A folder of logs that nobody but its files tells of."""
+    return not snapshot.scheduler.name and not snapshot.record_state
+
+
+def rows_in(snapshot: Snapshot, states: Iterable[str]) -> list[JobRow]:
+    wanted = set(states)
+    return [row for row in snapshot.scheduler.jobs if row.state in wanted]
+
+
+def is_over(snapshot: Snapshot) -> bool:
+    """Nobody runs it any more, by the record, the scheduler or what the batch script left."""
+    if snapshot.record_state == "ended":
+        return True
+    jobs = snapshot.scheduler.jobs
+    if jobs:
+        # A split run ends with its first job; an outcome is written just before the job ends.
+        if all(row.state in OVER_WORDS for row in jobs):
+            return True
+        is_waiting = bool(rows_in(snapshot, ("PENDING", "REQUEUED", "CONFIGURING")))
+        is_next = snapshot.morph or is_between(snapshot)
+        return snapshot.outcome is not None and not is_waiting and not is_next
+    # Who cannot ask cannot know whether it starts again.
+    return snapshot.outcome is not None and not snapshot.scheduler.problem
+
+
+def is_between(snapshot: Snapshot) -> bool:
+    """The job was started again, and the attempt that is known is the one before."""
+    restarts = max((row.restarts for row in rows_in(snapshot, RUNNING)), default=0)
+    return snapshot.attempt is not None and restarts > snapshot.attempt
+
+
+def is_live(snapshot: Snapshot) -> bool:
+    """Its ranks may be at work now."""
+    if is_over(snapshot) or is_between(snapshot):
+        return False
+    if snapshot.record_state in ("refused", "intent"):
+        return False
+    if not snapshot.scheduler.jobs:
+        if snapshot.outcome is not None:
+            return False
+        return bool(snapshot.nodes or snapshot.ranks or snapshot.attempt is not None)
+    return bool(rows_in(snapshot, RUNNING))
+
+
+def find_started(snapshot: Snapshot) -> float | None:
+    """When the ranks were started; else the attempt; None where nothing tells."""
+    return snapshot.went_at if snapshot.went_at is not None else snapshot.attempt_started
+
+
+def find_life(snapshot: Snapshot) -> float | None:
+    """The last sign of life of anything that is read."""
+    progress = snapshot.progress
+    times = [progress.at if progress else None, snapshot.phase_ended_at, snapshot.went_at]
+    for node in snapshot.nodes:
+        times += [node.beat_at, node.log_at, node.gpus_at]
+    times += [rank.step_at for rank in snapshot.ranks]
+    times += [snapshot.attempt_started]
+    return max((at for at in times if at is not None), default=None)
+
+
+def find_node(snapshot: Snapshot, name: str) -> Node | None:
+    return next((node for node in snapshot.nodes if node.name == name), None)
+
+
+def node_of_rank(snapshot: Snapshot, rank: int) -> str:
+    """Its node, by the rank itself or by the nodes' lists."""
+    named = next((item.node for item in snapshot.ranks if item.rank == rank and item.node), "")
+    return named or next((node.name for node in snapshot.nodes if rank in node.ranks), "")
+
+
+def find_step_line(snapshot: Snapshot, step: int | None = None) -> Line | None:
+    """The line that told of a step, of the last one if none is given; as long as it is kept."""
+    progress = snapshot.progress
+    if progress is None:
+        return None
+    named = re.compile(rf"(?<![\d.]){progress.step if step is None else step}(?![\d.]\d|\d)")
+    told_by = [node for node in snapshot.nodes if progress.source.startswith(f"{node.name}.")]
+    for node in told_by or snapshot.nodes:
+        for text in reversed(node.out):
+            low = text.lower()
+            if ("step" in low or "iter" in low or "loss" in low) and named.search(text):
+                tag = _TAG.match(text)
+                rank = int(tag.group(1)) if tag is not None else None
+                return Line(text=text, node=node.name, rank=rank, file=f"{node.name}.out")
+    return None
+
+
+def find_failed(snapshot: Snapshot) -> RankExit | None:
+    """The exit of the rank that failed first, by itself: who said stop, else the earliest."""
+    named = (snapshot.stop or {}).get("rank")
+    exits = [rank.exit for rank in snapshot.ranks if rank.exit is not None]
+    failed = [item for item in exits if item.code != 0 and not item.stopped]
+    return min(failed, key=lambda x: (x.rank != named, x.ended, x.rank), default=None)
+
+
+def list_alive(snapshot: Snapshot) -> list[Rank]:
+    return [rank for rank in snapshot.ranks if rank.exit is None]
+
+
+def advise(snapshot: Snapshot, *verbs: str) -> str:
+    """`vjob stacks 12; vjob logs 12 --errors`; of a bare folder there are only logs."""
+    job = name_job(snapshot)
+    known = [verb for verb in verbs if not is_bare(snapshot) or verb.startswith("logs")]
+    return "; ".join(f"vjob {verb.replace('JOB', job)}" for verb in known)
+
+
+def join(parts: Sequence[str], between: str = ". ") -> str:
+    return between.join(part for part in parts if part)

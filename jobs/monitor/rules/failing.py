@@ -1,0 +1,260 @@
+"""Rules for a job that runs and is about to fail: FAILING."""
+
+from __future__ import annotations
+
+import re
+
+from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind
+from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Line, Snapshot
+from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.rules.base import (
+    advise,
+    find_failed,
+    find_life,
+    find_node,
+    find_started,
+    is_live,
+    join,
+    say_line,
+    say_names,
+    say_rank,
+    say_time,
+)
+from vjob.jobs.monitor.rules.pace import find_phase, find_silence_s, find_step_at, job_overdue_s
+
+CLOCKS_S = 5.0
+"""Clocks of nodes and file server may differ by so much."""
+START_SILENCE_S = 120.0
+"""Before the first step, an error that nothing follows for so long was the end."""
+NO_PROCESS_S = 600.0
+"""After the ranks started, all GPUs should have processes."""
+IDLE, IDLE_MB = 5.0, 1000.0
+"""Per cent and megabytes of a GPU that nobody uses, at most."""
+FULL_BYTES = 64 * 1024 * 1024
+FULL_INODES = 64
+
+
+def rank_failed(snapshot: Snapshot) -> Verdict | None:
+    """A rank ended by itself with an error, and others are still there."""
+    if not is_live(snapshot):
+        return None
+    first = find_failed(snapshot)
+    if first is None:
+        return None
+    how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
+    root = first_root([line for line in snapshot.errors if line.rank == first.rank])
+    other = first_root(snapshot.errors)
+    if (root is None or not is_kind(root, "root")) and other is not None:
+        root = other if is_kind(other, "root") else root or other
+    tail = f": {first.last_error}" if first.last_error else ""
+    return failing(
+        snapshot,
+        "rank failed",
+        f"{say_rank(first.rank, first.node)} {how}{tail}; the others are being ended",
+        (root,) if root is not None else (),
+        node=first.node,
+        rank=first.rank,
+        remedy=_remedy(root),
+    )
+
+
+def told_to_end(snapshot: Snapshot) -> Verdict | None:
+    stop = snapshot.stop
+    if not stop or not is_live(snapshot):
+        return None
+    node, rank = stop.get("node"), stop.get("rank")
+    root = first_root(snapshot.errors) if stop.get("kind") in ("rank", "lost", "group") else None
+    return failing(
+        snapshot,
+        "told to end",
+        f"the attempt is being ended: {stop.get('reason', 'somebody said stop')}",
+        (root,) if root is not None else (),
+        node=str(node or ""),
+        rank=rank if isinstance(rank, int) else None,
+        remedy=_remedy(root),
+    )
+
+
+def wrong_setting(snapshot: Snapshot) -> Verdict | None:
+    """The run prints another value than the conf or plan has."""
+    wrong = [echo for echo in snapshot.echoes if is_wrong(echo)]
+    if not wrong or not is_live(snapshot):
+        return None
+    first = wrong[0]
+    more = f" (and {say_names(echo.name for echo in wrong[1:])})" if len(wrong) > 1 else ""
+    return failing(
+        snapshot,
+        "wrong setting",
+        f"the run says {first.name}: {first.said}, the conf says {first.wanted}{more}",
+        tuple(echo.line for echo in wrong[:3]),
+        node=first.line.node,
+        rank=first.line.rank,
+        remedy="what trains is not what you asked for: cancel, and see what program.args and env "
+        "set beside the conf",
+        verbs=("cancel JOB",),
+    )
+
+
+def is_wrong(echo: Echo) -> bool:
+    return (
+        echo.wanted is not None
+        and bool(echo.said.strip())
+        and _plain(echo.said) != _plain(echo.wanted)
+    )
+
+
+def disk_full(snapshot: Snapshot) -> Verdict | None:
+    """A disk has no room, and a rank said so."""
+    line = next((x for x in snapshot.errors if x.kind in ("disk full", "quota")), None)
+    full = [
+        disk
+        for disk in snapshot.disks
+        if disk.free_bytes < FULL_BYTES
+        or (disk.free_inodes is not None and disk.total_inodes and disk.free_inodes < FULL_INODES)
+    ]
+    if line is None or not full or not is_live(snapshot):
+        return None
+    disk = full[0]
+    left = f"{disk.free_bytes / 1e6:.0f} MB"
+    if disk.free_inodes is not None:
+        left += f" and {disk.free_inodes} inodes"
+    return failing(
+        snapshot,
+        "disk full",
+        f"the disk of {disk.what} has {left} left ({disk.path})",
+        (line,),
+        node=line.node,
+        rank=line.rank,
+        remedy="make room there before the next checkpoint",
+    )
+
+
+def error_line(snapshot: Snapshot) -> Verdict | None:
+    """An error was written, and no step was done since."""
+    if not is_live(snapshot):
+        return None
+    step_at = find_step_at(snapshot)
+    lines = [line for line in snapshot.errors if not went_on(line, step_at)]
+    phase = find_phase(snapshot)
+    if phase is not None:
+        # Its silence says nothing: only what was written in it, some time ago, does.
+        late = snapshot.now - job_overdue_s(snapshot)
+        lines = [line for line in lines if _is_between(line, phase.since, late)]
+    root = first_root(lines)
+    if root is None:
+        return None
+    silence = find_silence_s(snapshot)
+    if silence is None:
+        life = _find_output(snapshot, root)
+        started = find_started(snapshot)
+        since = max((at for at in (life, started) if at is not None), default=None)
+        if since is None or snapshot.now - since < START_SILENCE_S:
+            return None
+        what = f"and nothing came after it for {say_time(snapshot.now - since)}"
+    elif silence <= job_overdue_s(snapshot):
+        return None
+    else:
+        what = f"and no step was done for {say_time(silence)}"
+    many = f" ({root.num_same} times in all)" if root.num_same > 1 else ""
+    who = say_rank(root.rank, root.node)
+    said = f"{who} said" if who else "a log says"
+    return failing(
+        snapshot,
+        "error line",
+        f"{said}: {say_line(root)}{many}, {what}",
+        (root, *[line for line in lines if line is not root and is_kind(line, "fallout")][:2]),
+        node=root.node,
+        rank=root.rank,
+        remedy=_remedy(root),
+    )
+
+
+def _is_between(line: Line, since: float | None, until: float) -> bool:
+    times = [at for at in (line.at, line.written_by) if at is not None]
+    return bool(times) and since is not None and since <= min(times) <= until
+
+
+def went_on(line: Line, step_at: float | None) -> bool:
+    """Whether the last step was done after the line was written: then it was not the end."""
+    times = [at for at in (line.at, line.written_by) if at is not None]
+    return step_at is not None and bool(times) and step_at > min(times) + CLOCKS_S
+
+
+def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
+    """The job has GPUs, its ranks started long ago, and nothing runs on any GPU."""
+    started = find_started(snapshot)
+    gpus = [(node, gpu) for node in snapshot.nodes for gpu in node.gpus if gpu.index != "cpu"]
+    if not is_live(snapshot) or not gpus or started is None or snapshot.num_gpus == 0:
+        return None
+    if snapshot.now - started < NO_PROCESS_S or any(_is_used(gpu) for _, gpu in gpus):
+        return None
+    samples = [node.gpus_at for node in snapshot.nodes if node.gpus_at is not None]
+    if not samples or snapshot.now - max(samples) > NO_PROCESS_S:
+        return None
+    silence = find_silence_s(snapshot)
+    if silence is not None and silence <= job_overdue_s(snapshot):
+        return None
+    root = first_root(snapshot.errors)
+    age = say_time(snapshot.now - started)
+    return failing(
+        snapshot,
+        "no gpu process",
+        f"none of {len(gpus)} GPUs has a process, {age} after the ranks started",
+        (root,) if root is not None else (),
+        remedy=_remedy(root) or "the ranks wait, or run without a GPU",
+        verbs=("stacks JOB", "logs JOB"),
+    )
+
+
+def failing(
+    snapshot: Snapshot,
+    rule: str,
+    reason: str,
+    evidence: tuple[Line, ...],
+    *,
+    node: str = "",
+    rank: int | None = None,
+    facts: tuple[str, ...] = (),
+    remedy: str = "",
+    verbs: tuple[str, ...] = ("logs JOB --errors",),
+) -> Verdict:
+    return Verdict(
+        health=Health.FAILING,
+        rule=rule,
+        reason=reason,
+        evidence=evidence,
+        facts=facts,
+        advice=join([remedy, advise(snapshot, *verbs)], "; "),
+        node=node,
+        rank=rank,
+    )
+
+
+def _is_used(gpu: Gpu) -> bool:
+    """By a process that is counted as ours, or by one that cannot be seen."""
+    if gpu.num_processes is None or gpu.num_processes > (gpu.num_foreign or 0):
+        return True
+    return not gpu.num_foreign and (
+        (gpu.utilization or 0.0) > IDLE or (gpu.memory_used_mb or 0.0) > IDLE_MB
+    )
+
+
+def _remedy(line: Line | None) -> str:
+    row = find_row(line.kind) if line is not None else None
+    return row.remedy if row is not None else ""
+
+
+def _find_output(snapshot: Snapshot, line: Line) -> float | None:
+    """When anything was last written on the node of the line."""
+    node = find_node(snapshot, line.node)
+    return node.log_at if node is not None else find_life(snapshot)
+
+
+def _plain(value: str) -> str:
+    """How values of logs and confs compare: 1e-3 is 0.001, True is true."""
+    text = value.strip().strip("'\"").lower()
+    text = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text, text)
+    try:
+        return repr(float(text))
+    except ValueError:
+        return re.sub(r"[\s,;-]+", "-", text)

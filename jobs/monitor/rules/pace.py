@@ -1,0 +1,190 @@
+"""How fast a job goes by its own steps, and how long its silence may be. Pure.
+
+    points    step 10     step 20     step 30                      now
+    ------------|-----------|-----------|----------------------------|
+                 <-- gap -->             <-------- silence --------->
+
+A gap is what lies between two signs of a step: with a line every 10 steps, ten steps.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from vjob.jobs.monitor.model.snapshot import Phase, Point, Snapshot
+
+WARM_UP_STEPS = 5
+"""First steps of an attempt, which teach nothing: caches fill, kernels are compiled."""
+LEARN_GAPS = 3
+"""So many gaps at least teach a limit."""
+FLOOR_S = 120.0
+"""No silence is a stall before: NFS may show files a minute late, a beat takes some seconds."""
+CAUSE_FLOOR_S = 20.0
+"""The same where something else tells who is stuck, such as a rank that is stopped."""
+UNLEARNED_S = 1200.0
+"""Limit until enough steps were seen: of warm-up and of the first steps."""
+MEDIANS, P95S, LONGEST = 5.0, 3.0, 2.0
+"""A silence may be so many times the gaps' median, their 95th percentile, and the longest one."""
+PHASE_FIRST_S = 1800.0
+"""Limit of a checkpoint or evaluation as long as none of the run is over."""
+PHASE_LEAST_S = 300.0
+PHASE_TIMES = 3.0
+"""And later: so many times the longest so far."""
+LATE_S = 60.0
+"""Files on NFS may be shown so late."""
+
+
+def list_gaps(
+    points: Sequence[Point], first_step: int | None = None, *, skip: int = WARM_UP_STEPS
+) -> list[float]:
+    """Seconds between signs of steps, the first `skip` steps of the attempt left out.
+
+    As told, and as seen from the times of the lines, whichever is longer: what a line says of its
+    steps leaves out checkpoints and evaluations.
+    """
+    first = first_step if first_step is not None else (points[0].step if points else 0)
+    gaps = []
+    for before, point in zip([None, *points], points, strict=False):
+        if point.step < first + skip or (before is None and len(points) > 1):
+            continue
+        num_steps = point.step - before.step if before is not None else 1
+        if num_steps < 1 or (before is not None and before.step < first):
+            continue
+        told = point.step_s * num_steps if _is_time(point.step_s) and point.step_s else 0.0
+        is_timed = before is not None and point.at is not None and before.at is not None
+        seen = point.at - before.at if is_timed else 0.0  # type: ignore[operator, union-attr]
+        if max(told, seen) > 0:
+            gaps.append(max(told, seen))
+    return gaps
+
+
+def stall_limit_s(
+    points: Sequence[Point], *, first_step: int | None = None, floor_s: float = FLOOR_S
+) -> float:
+    """The longest silence of a healthy job: max(5 x median, 3 x p95, 2 x longest gap, floor).
+
+    `points` are the last steps, oldest first; as long as they teach too little the limit is that of
+    warm-up. `floor_s` is what a user may set lower or higher.
+    """
+    gaps = list_gaps(points, first_step)
+    if len(gaps) < LEARN_GAPS:
+        longest = max(list_gaps(points, first_step, skip=0), default=0.0)
+        return max(UNLEARNED_S, floor_s, LONGEST * longest)
+    return max(
+        MEDIANS * statistics.median(gaps),
+        P95S * find_quantile(gaps, 0.95),
+        LONGEST * max(gaps),
+        floor_s,
+    )
+
+
+def cause_limit_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
+    """The same where something else tells who is stuck: a stopped rank needs no long proof."""
+    gaps = list_gaps(points, first_step)
+    learned = LONGEST * max(gaps) if len(gaps) >= LEARN_GAPS else 3 * CAUSE_FLOOR_S
+    return max(learned, CAUSE_FLOOR_S)
+
+
+def overdue_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
+    """From so long a silence on, a line about an error is believed: LATE_S and a few gaps."""
+    gaps = list_gaps(points, first_step)
+    return LATE_S + (max(3 * statistics.median(gaps), max(gaps)) if gaps else LATE_S)
+
+
+def phase_limit_s(snapshot: Snapshot, name: str) -> float:
+    """How long a checkpoint or an evaluation may take, by the longest one of this run."""
+    longest = snapshot.phases_s.get(name)
+    return PHASE_FIRST_S if not longest else max(PHASE_TIMES * longest, PHASE_LEAST_S)
+
+
+def find_step_at(snapshot: Snapshot) -> float | None:
+    """When the last step was done, by whatever tells the latest; None before the first."""
+    progress = snapshot.progress
+    times = [rank.step_at for rank in snapshot.ranks if rank.step_at is not None]
+    if progress is not None and progress.at is not None:
+        times.append(progress.at)
+    if progress is not None and not times:  # it was written before anything that came later
+        times = [node.log_at for node in snapshot.nodes if node.log_at is not None]
+    return max(times, default=None)
+
+
+def find_phase(snapshot: Snapshot) -> Phase | None:
+    """None where a step was done since: such a checkpoint is written beside the training."""
+    phase = snapshot.phase
+    if phase is None:
+        return None
+    step_at = find_step_at(snapshot)
+    if phase.since is None or step_at is None or step_at <= phase.since + 1.0:
+        return phase
+    return None
+
+
+def find_silence_s(snapshot: Snapshot) -> float | None:
+    """Since the last step, or the end of the last checkpoint or evaluation; None before a step."""
+    step_at = find_step_at(snapshot)
+    if step_at is None:
+        return None
+    later = [at for at in (snapshot.phase_ended_at, snapshot.checkpoint_at) if at is not None]
+    return max(snapshot.now - max([step_at, *later]), 0.0)
+
+
+def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
+    """`stall_limit_s` of the job's steps; longer where a phase may go on that no line tells.
+
+    As long as few were told, also twice what it took until the first one was.
+    """
+    points, first = _points_of(snapshot)
+    limit = stall_limit_s(points, first_step=first, floor_s=floor_s)
+    if len(list_gaps(points, first)) < LEARN_GAPS and points and snapshot.went_at is not None:
+        told_at = points[0].at if points[0].at is not None else find_step_at(snapshot)
+        limit = max(limit, LONGEST * ((told_at or 0.0) - snapshot.went_at))
+    return _lengthen(snapshot, limit)
+
+
+def job_cause_limit_s(snapshot: Snapshot) -> float:
+    points, first = _points_of(snapshot)
+    return cause_limit_s(points, first_step=first)
+
+
+def job_overdue_s(snapshot: Snapshot) -> float:
+    points, first = _points_of(snapshot)
+    return _lengthen(snapshot, overdue_s(points, first_step=first))
+
+
+def list_step_times(snapshot: Snapshot) -> list[float]:
+    """Seconds a step of the points after the first steps, oldest first."""
+    points, first = _points_of(snapshot)
+    if first is None:
+        first = points[0].step if points else 0
+    return [
+        point.step_s
+        for point in points
+        if point.step_s is not None and _is_time(point.step_s)
+        if point.step >= first + WARM_UP_STEPS
+    ]
+
+
+def find_quantile(values: Sequence[float], share: float) -> float:
+    """Of the values themselves: no mean of two."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def _lengthen(snapshot: Snapshot, limit: float) -> float:
+    """By what may lie between steps unseen: a phase whose end no line tells, or the job's end."""
+    unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
+    limit += unseen * max(snapshot.phases_s.values(), default=0.0)
+    progress = snapshot.progress
+    is_last = progress is not None and progress.num_steps and progress.step >= progress.num_steps
+    return max(limit, PHASE_FIRST_S) if is_last else limit
+
+
+def _points_of(snapshot: Snapshot) -> tuple[Sequence[Point], int | None]:
+    progress = snapshot.progress
+    return (progress.points, progress.first_step) if progress is not None else ((), None)
+
+
+def _is_time(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0

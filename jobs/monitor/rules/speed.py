@@ -1,0 +1,258 @@
+"""Rules for a job that does its steps: slower than it was, held back by one rank, or well."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vjob.jobs.monitor.model.snapshot import Line, Node, Rank, Snapshot
+from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.rules.base import (
+    advise,
+    find_step_line,
+    is_live,
+    list_alive,
+    rows_in,
+    say_names,
+    say_rank,
+    say_step,
+    say_time,
+)
+from vjob.jobs.monitor.rules.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
+
+RECENT = 10
+LASTS_S = 60.0
+"""Points that are compared with those before: so many at least, and of so long a time."""
+BASELINE = 20
+"""So many points before them, at least."""
+SLOWER = 1.5
+"""Times the median before, for the lower quarter of the recent ones too."""
+LEAST_S = 0.2
+"""A step that is slower by less is nobody's worry."""
+SCORE = 0.7
+"""Median of the peers' work over one's own: below, a rank is a straggler."""
+STRAGGLE_S = 0.1
+STRAGGLE_SHARE = 0.1
+"""And its work must be longer by this, and by this share of a step: else it costs nothing."""
+HEAT = ("hw_thermal", "sw_thermal", "hw_power_brake", "hw_slowdown")
+THROTTLED = 1.2
+"""Times the median before, where a GPU says that it is held down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowdown:
+    """Recent steps against those before."""
+
+    before_s: float
+    recent_s: float
+    least_s: float
+    """Lower quarter of the recent ones."""
+    usual_most_s: float
+    """Upper tenth of those before."""
+
+
+def straggler(snapshot: Snapshot) -> Verdict | None:
+    """A rank that works longer than ranks of the same stage and device."""
+    found = find_stragglers(snapshot)
+    if not found or not _steps_on(snapshot):
+        return None
+    rank, peers_s, score = found[0]
+    more = ""
+    if len(found) > 1:
+        more = f"; so do ranks {say_names(str(item.rank) for item, _, _ in found[1:])}"
+    stage = f" of stage {rank.stage}" if rank.stage is not None else ""
+    return Verdict(
+        health=Health.SLOW,
+        rule="straggler",
+        reason=f"{say_rank(rank.rank, rank.node)} works {rank.work_s or 0:.3g} s a step, its peers"
+        f"{stage} {peers_s:.3g} s (score {score:.2f}){more}",
+        facts=_gpu_facts(snapshot, rank.node),
+        advice=f"look at that node (heat, other jobs, its disk); {advise(snapshot, 'report JOB')}; "
+        f"leave it out with cluster.exclude if it stays so",
+        node=rank.node,
+        rank=rank.rank,
+    )
+
+
+def find_stragglers(snapshot: Snapshot) -> list[tuple[Rank, float, float]]:
+    """Rank, its peers' median work and its score; the worst first."""
+    groups: dict[tuple[int | None, str], list[Rank]] = {}
+    for rank in list_alive(snapshot):
+        if rank.work_s is not None and rank.work_s > 0:
+            groups.setdefault((rank.stage, rank.device), []).append(rank)
+    found = []
+    for members in groups.values():
+        # The slowest first: peers of a quicker one are slower, so that its score is higher.
+        members.sort(key=lambda rank: -(rank.work_s or 0.0))
+        works = [rank.work_s or 0.0 for rank in members]
+        for at, rank in enumerate(members):
+            peers = [*works[:at], *works[at + 1 :]]
+            own = works[at]
+            if not peers or (median := statistics.median(peers)) >= SCORE * own:
+                break
+            if own - median > max(STRAGGLE_S, STRAGGLE_SHARE * (rank.step_s or own)):
+                found.append((rank, median, median / own))
+    return sorted(found, key=lambda item: item[2])
+
+
+def throttled(snapshot: Snapshot) -> Verdict | None:
+    """A GPU's clock is held down by heat or power, and steps are slower."""
+    hot = [
+        (node, gpu.index, gpu.throttle)
+        for node in snapshot.nodes
+        for gpu in node.gpus
+        if any(word in gpu.throttle for word in HEAT)
+    ]
+    change = find_slowdown(snapshot)
+    if not hot or change is None or not _is_slower(change, THROTTLED):
+        return None
+    node, index, why = hot[0]
+    names = say_names(dict.fromkeys(item.name for item, _, _ in hot))
+    return Verdict(
+        health=Health.SLOW,
+        rule="throttled",
+        reason=f"GPU {index} of {node.name} is held down ({why}) and steps take "
+        f"{change.recent_s:.3g} s, before {change.before_s:.3g} s",
+        facts=(f"{len(hot)} GPU(s) of {names}", *_gpu_facts(snapshot, node.name)),
+        advice="tell an admin: cooling or power of that node; leave it out with cluster.exclude",
+        node=node.name,
+    )
+
+
+def slower(snapshot: Snapshot) -> Verdict | None:
+    """The last steps take much longer than the job's own before."""
+    change = find_slowdown(snapshot)
+    if change is None or not _is_slower(change, SLOWER):
+        return None
+    times = change.recent_s / change.before_s
+    return Verdict(
+        health=Health.SLOW,
+        rule="slower",
+        reason=f"a step takes {change.recent_s:.3g} s now and took {change.before_s:.3g} s before "
+        f"({times:.1f} times)",
+        evidence=_last_line(snapshot),
+        facts=(say_step(snapshot),),
+        advice=f"look for a node that others use too, a slow file server, or heat; "
+        f"{advise(snapshot, 'report JOB', 'stacks JOB')}",
+    )
+
+
+def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
+    """None where there are too few points, or the job does no steps."""
+    times = list_step_times(snapshot)
+    if len(times) < RECENT + BASELINE or not _steps_on(snapshot):
+        return None
+    every = _find_interval(snapshot)
+    count, lasts = 0, 0.0
+    while count < len(times) and (count < RECENT or lasts < LASTS_S):
+        count += 1
+        lasts += times[-count] * every
+    before, recent = times[:-count], times[-count:]
+    if len(before) < BASELINE:
+        return None
+    return Slowdown(
+        before_s=statistics.median(before),
+        recent_s=statistics.median(recent),
+        least_s=find_quantile(recent, 0.25),
+        usual_most_s=find_quantile(before, 0.9),
+    )
+
+
+def _find_interval(snapshot: Snapshot) -> float:
+    """Steps between two points."""
+    points = snapshot.progress.points if snapshot.progress is not None else ()
+    gaps = [b.step - a.step for a, b in pairwise(points) if b.step > a.step]
+    return statistics.median(gaps) if gaps else 1.0
+
+
+def healthy(snapshot: Snapshot) -> Verdict | None:
+    silence = find_silence_s(snapshot)
+    if silence is None or not is_live(snapshot):
+        return None
+    times = list_step_times(snapshot) or [
+        point.step_s
+        for point in (snapshot.progress.points if snapshot.progress else ())
+        if point.step_s is not None
+    ]
+    pace = f", {statistics.median(times[-RECENT:]):.3g} s a step" if times else ""
+    return Verdict(
+        health=Health.HEALTHY,
+        rule="healthy",
+        reason=f"{say_step(snapshot)} {say_time(silence)} ago{pace}{_say_left(snapshot, times)}",
+        evidence=_last_line(snapshot),
+    )
+
+
+def ending(snapshot: Snapshot) -> Verdict | None:
+    """All ranks exited 0, or the scheduler ends the job, and nobody has said how it went yet."""
+    exits = [rank.exit for rank in snapshot.ranks]
+    if is_live(snapshot) and exits and all(item is not None and item.code == 0 for item in exits):
+        return Verdict(
+            health=Health.HEALTHY,
+            rule="ending",
+            reason=f"all {len(exits)} ranks exited 0, the batch script goes on",
+        )
+    if not rows_in(snapshot, ("COMPLETING",)) or rows_in(snapshot, ("RUNNING",)):
+        return None
+    return Verdict(
+        health=Health.HEALTHY if _steps_on(snapshot) else Health.UNKNOWN,
+        rule="ending",
+        reason=f"the scheduler tidies up after it, at {say_step(snapshot)}",
+        advice="ask again in a minute",
+    )
+
+
+def unknown(snapshot: Snapshot) -> Verdict | None:
+    """The last rule: nothing tells."""
+    said = snapshot.scheduler.problem
+    words = sorted({row.word or row.state for row in snapshot.scheduler.jobs})
+    what = f"the scheduler calls it {say_names(words)}" if words else "no scheduler knows it"
+    why = f"the scheduler did not answer: {said}" if said else what
+    known = [f"{say_step(snapshot)} is known"] if snapshot.progress is not None else []
+    if snapshot.outcome is not None:
+        known.append(f"its last attempt ended: {snapshot.outcome.reason}")
+    return Verdict(
+        health=Health.UNKNOWN,
+        rule="unknown",
+        reason="; ".join([f"nothing tells how it is: {why}", *known]),
+        advice=advise(snapshot, "logs JOB") or "ask again later",
+    )
+
+
+def _last_line(snapshot: Snapshot) -> tuple[Line, ...]:
+    line = find_step_line(snapshot)
+    return (line,) if line is not None else ()
+
+
+def _is_slower(change: Slowdown, times: float) -> bool:
+    return (
+        change.least_s > times * change.before_s
+        and change.recent_s > change.usual_most_s
+        and change.recent_s - change.before_s > LEAST_S
+    )
+
+
+def _steps_on(snapshot: Snapshot) -> bool:
+    silence = find_silence_s(snapshot)
+    return silence is not None and is_live(snapshot) and silence <= job_limit_s(snapshot)
+
+
+def _say_left(snapshot: Snapshot, times: Sequence[float]) -> str:
+    progress = snapshot.progress
+    if progress is None or not progress.num_steps or not times:
+        return ""
+    left = (progress.num_steps - progress.step) * statistics.median(times[-RECENT:])
+    return f", {say_time(left)} left" if left > 0 else ""
+
+
+def _gpu_facts(snapshot: Snapshot, name: str) -> tuple[str, ...]:
+    node: Node | None = next((item for item in snapshot.nodes if item.name == name), None)
+    if node is None:
+        return ()
+    temperatures = [gpu.temperature for gpu in node.gpus if gpu.temperature is not None]
+    facts = [f"{name}: {max(temperatures):.0f} degrees"] if temperatures else []
+    throttle = {gpu.throttle for gpu in node.gpus if gpu.throttle}
+    facts += [f"{name}: {say_names(sorted(throttle))}"] if throttle else []
+    return tuple(facts)

@@ -1,0 +1,167 @@
+"""Rules for a job that waits: refused, pending, suspended, requeued, morphing."""
+
+from __future__ import annotations
+
+import re
+
+from vjob.jobs.monitor.model.snapshot import JobRow, Snapshot
+from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.rules.base import RUNNING, advise, is_between, is_over, rows_in, say_time
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.slurm_reasons import explain_reason
+
+ORPHAN_S = 600.0
+"""A submit that left no job after so long was cut off."""
+FRESH_S = 120.0
+"""The scheduler shows a job after so long at the latest."""
+WAITS: tuple[tuple[str, str], ...] = (
+    (r"Priority", "jobs of higher priority are before it"),
+    (r"Resources", "no nodes are free for it yet"),
+    (r"Dependency", "it waits for another job"),
+    (r"BeginTime", "it waits for its begin time, two minutes after a requeue"),
+    (r"Reservation", "it waits for its reservation"),
+    (r"ReqNodeNotAvail", "nodes that it needs are down, drained, or reserved for maintenance"),
+    (r"PartitionDown|PartitionInactive", "its queue is closed for now"),
+    (r"NodeDown", "a node that it needs is down"),
+    (r"Licenses", "no licence is free"),
+    (r"(Assoc|QOS)\w*(Grp|Max)\w*", "a limit of your account or QOS is used up by other jobs"),
+    (r"None|Cleaning|Prolog", "the scheduler has yet to look at it, or to tidy up"),
+)
+"""Pattern of Slurm's reason, and what it means; schedulers/slurm_reasons.py has those that never pass."""
+
+
+def refused(snapshot: Snapshot) -> Verdict | None:
+    if snapshot.record_state != "refused":
+        return None
+    return Verdict(
+        health=Health.DEAD,
+        rule="refused",
+        reason=f"it was not submitted: {snapshot.message or 'the scheduler refused it'}",
+        advice="mend what the message names and submit again",
+    )
+
+
+def submitting(snapshot: Snapshot) -> Verdict | None:
+    """Also just after: the scheduler may not show the job yet."""
+    if snapshot.scheduler.jobs or snapshot.attempt is not None:
+        return None
+    age = snapshot.now - snapshot.submitted if snapshot.submitted is not None else 0.0
+    if snapshot.record_state == "submitted" and age < FRESH_S:
+        return Verdict(health=Health.PENDING, rule="submitting", reason="it was submitted just now")
+    if snapshot.record_state != "intent":
+        return None
+    if age > ORPHAN_S:
+        return Verdict(
+            health=Health.UNKNOWN,
+            rule="submitting",
+            reason=f"its submit began {say_time(age)} ago and left no job",
+            advice="vjob list adopts a job that there is; else submit again",
+        )
+    return Verdict(health=Health.PENDING, rule="submitting", reason="it is being submitted")
+
+
+def never_starts(snapshot: Snapshot) -> Verdict | None:
+    why = explain_reason([build_info(row) for row in rows_in(snapshot, ("PENDING",))])
+    if not why:
+        return None
+    return Verdict(
+        health=Health.PENDING,
+        rule="never starts",
+        reason=why,
+        advice=advise(snapshot, "cancel JOB") + ", mend the conf, and submit again",
+        never_starts=True,
+        facts=_facts(snapshot),
+    )
+
+
+def requeued(snapshot: Snapshot) -> Verdict | None:
+    if is_between(snapshot):
+        return Verdict(
+            health=Health.REQUEUED,
+            rule="requeued",
+            reason="the scheduler started it again, its next attempt is about to begin",
+        )
+    rows = rows_in(snapshot, ("PENDING", "REQUEUED"))
+    if not rows or rows_in(snapshot, RUNNING) or is_over(snapshot):
+        return None
+    if not any(row.state == "REQUEUED" or row.restarts for row in rows) and not snapshot.earlier:
+        return None
+    times = max(max(row.restarts for row in rows), len(snapshot.earlier), 1)
+    last = snapshot.earlier[-1].reason if snapshot.earlier else ""
+    why = f", after: {last}" if last else ""
+    return Verdict(
+        health=Health.REQUEUED,
+        rule="requeued",
+        reason=f"it waits to start again, requeued {times} time(s){why}; {_say_wait(rows[0])}",
+        facts=_facts(snapshot),
+        advice=advise(snapshot, "logs JOB --errors"),
+    )
+
+
+def pending(snapshot: Snapshot) -> Verdict | None:
+    """Also where only some jobs of a split run started: their ranks wait for the others."""
+    rows = rows_in(snapshot, ("PENDING", "REQUEUED"))
+    if not rows or is_over(snapshot) or snapshot.went_at is not None:
+        return None
+    row = rows[0]
+    whose = f" (group {row.group})" if row.group else ""
+    others = len(rows_in(snapshot, RUNNING))
+    beside = f"; {others} other job(s) of the run wait for it" if others else ""
+    start = f", expected to start {row.start}" if row.start else ""
+    return Verdict(
+        health=Health.PENDING,
+        rule="pending",
+        reason=f"job {row.id}{whose} pends: {_say_wait(row)}{start}{beside}",
+        facts=_facts(snapshot),
+        advice="wait; `squeue --start` tells more",
+    )
+
+
+def suspended(snapshot: Snapshot) -> Verdict | None:
+    rows = rows_in(snapshot, ("SUSPENDED",))
+    if not rows or is_over(snapshot):
+        return None
+    return Verdict(
+        health=Health.PENDING,
+        rule="suspended",
+        reason=f"job {rows[0].id} is suspended by the scheduler or an admin",
+        advice=f"wait, or `scontrol resume {rows[0].id}` where that is allowed",
+    )
+
+
+def morphing(snapshot: Snapshot) -> Verdict | None:
+    if not snapshot.morph or is_over(snapshot):
+        return None
+    return Verdict(
+        health=Health.MORPHING,
+        rule="morphing",
+        reason=f"it goes from {snapshot.morph} and takes up its last checkpoint there",
+    )
+
+
+def _say_wait(row: JobRow) -> str:
+    reason = row.reason.strip("()")
+    for pattern, meaning in WAITS:
+        if reason and re.match(pattern, reason):
+            return f"{reason}: {meaning}"
+    return reason or "the scheduler gives no reason"
+
+
+def _facts(snapshot: Snapshot) -> tuple[str, ...]:
+    if snapshot.submitted is None:
+        return ()
+    return (f"submitted {say_time(snapshot.now - snapshot.submitted)} ago",)
+
+
+def build_info(row: JobRow) -> JobInfo:
+    """The row as jobs/schedulers/slurm_reasons.py wants it."""
+    return JobInfo(
+        id=row.id,
+        state=JobState(row.state) if row.state in JobState.__members__ else JobState.UNKNOWN,
+        word=row.word or row.state,
+        nodes=row.nodes,
+        reason=row.reason,
+        restarts=row.restarts,
+        exit_code=row.exit_code,
+        start=row.start,
+    )

@@ -1,0 +1,251 @@
+"""Asks every node of a job what its ranks are at.
+
+On Slurm a step beside the job's own runs the agent once on each node; on this machine the agent
+runs directly, on those of a list over ssh. What nodes say travels as parcels; who says nothing in
+time is named.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.launch.machines import Machine, parse_machine
+from varuna_core.launch.ssh import (
+    FAILED,
+    build_ssh_command,
+    explain_failure,
+    keep_ssh_agent,
+    render_script,
+)
+from varuna_core.records.files import read_json
+from varuna_core.records.machine import clean_environment, identify_machine
+from varuna_core.records.parcels import Unpacker
+from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from vjob.jobs import process
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.stacks.group import RankStack, Stacks, group_stacks, parse_rank
+from vjob.jobs.runs.find import RunView
+from vjob.jobs.schedulers import slurm_commands as slurm
+from vjob.jobs.schedulers.local import state_file
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+
+PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
+"""The plan's python where the node has it, as in node.sh."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A command that makes nodes tell their stacks."""
+
+    command: Sequence[str]
+    script: str | None = None
+    """For its standard input."""
+    host: str = ""
+    """The node that it asks, where it is one."""
+    machine: Machine | None = None
+    """Which it asks over ssh."""
+
+
+def collect_stacks(
+    view: RunView,
+    *,
+    native: bool = False,
+    whole: bool = False,
+    timeout_s: float = 60.0,
+    tell: Callable[[int, int], None] = lambda done, all_: None,
+) -> Stacks:
+    """What all ranks are at; `tell` hears how many nodes of how many have answered."""
+    plan, attempt = _find_running(view)
+    hosts = _list_hosts(plan, attempt)
+    words = _build_agent_words(view.run, plan, attempt, native)
+    questions = _build_questions(view, plan, words, hosts)
+    answers = _Answers(questions, hosts, tell)
+    codes = process.run_together(
+        [question.command for question in questions],
+        answers.hear,
+        env={**clean_environment(os.environ), **keep_ssh_agent(os.environ)},
+        timeout_s=timeout_s,
+        scripts={n: one.script for n, one in enumerate(questions) if one.script is not None},
+    )
+    answers.close(codes, timeout_s)
+    return Stacks(
+        run=view.run.name,
+        world=plan.world,
+        groups=tuple(group_stacks(answers.seen, whole=whole)),
+        failed=tuple(sorted(answers.failed, key=lambda stack: stack.rank)),
+        silent=answers.silent,
+    )
+
+
+def _find_running(view: RunView) -> tuple[Plan, AttemptFolder]:
+    attempts = view.run.attempts()
+    plan = read_attempt_plan(view.run, attempts[-1].number if attempts else 0)
+    if not any(info.state in (JobState.RUNNING, JobState.COMPLETING) for info in view.infos):
+        raise InputError(
+            f"{view.run.name} does not run now: {view.state}; only what runs has stacks"
+        )
+    if not attempts:
+        raise InputError(f"{view.run.name} has not started its ranks yet")
+    if plan is None:
+        what = f"{view.run.plan} cannot be read, or the attempt's own is not written yet"
+        raise VjobError(f"{what}: who runs where is not known")
+    return plan, attempts[-1]
+
+
+def _list_hosts(plan: Plan, attempt: AttemptFolder) -> dict[int, str]:
+    """Names of nodes, as their beats have them."""
+    found = {}
+    for index in range(plan.num_nodes):
+        beat = read_json(attempt.beat(index))
+        found[index] = str(beat["host"]) if isinstance(beat, dict) and "host" in beat else ""
+    return {index: host or f"node {index}" for index, host in found.items()}
+
+
+def _build_agent_words(
+    run: RunFolder, plan: Plan, attempt: AttemptFolder, native: bool
+) -> list[str]:
+    spy = Path(sys.executable).with_name("py-spy")
+    words = [plan.python, str(run.agent), "stacks", "--run", str(run.path)]
+    words += ["--attempt", str(attempt.number), "--spy", str(spy)]
+    return [*words, "--native"] if native else words
+
+
+def _build_questions(
+    view: RunView, plan: Plan, words: Sequence[str], hosts: Mapping[int, str]
+) -> list[Question]:
+    command = ["sh", "-c", PICK_PYTHON, "sh", *words]
+    if plan.scheduler == "slurm":
+        beside = _build_beside(view, plan, command, set(hosts.values()))
+        return [Question(command=command) for command in beside]
+    _expect_here(view)
+    if plan.scheduler == "ssh":
+        return list(_build_over_ssh(view.run, command, hosts))
+    nodes = [word for index in range(plan.num_nodes) for word in ("--node", str(index))]
+    return [Question(command=[*command, *nodes])]
+
+
+def _build_over_ssh(
+    run: RunFolder, command: Sequence[str], hosts: Mapping[int, str]
+) -> Iterator[Question]:
+    """One for each machine of a list that takes part."""
+    plan, spelled = read_plan(run.plan), read_json(run.morph.machines)
+    if plan is None or plan.morphing is None or not isinstance(spelled, dict):
+        raise InputError(f"{run.morph.machines} cannot be read; run py-spy on the run's machines")
+    for index, host in hosts.items():
+        machine = parse_machine(str(spelled.get(host, "")))
+        if isinstance(machine, str):
+            continue  # it has not begun: named with those that say nothing
+        words = [*command, "--node", str(index)]
+        if machine.is_local:
+            yield Question(command=words, host=host)
+            continue
+        ssh = build_ssh_command(machine, plan.morphing.ssh_config)
+        yield Question(command=ssh, script=render_script(words, {}), host=host, machine=machine)
+
+
+def _build_beside(
+    view: RunView, plan: Plan, command: Sequence[str], hosts: Set[str]
+) -> list[list[str]]:
+    if plan.morph:  # jobs and nodes come and go
+        return list(build_for_jobs((*view.infos, *view.joined), command, hosts))
+    first = plan.groups[0].name
+    if plan.layout == "split":
+        return [
+            slurm.build_beside_command(
+                job.id, [(None, plan.group(job.group or first).count)], job.group or first, command
+            )
+            for job in view.record.jobs
+        ]
+    parts: list[tuple[int | None, int]] = [(None, plan.num_nodes)]
+    if plan.layout == "hetjob":
+        parts = [(number, group.count) for number, group in enumerate(plan.groups)]
+    return [slurm.build_beside_command(view.record.jobs[0].id, parts, first, command)]
+
+
+def build_for_jobs(
+    infos: Sequence[JobInfo], command: Sequence[str], hosts: Set[str]
+) -> Iterator[list[str]]:
+    """A step in each job, on those of its nodes that take part; each knows itself by its name."""
+    for info in infos:
+        names = [name for name in slurm.expand_nodes(info.nodes) if name in hosts]
+        component = info.component if "+" in info.id else None
+        if names:
+            part = [(component, len(names))]
+            yield slurm.build_beside_command(info.leader, part, "", command, names)
+
+
+def _expect_here(view: RunView) -> None:
+    for job in view.record.jobs:
+        state = read_json(state_file(view.run, job.group))
+        machine = state.get("machine") if isinstance(state, dict) else None
+        if machine is not None and machine != identify_machine():
+            raise InputError(f"{view.run.name} runs on {str(machine).partition(' ')[0]}; ask there")
+
+
+class _Answers:
+    """What nodes said so far."""
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        hosts: dict[int, str],
+        tell: Callable[[int, int], None],
+    ) -> None:
+        self.seen: list[RankStack] = []
+        self.failed: list[RankStack] = []
+        self.silent: dict[str, str] = {}
+        self._questions, self._hosts, self._tell = questions, hosts, tell
+        self._waiting = dict(hosts)
+        self._unpackers = [Unpacker() for _ in questions]
+        self._said: dict[int, list[str]] = {}
+        """Lines of each question that are no parcels: srun's own, ssh's, and errors."""
+        tell(0, len(hosts))
+
+    def hear(self, number: int, line: str) -> None:
+        is_parcel, value = self._unpackers[number].add(line)
+        if isinstance(value, dict):
+            self._take(value)
+        elif not is_parcel and line.strip():
+            self._said[number] = [*self._said.get(number, [])[-20:], line.strip()]
+
+    def _take(self, value: dict[str, Any]) -> None:
+        if "rank" in value:
+            stack = parse_rank(value)
+            (self.failed if stack.problem else self.seen).append(stack)
+            return
+        host = self._waiting.pop(int(value["index"]), None)
+        if host is not None and value.get("problem"):
+            self.silent[host] = str(value["problem"])
+        self._tell(len(self._hosts) - len(self._waiting), len(self._hosts))
+
+    def close(self, codes: Sequence[int | None], timeout_s: float) -> None:
+        """Name who has not answered, in the words of whoever was to ask him."""
+        for number, question in enumerate(self._questions):
+            if question.machine is not None and codes[number] == FAILED:
+                lines = self._said.get(number, [])
+                self._said[number] = [explain_failure(question.machine, "\n".join(lines))]
+        said = [line for lines in self._said.values() for line in lines]
+        if not self.seen and not self.failed and not self.silent and said:
+            raise VjobError(f"no node could be asked: {explain(said)}")
+        asked = {one.host: number for number, one in enumerate(self._questions) if one.host}
+        for host in self._waiting.values():
+            if host in asked:
+                own, is_late = self._said.get(asked[host], []), codes[asked[host]] is None
+            else:
+                own = [line for line in said if host in line.split() or f"{host}:" in line]
+                is_late = None in codes
+            why = f"nothing came within {timeout_s:g} s" if is_late else "it ended early"
+            self.silent[host] = explain(own) if own else why
+
+
+def explain(lines: Sequence[str]) -> str:
+    """What was said last, and what to do where that is known."""
+    if "invalid choice: 'stacks'" in "\n".join(lines):
+        return "the run was submitted by an older vjob, whose agent cannot do this"
+    return lines[-1]

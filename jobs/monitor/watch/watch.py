@@ -1,0 +1,139 @@
+"""Looks at a job every so often, and says what has changed: `vjob watch`.
+
+    look ─► verdict ─┬─ another one than before ─► a line, an event
+                     └─ the same news twice ─────► a notice, and what was asked to be done on it
+
+A verdict that flaps makes lines and events, and no notices: news must hold for two looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.model.verdict import Health, Verdict
+
+Look = Callable[[], tuple[Snapshot, Verdict]]
+
+HOLD = 2
+"""Looks for which news must hold."""
+LAST_S = 5.0
+"""Until the second look at a job that seems to be over."""
+FINE = "fine"
+REQUEUED = "requeued"
+OVER = (Health.DONE, Health.DEAD)
+
+
+def news_of(verdict: Verdict) -> str:
+    """What somebody who is away would want to know: FINE, or a name for what is the matter."""
+    if verdict.health in OVER:
+        return verdict.health.value
+    if verdict.exit_code:
+        return "NEVER STARTS" if verdict.never_starts else verdict.health.value
+    return REQUEUED if verdict.health is Health.REQUEUED else FINE
+
+
+class Damper:
+    """Which news are worth a notice: those that held, and are others than the last ones told."""
+
+    def __init__(self, told: str = FINE) -> None:
+        """`told` is what the last notice said, of an earlier watch too."""
+        self.told = told
+        self._now = ""
+        self._held = 0
+
+    def hear(self, news: str) -> str | None:
+        """The news if they are to be told now; FINE is told after a problem alone."""
+        self._held = self._held + 1 if news == self._now else 1
+        self._now = news
+        if self._held < HOLD or news == self.told:
+            return None
+        before, self.told = self.told, news
+        return None if news == FINE and before == REQUEUED else news
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """News of a job that somebody is to hear."""
+
+    news: str
+    snapshot: Snapshot
+    verdict: Verdict
+
+    @property
+    def headline(self) -> str:
+        """One line."""
+        what = "is well again" if self.news == FINE else f"is {self.verdict.health.value}"
+        return f"{self.snapshot.run} {what}: {self.verdict.reason}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What webhooks and commands receive; `text` is what chat services show."""
+        snapshot, verdict = self.snapshot, self.verdict
+        told = [f"{line.node or line.file}: {line.text}" for line in verdict.evidence[:3]]
+        lines = [self.headline, *told, *verdict.facts[:3], verdict.advice]
+        return {
+            "format": 1,
+            "news": "recovered" if self.news == FINE else self.news,
+            "run": snapshot.run,
+            "folder": snapshot.folder,
+            "jobs": [job.id for job in snapshot.scheduler.jobs],
+            "time": snapshot.now,
+            "step": snapshot.progress.step if snapshot.progress else None,
+            "verdict": verdict.as_json(),
+            "text": "\n".join(filter(None, lines)),
+        }
+
+
+class Surroundings(Protocol):
+    """What a watch does to the world."""
+
+    def tell(self, verdict: Verdict, snapshot: Snapshot) -> None:
+        """Another verdict than before: to the terminal and the run's events."""
+
+    def notify(self, notice: Notice) -> None:
+        """Tell those who are away; and do what was asked to be done on such news."""
+
+    def complain(self, text: str) -> None:
+        """Something could not be done; the watch goes on."""
+
+    def wait(self, seconds: float) -> bool:
+        """False where the watch is to end."""
+
+
+def watch_job(look: Look, around: Surroundings, *, every_s: float, told: str = FINE) -> int:
+    """Until the job is over or `around` says so; the exit code is the last verdict's."""
+    damper = Damper(told)
+    last: tuple[Any, ...] | None = None
+    verdict: Verdict | None = None
+    complaint = ""
+    while True:
+        try:
+            snapshot, verdict = look()
+            complaint = ""
+        except (VjobError, OSError) as error:
+            if str(error) != complaint:
+                complaint = str(error)
+                around.complain(complaint)
+            if not around.wait(every_s):
+                break
+            continue
+        mark = (verdict.health, verdict.rule, verdict.phase, verdict.node, verdict.rank)
+        if mark != last:
+            last = mark
+            around.tell(verdict, snapshot)
+        news = damper.hear(news_of(verdict))
+        if news is not None:
+            around.notify(Notice(news=news, snapshot=snapshot, verdict=verdict))
+        is_over = verdict.health in OVER
+        if is_over and damper.told == news_of(verdict):
+            break
+        if not around.wait(min(every_s, LAST_S) if is_over else every_s):
+            break
+    return EXIT_NOTHING if verdict is None else verdict.exit_code
+
+
+EXIT_NOTHING = 11
+"""No look came to a verdict: nothing is known."""

@@ -1,0 +1,161 @@
+"""The best cuts of a layout that the conf gives, and the best layouts of fewer or more nodes.
+
+A run that may morph goes on with the nodes that are left, or that were added. Whoever decides then
+has no numpy and no time, so what is best for each number of nodes is found at submit, and travels
+in plan.json (records/plan.py, MorphPlan.layouts; varuna_core/morph/layout.py reads it).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.cluster import NodeKind, place_in_turn
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.result.plan import Plan, build_plan
+from varuna_core.planner.search.found import Candidate
+from varuna_core.planner.search.partition import CLOSE, find_partition
+from varuna_core.planner.search.space import Option, list_options
+from varuna_core.records.plan import name_nodes
+from vjob.jobs.conf.groups import build_groups
+from vjob.jobs.conf.schema import JobConf, settled
+from vjob.jobs.planning.question import Question
+
+LIMIT_S = 10.0
+MOST_LAYOUTS = 256
+"""Numbers of nodes that are planned for: plan.json is read by every node."""
+MOST_NODES = 2_000
+"""Of branch and bound, for one layout of many."""
+
+
+def plan_given(question: Question, conf: JobConf) -> Plan:
+    """PlanningError if nothing fits."""
+    cluster, wishes = question.cluster, question.wishes
+    stages = settled(conf.parallel.pipeline)
+    nodes = [kind for kind in cluster.kinds for _ in range(kind.count)]
+    world = sum(kind.gpus for kind in nodes)
+    asked = conf.parallel.data
+    share = stages * conf.parallel.tensor
+    replicas = max(1, world // share) if asked == "auto" else asked
+    training = question.training
+    if conf.morph.enabled:  # micro-batches are dealt out whole: the fullest replica's count
+        training = replace(training, batch=replicas * _count_of_fullest(question, conf, replicas))
+    tables = Tables(question.profile, training)
+    best: Candidate | None = None
+    until = time.monotonic() + LIMIT_S
+    for option in list_options(question.profile, training, cluster, wishes):
+        if option.shape.replicas == replicas:
+            found = _find_cuts(tables, nodes, stages, option, best, wishes.least, until)
+            best = found or best
+    if best is None:
+        raise PlanningError("no cut of this layout fits in memory; `vjob plan` says what would")
+    return build_plan(tables, cluster, best, wishes.least)
+
+
+def _find_cuts(
+    tables: Tables,
+    nodes: Sequence[NodeKind],
+    stages: int,
+    option: Option,
+    best: Candidate | None,
+    least: int,
+    until: float,
+    max_nodes: int = 100_000,
+) -> Candidate | None:
+    """None if none fits, or is better than `best`."""
+    shape = option.shape
+    placed = place_in_turn(nodes, stages, shape.tensor, shape.replicas)
+    work = find_work(option.schedule, stages, option.num_microbatches, option.recompute)
+    chain = Chain(tables, shape, placed, work, least)
+    incumbent = float("inf") if best is None else best.step_s
+    found = find_partition(chain, incumbent=incumbent, max_nodes=max_nodes, deadline=until)
+    if found is None or not found.step_s < incumbent * (1 - CLOSE):
+        return None
+    return Candidate(option=option, placed=placed, bounds=found.bounds, step_s=found.step_s)
+
+
+def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
+    """Samples of the replica that has the most."""
+    size = settled(conf.train.micro_batch_size)
+    return -(-question.training.batch // (size * replicas)) * size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """What was planned for other nodes than all that are asked for, by their name."""
+
+    layouts: Mapping[str, tuple[int, int, str]]
+    """Pipeline, data and partition."""
+    steps: Mapping[str, float]
+    """Seconds of a step there, and on all."""
+
+
+def plan_others(question: Question, conf: JobConf, given: Plan) -> Others:
+    """All but depth, replicas and cuts is as `given` has it, which is the plan for all nodes.
+
+    Nearest numbers of nodes first; what time does not suffice for is not there.
+    """
+    option = given.candidate.option
+    tables = Tables(question.profile, question.training)
+    until = time.monotonic() + LIMIT_S
+    found: dict[str, tuple[int, int, str]] = {}
+    groups = build_groups(conf.cluster.nodes)
+    steps = {name_nodes([group for group in groups for _ in range(group.count)]): given.step.step_s}
+    for counts in itertools.islice(_list_counts(conf), MOST_LAYOUTS):
+        if time.monotonic() > until:
+            break
+        chosen = [(i, n) for i, n in enumerate(counts) if n]
+        nodes = [question.cluster.kinds[i] for i, n in chosen for _ in range(n)]
+        best = _find_layout(tables, nodes, option, question.wishes.least, until)
+        if best is not None:
+            cuts = itertools.pairwise(best.bounds)
+            partition = "-".join(str(e - a) for a, e in cuts)
+            name = name_nodes([groups[i] for i, n in chosen for _ in range(n)])
+            found[name] = len(best.placed.sites), best.option.shape.replicas, partition
+            steps[name] = best.step_s
+    return Others(layouts=found, steps=steps)
+
+
+def _list_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
+    """Of each group's nodes that may be there, the nearest to all first; one group may grow."""
+    groups, morph = conf.cluster.nodes, conf.morph
+    asked = sum(group.count for group in groups)
+    most = [group.count for group in groups]
+    if len(groups) == 1:
+        most[0] = max(most[0], morph.max_nodes or 0)
+    counts = itertools.product(*(range(n + 1) for n in most))
+    few, many = morph.min_nodes or 1, morph.max_nodes or asked
+    wanted = [n for n in counts if few <= sum(n) <= many and sum(n) != asked]
+    yield from sorted(wanted, key=lambda n: abs(sum(n) - asked))
+
+
+def _find_layout(
+    tables: Tables,
+    nodes: Sequence[NodeKind],
+    option: Option,
+    least: int,
+    until: float,
+) -> Candidate | None:
+    """The best depth, replicas and cuts; each micro-batch whole, a layer or more for each stage."""
+    tensor, size = option.shape.tensor, option.shape.micro_batch
+    shares = sum(node.gpus // tensor for node in nodes)
+    micro_batches = -(-tables.training.batch // size)
+    deepest = min(shares, tables.size - 2)
+    best: Candidate | None = None
+    for stages in range(1, deepest + 1):
+        for replicas in range(min(shares // stages, micro_batches), 0, -1):
+            if time.monotonic() > until:
+                return None
+            shape = Shape(
+                tensor=tensor, replicas=replicas, micro_batch=size, zero=option.shape.zero
+            )
+            count = -(-micro_batches // replicas)
+            changed = replace(option, shape=shape, num_microbatches=count)
+            found = _find_cuts(tables, nodes, stages, changed, best, least, until, MOST_NODES)
+            best = found or best
+    return best

@@ -1,0 +1,127 @@
+"""A conf as shell scripts for machines without Slurm and without vjob. Pure.
+
+    script, megatron   node-<k>.sh: torchrun, one script on each machine, by hand
+    elastic            node.sh: torchrun's own rendezvous, the same on every machine
+    deepspeed          run.sh: its launcher, from one machine over ssh, with a hostfile
+                       node-<k>.sh: its launcher on each machine, where there is no ssh
+
+The environment is that of the shell they are called from, and the conf's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vjob.jobs.conf.schema import JobConf, NodeGroup
+from vjob.jobs.errors import InputError
+from vjob.jobs.programs import deepspeed
+from vjob.jobs.programs.start import Found, build_env, build_files, build_words
+
+PORT = 29500
+"""torchrun's own default, below the ephemeral range."""
+HOSTFILE = "hostfile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """Where the scripts are to be called."""
+
+    hosts: tuple[str, ...]
+    """One a node, in the conf's order; the first is the master."""
+    folder: str
+    """Where the scripts lie, on every machine."""
+    workdir: str
+    elastic: tuple[int, int] | None = None
+    """Fewest and most nodes."""
+    restarts: int = 0
+    """How often torchrun starts the ranks again."""
+
+
+def build_scripts(conf: JobConf, found: Found, machines: Machines) -> dict[str, str]:
+    """All files to write, by name."""
+    nodes = deepspeed.list_groups(conf.cluster.nodes)
+    if machines.elastic is None and len(machines.hosts) != len(nodes):
+        raise InputError(
+            f"the conf has {len(nodes)} nodes, and {len(machines.hosts)} hosts were given; give "
+            "--host once for each"
+        )
+    files = build_files(conf, found, machines.folder)
+    words = build_words(conf, found, machines.folder)
+    if conf.program.kind == "deepspeed":
+        if machines.elastic is not None:
+            raise InputError("DeepSpeed's launcher keeps its nodes; --elastic is for torchrun")
+        return {**files, **_build_deepspeed(conf, machines, words)}
+    if machines.elastic is not None:
+        return {**files, "node.sh": _build_elastic(conf, machines, words)}
+    python = conf.program.python or "python3"
+    for index, group in enumerate(nodes):
+        options = [
+            f"--nproc_per_node={group.num_ranks}",
+            f"--nnodes={len(nodes)}",
+            f"--node_rank={index}",
+            f"--master_addr={machines.hosts[0]}",
+            f"--master_port={_get_port(conf)}",
+            f"--max_restarts={machines.restarts}",
+        ]
+        command = [python, "-m", "torch.distributed.run", *options, *words]
+        files[f"node-{index}.sh"] = _render(conf, machines, command, group)
+    return files
+
+
+def _build_elastic(conf: JobConf, machines: Machines, words: Sequence[str]) -> str:
+    groups = conf.cluster.nodes
+    low, high = machines.elastic or (1, 1)
+    shapes = {(group.num_ranks, group.devices, tuple(group.env.items())) for group in groups}
+    if len(shapes) > 1:
+        raise InputError("--elastic wants nodes of one kind: the same script runs on every one")
+    if not 1 <= low <= high:
+        raise InputError(f"--elastic {low}:{high}: give the fewest and the most nodes, as 1:4")
+    options = [
+        f"--nproc_per_node={groups[0].num_ranks}",
+        f"--nnodes={low}:{high}",
+        "--rdzv_backend=c10d",
+        f"--rdzv_endpoint={machines.hosts[0]}:{_get_port(conf)}",
+        f"--rdzv_id={conf.name}",
+        f"--max_restarts={machines.restarts}",
+    ]
+    python = conf.program.python or "python3"
+    command = [python, "-m", "torch.distributed.run", *options, *words]
+    return _render(conf, machines, command, groups[0])
+
+
+def _build_deepspeed(conf: JobConf, machines: Machines, words: Sequence[str]) -> dict[str, str]:
+    nodes, hosts = conf.cluster.nodes, machines.hosts
+    if len({tuple(group.env.items()) for group in nodes}) > 1:
+        raise InputError(
+            "cluster.nodes[].env differs between groups, which DeepSpeed's launcher cannot do; "
+            "use env for all"
+        )
+    hostfile = f"{machines.folder}/{HOSTFILE}"
+    places = [f"--hostfile={hostfile}", f"--include={deepspeed.spell_include(nodes, hosts)}"]
+    places += [f"--master_addr={hosts[0]}", f"--master_port={_get_port(conf)}"]
+    files = {HOSTFILE: deepspeed.render_hostfile(nodes, hosts)}
+    files["run.sh"] = _render(conf, machines, ["deepspeed", *places, *words])
+    for index in range(len(hosts) if len(hosts) > 1 else 0):
+        alone = ["--no_ssh", f"--node_rank={index}"]
+        command = ["deepspeed", *places, *alone, *words]
+        files[f"node-{index}.sh"] = _render(conf, machines, command)
+    return files
+
+
+def _get_port(conf: JobConf) -> int:
+    return PORT if conf.cluster.port == "auto" else conf.cluster.port
+
+
+def _render(
+    conf: JobConf, machines: Machines, command: Sequence[str], group: NodeGroup | None = None
+) -> str:
+    env: Mapping[str, str] = {**build_env(conf), **conf.env}
+    if group is not None and group.devices is not None:  # DeepSpeed's launcher sets it itself
+        env = {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, group.devices))}
+    env = {**env, **(group or conf.cluster.nodes[0]).env}
+    lines = ["#!/bin/bash", "set -euo pipefail", f"cd {shlex.quote(machines.workdir)}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    lines += [*conf.setup, "exec " + " \\\n  ".join(map(shlex.quote, command))]
+    return "\n".join(lines) + "\n"

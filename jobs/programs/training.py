@@ -1,0 +1,83 @@
+"""Conf to training.json: what a built-in program is to train, every default settled. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from varuna_core.records.training import Training
+from vjob.jobs.conf.parse import BUILT_IN
+from vjob.jobs.conf.paths import split_blend
+from vjob.jobs.conf.schema import MODELS, JobConf, Model, settled
+
+
+def build_training(conf: JobConf, replicas: int) -> Training | None:
+    """None where the program is the user's own."""
+    model, data, train, parallel = conf.model, conf.data, conf.train, conf.parallel
+    if conf.program.kind not in BUILT_IN:
+        return None
+    assert model is not None and data is not None, "check_program refuses a conf without them"
+    batch, micro = train.global_batch_size, settled(train.micro_batch_size)
+    pipeline = settled(parallel.pipeline)
+    blend = None
+    if not data.synthetic and data.prefix:
+        blend = tuple((float(weight), prefix) for weight, prefix in split_blend(data.prefix))
+    return Training(
+        program=conf.program.kind,
+        model=name_model(model),
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        sequence=model.sequence,
+        vocab=model.vocab,
+        dropout=model.dropout,
+        data=blend,
+        split=data.split,
+        vocabulary=data.vocab,
+        steps=train.steps,
+        global_batch_size=batch or micro * replicas * pipeline,
+        micro_batch_size=micro,
+        precision=train.precision,
+        loss_scale=train.loss_scale,
+        optimizer=train.optimizer.name,
+        lr=train.optimizer.lr,
+        weight_decay=train.optimizer.weight_decay,
+        betas=train.optimizer.betas,
+        fused=train.optimizer.fused,
+        apex=train.optimizer.apex,
+        offload=train.optimizer.offload,
+        lr_schedule=train.schedule.kind,
+        warmup_steps=train.schedule.warmup_steps,
+        decay_steps=train.schedule.decay_steps or train.steps,
+        min_lr=train.schedule.min_lr,
+        clip_grad_norm=train.clip_grad_norm,
+        seed=train.seed,
+        log_every=train.log_every,
+        evaluate_every=train.evaluate.every,
+        evaluate_steps=train.evaluate.steps,
+        tensorboard=train.tensorboard,
+        compile=train.compile,
+        checkpoint_folder=train.checkpoint.folder,
+        checkpoint_every=train.checkpoint.every,
+        checkpoint_keep=train.checkpoint.keep,
+        checkpoint_local=train.checkpoint.local,
+        checkpoint_memory_every=train.checkpoint.memory_every,
+        from_memory=None,
+        saved=-1,
+        recompute=parallel.recompute,
+        schedule=parallel.schedule,
+        partition=None if parallel.partition == "auto" else parallel.partition,
+        pipeline=pipeline,
+        zero=parallel.zero,
+        tensor=parallel.tensor,
+        sequence_parallel=parallel.sequence_parallel,
+        timeline=conf.profile.timeline,
+    )
+
+
+def name_model(model: Model, models: Mapping[str, Model] = MODELS) -> str:
+    """The name of its shape, whatever the dropout; else its numbers."""
+    for name, known in models.items():
+        if replace(model, dropout=known.dropout) == known:
+            return name
+    return f"{model.layers}x{model.hidden}"

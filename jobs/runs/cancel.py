@@ -1,0 +1,102 @@
+"""Cancel a run: ask it to checkpoint first where it can, then end it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+from varuna_core.records import record as records
+from varuna_core.records.events import append_event
+from varuna_core.records.files import read_json
+from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.signals import write_signal
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.runs.find import RunView, view_run
+from vjob.jobs.runs.joined_jobs import cancel_joined
+from vjob.jobs.schedulers.choose import choose_executor
+from vjob.jobs.schedulers.slurm_commands import OVER, JobState
+
+POLL_S = 1.0
+FRESH_S = 3.0
+"""In which an agent's beat tells of what changed on its node."""
+
+
+def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object]) -> str:
+    """Returns one sentence for the user."""
+    view = view_run(run)
+    if view.record.state in (records.ENDED, records.REFUSED):
+        raise InputError(f"{run.name} is over already: {view.state}")
+    if not view.record.jobs:
+        raise VjobError(f"{run.name} has no job yet; look again in a moment")
+    executor = choose_executor(view.record.scheduler)
+    try:
+        append_event(run.vjob_events, "cancel-asked", now=now)
+        if not now and _can_checkpoint(view):
+            say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
+            write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
+            if _wait_over(run, wait_s):
+                return _tell_how_it_left(view_run(run))
+    except OSError as error:  # a full disk must not keep a run from its end
+        say(f"{run.path} cannot be written: {error.strerror}; nobody is asked to checkpoint")
+    problems = _cancel_all(view, executor.cancel)
+    if problems and view_run(run).record.state != records.ENDED:
+        raise problems[0]
+    if _wait_over(run, wait_s):
+        return f"{run.name} is cancelled"
+    return f"{run.name} was told to end and has not yet; `vjob status {run.name}` shows it"
+
+
+def _tell_how_it_left(view: RunView) -> str:
+    record = view.record
+    if record.verdict == JobState.COMPLETED.value:
+        return f"{record.run} checkpointed and left"
+    raise VjobError(
+        f"{record.run} has ended, but not as after a checkpoint: {view.state}: {record.message}"
+    )
+
+
+def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]:
+    """Every job of the run, the last one first: the others wait for the start of the first."""
+    cancel_joined(view)
+    problems = []
+    for job in reversed(view.record.jobs):
+        try:
+            cancel(job.id)
+        except VjobError as error:  # gone already; the others are told all the same
+            problems.append(error)
+    return problems
+
+
+def _can_checkpoint(view: RunView) -> bool:
+    """Whether every node's ranks catch SIGUSR1; for others it would be death without a save."""
+    running = any(info.state is JobState.RUNNING for info in view.infos)
+    attempts = view.run.attempts()
+    plan = read_attempt_plan(view.run, attempts[-1].number) if attempts else None
+    if not running or not attempts or plan is None:
+        return False
+    # A handler that was installed this second shows in a beat of the next ones.
+    begun = time.monotonic()
+    while True:
+        beats = [read_json(attempts[-1].beat(number)) for number in range(plan.num_nodes)]
+        known = [beat for beat in beats if isinstance(beat, dict)]
+        at_work = [beat for beat in known if beat.get("ranks_alive")]
+        everybody = len(known) == len(beats) and all(beat.get("count") for beat in known)
+        if everybody and at_work and all(beat.get("catches_usr1") for beat in at_work):
+            return True
+        if time.monotonic() - begun > (FRESH_S if everybody else 2 * plan.timing.beat_s):
+            return False
+        time.sleep(POLL_S)
+
+
+def _wait_over(run: RunFolder, wait_s: int) -> bool:
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        view = view_run(run)
+        if view.record.state == records.ENDED or (
+            view.infos and all(info.state in OVER for info in view.infos)
+        ):
+            return True
+        time.sleep(POLL_S)
+    return False

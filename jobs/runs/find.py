@@ -1,0 +1,302 @@
+"""Find a run by what the user types, bring its record up to date, adopt what a cut left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import platform
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from varuna_core.records import record as records
+from varuna_core.records.events import append_event, read_events
+from varuna_core.records.exits import Outcome, read_outcome
+from varuna_core.records.files import read_json
+from varuna_core.records.machine import start_time
+from varuna_core.records.plan import read_plan
+from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError, UncertainError, VjobError
+from vjob.jobs.runs.joined_jobs import end_joined, list_joined
+from vjob.jobs.runs.outcome import explain_end, judge_run
+from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.choose import choose_executor
+from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.slurm_reasons import explain_launch
+
+log = logging.getLogger(__name__)
+
+LIVE = (
+    JobState.RUNNING,
+    JobState.COMPLETING,
+    JobState.CONFIGURING,
+    JobState.SUSPENDED,
+    JobState.PENDING,
+    JobState.REQUEUED,
+)
+"""The first of these that a job of the run has is the run's own state."""
+SUBMIT_S = 120.0
+"""A submit on another host may still be at work for so long."""
+ORPHAN_S = 600.0
+"""An intent without a job after this long was never given to the scheduler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run and what its scheduler says of it now."""
+
+    run: RunFolder
+    record: RunRecord
+    infos: tuple[JobInfo, ...]
+    """One a component; empty where the scheduler has forgotten."""
+    joined: tuple[JobInfo, ...] = ()
+    """Of jobs that brought more nodes to it (jobs/runs/joined_jobs.py)."""
+    problem: str = ""
+    """Why the scheduler did not answer."""
+
+    @property
+    def state(self) -> str:
+        """One word for the run."""
+        if self.record.state == records.ENDED:
+            return self.record.verdict
+        if self.record.state in (records.REFUSED, records.INTENT):
+            return self.record.state.upper()
+        words = [info.state for info in self.infos]
+        for state in LIVE:
+            if state in words:
+                return str(state.value)
+        return str((words[0] if words else JobState.UNKNOWN).value)
+
+
+def find_run(job: str, here: Path) -> RunFolder:
+    """JOB is an id, a name, a run id, `last`, or the path of a run folder."""
+    path = Path(job).expanduser()
+    if (path / "record.json").is_file() or (path / "plan.json").is_file():
+        return RunFolder(path.resolve())
+    found: RunFolder | None = None
+    if job == "last":
+        found = index.find_latest(None)
+    elif re.fullmatch(r"[\w.-]+(\+\d+)?", job):
+        found = (
+            index.find_job(job.partition("+")[0]) or index.find_run(job) or index.find_latest(job)
+        )
+        if found is None:
+            found = _find_link(here, job.partition("+")[0])
+    if found is None:
+        index.check_readable()
+        raise InputError(
+            _explain_removed(job)
+            or f"no run {job!r} is known: give a job id, a run's name, `last`, or the path of a "
+            "run folder; `vjob list` shows them"
+        )
+    return found
+
+
+def _explain_removed(job: str) -> str:
+    """For a run whose folder is gone: whether its jobs go on."""
+    with contextlib.suppress(VjobError):
+        for run, infos in choose_executor("slurm").find_orphans().items():
+            ids = sorted({info.leader for info in infos})
+            if job == run or job.partition("+")[0] in ids:
+                words = " ".join(ids)
+                return f"the folder of run {run} was removed, its job goes on: scancel {words}"
+    return ""
+
+
+def _find_link(here: Path, name: str) -> RunFolder | None:
+    """<log>/<jobid> below this folder, for runs that another user's or machine's index holds."""
+    for folder in (here / "log", here):
+        path = folder / name
+        if name not in (".", "..") and (path / "plan.json").is_file():
+            return RunFolder(path.resolve())
+    return None
+
+
+def view_run(run: RunFolder, *, warn: bool = True) -> RunView:
+    """The run as it is now; adopts, ends and records what has changed."""
+    views = view_runs([run], warn=warn)
+    if not views:
+        raise InputError(f"{run.path} holds no readable record.json; is it a run folder of vjob?")
+    return views[0]
+
+
+def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
+    """Many runs with one question to each scheduler; runs without a record are left out.
+
+    With `warn` a scheduler that does not answer is told in the log too.
+    """
+    known: list[tuple[RunFolder, RunRecord]] = []
+    for run in runs:
+        record = read_record(run)
+        if record is not None:
+            known.append((run, bring_up_to_date(run, record)))
+    asked: dict[str, list[str]] = {}
+    joined: dict[str, list[str]] = {}
+    for run, record in known:
+        if record.state == records.SUBMITTED:
+            joined[str(run.path)] = list(list_joined(run))
+            ids = [*(job.id for job in record.jobs), *joined[str(run.path)]]
+            asked.setdefault(record.scheduler, []).extend(ids)
+    found: dict[str, dict[str, list[JobInfo]]] = {}
+    problems: dict[str, str] = {}
+    for name, jobs in asked.items():
+        try:
+            found[name] = choose_executor(name).look(jobs)
+        except UncertainError as error:  # then nothing is concluded about any run
+            problems[name] = str(error)
+            if warn:
+                log.warning("%s", error)
+    views = []
+    for run, record in known:
+        infos: list[JobInfo] = []
+        more: list[JobInfo] = []
+        looked = found.get(record.scheduler)
+        if record.state == records.SUBMITTED and looked is not None:
+            infos = [info for job in record.jobs for info in looked[job.id]]
+            more = [info for job in joined[str(run.path)] for info in looked[job]]
+            record = settle(run, record, infos)
+        problem = problems.get(record.scheduler, "") if record.state == records.SUBMITTED else ""
+        view = RunView(
+            run=run, record=record, infos=tuple(infos), joined=tuple(more), problem=problem
+        )
+        if more and record.state == records.ENDED:
+            end_joined(view)
+        views.append(view)
+    return views
+
+
+def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
+    """What can have changed without the scheduler: a submit cut off, an outcome that came late."""
+    if record.state == records.INTENT:
+        return adopt(run, record)
+    if record.state == records.ENDED:
+        attempts = run.attempts()
+        late = read_outcome(attempts[-1]) if attempts else None
+        if late is not None and late != record.outcome:
+            message = explain_end(run, record.verdict, late)
+            record = replace(record, outcome=late, message=message)
+            _save(run, record)
+    return record
+
+
+def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
+    """A submit was cut off: take over the jobs that carry this run's id, wherever they show."""
+    if _is_submitting(record):
+        return record
+    try:
+        jobs = find_jobs(run, record)
+    except UncertainError as error:
+        log.warning("%s may have a job that is not known yet: %s", run.name, error)
+        return record
+    if read_record(run) != record:  # somebody else was faster
+        return read_record(run) or record
+    if not jobs:
+        if time.time() - record.submitted < ORPHAN_S:
+            return record
+        changed = _refuse(record, "the submit was cut off before the scheduler had the job")
+    elif len(jobs) < record.num_jobs:
+        for job in jobs:
+            choose_executor(record.scheduler).cancel(job.id)
+        done = f"after {len(jobs)} of {record.num_jobs} jobs"
+        changed = _refuse(record, f"the submit was cut off {done}, now cancelled; submit again")
+    else:
+        changed = replace(record, state=records.SUBMITTED, jobs=jobs)
+    _save(run, changed)
+    with contextlib.suppress(OSError):  # said by _save; and the index is a shortcut only
+        append_event(run.vjob_events, "adopted", jobs=[job.id for job in jobs], state=changed.state)
+        for job in jobs:
+            index.add_job(run, job.id)
+    return changed
+
+
+def _refuse(record: RunRecord, message: str) -> RunRecord:
+    return replace(record, state=records.REFUSED, message=message)
+
+
+def _is_submitting(record: RunRecord) -> bool:
+    """Whether the submit still runs; on another host, whether it is too young to tell."""
+    if record.host == platform.node():
+        return start_time(record.pid) == record.pid_start is not None
+    return time.time() - record.submitted < SUBMIT_S
+
+
+def find_jobs(run: RunFolder, record: RunRecord) -> tuple[JobRecord, ...]:
+    """Every job of the run that shows anywhere: in the record, the queue, or the run folder."""
+    groups = {job.id: job.group for job in record.jobs}
+    for info in choose_executor(record.scheduler).find_orphans().get(run.name, []):
+        groups.setdefault(info.leader, None)
+    for event in read_events(run):
+        if event.get("kind") == "started" and event.get("job_id"):
+            groups.setdefault(str(event["job_id"]), event.get("group") or None)
+    for path in run.path.glob("local*.json"):
+        state = read_json(path)
+        if isinstance(state, dict) and state.get("pid"):
+            groups.setdefault(str(state["job"]), None)
+    return tuple(JobRecord(id=job, group=group) for job, group in groups.items())
+
+
+def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRecord:
+    """Once every job is over, the record says how the run ended and who was the culprit."""
+    if any(info.state not in OVER for info in infos):
+        _end_rest(run, record, infos)
+        return record
+    known = {info.leader for info in infos}
+    if not known.issuperset(job.id for job in record.jobs):
+        return _settle_forgotten(run, record)
+    outcome = judge_run(run, infos)
+    plan = read_plan(run.plan)
+    if plan is not None and plan.morph:  # the others are nodes that it may lose
+        infos = infos[:1]
+    worst = next((i for i in infos if i.state is not JobState.COMPLETED), infos[0])
+    fallback = explain_launch(worst) or worst.reason or f"the scheduler says {worst.word}"
+    return _end(run, record, worst.state.value, fallback, outcome)
+
+
+def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> None:
+    """A split run whose first job is over needs no other job to start any more."""
+    over = {info.leader for info in infos if info.state in OVER}
+    if record.layout != "split" or record.jobs[0].id not in over:
+        return
+    for info in infos:
+        if info.state is JobState.PENDING:
+            with contextlib.suppress(VjobError):  # gone meanwhile
+                choose_executor(record.scheduler).cancel(info.leader)
+
+
+def _settle_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
+    """The scheduler has forgotten a job: our own outcome is the last word, if there is one."""
+    attempts = run.attempts()
+    outcome = read_outcome(attempts[-1]) if attempts else None
+    if outcome is not None:
+        verdict = JobState.COMPLETED.value if outcome.code == 0 else JobState.FAILED.value
+        return _end(run, record, verdict, "", outcome)
+    if time.time() - record.submitted < ORPHAN_S:
+        return record
+    message = f"{record.scheduler} has forgotten the job, and it left no outcome"
+    return _end(run, record, JobState.UNKNOWN.value, message, None)
+
+
+def _end(
+    run: RunFolder, record: RunRecord, verdict: str, fallback: str, outcome: Outcome | None
+) -> RunRecord:
+    message = explain_end(run, verdict, outcome) or fallback
+    ended = replace(record, state=records.ENDED, verdict=verdict, message=message, outcome=outcome)
+    _save(run, ended)
+    return ended
+
+
+def _save(run: RunFolder, record: RunRecord) -> None:
+    """A full disk, or a colleague's run, is no reason not to show what is known."""
+    try:
+        write_record(run, record)
+    except OSError as error:
+        log.warning("%s: what is shown could not be recorded: %s", run.name, error.strerror)
+
+
+def name_host(run: RunFolder, seat: int) -> str:
+    """The host of a node of a run that may morph, as the node itself says."""
+    value = read_json(run.morph.node(seat))
+    return str(value.get("host")) if isinstance(value, dict) else f"node {seat}"

@@ -1,0 +1,107 @@
+"""How a run ended, from what its ranks left and what the scheduler says."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from varuna_core.records.events import read_events
+from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
+from varuna_core.records.files import list_names, read_json
+from varuna_core.records.logs.tail import last_lines
+from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.stop import read_stop
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.slurm_reasons import explain_launch
+
+LAST_LINES = 400
+"""Of a log, looked through for a known message."""
+
+
+def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
+    """The last attempt's outcome, judged here if its own batch script could not."""
+    attempts = run.attempts()
+    if not attempts:
+        return None
+    attempt = attempts[-1]
+    list_names(attempt.outcome.parent)  # makes NFS look anew
+    written = read_outcome(attempt)
+    if written is not None:
+        return written
+    plan = read_attempt_plan(run, attempt.number)
+    if plan is None or all(info.state is JobState.COMPLETED for info in infos):
+        return None  # the batch script judged; its file is on its way
+    exits = read_exits(attempt, plan.world)
+    outcome = judge_exits(
+        plan,
+        exits,
+        read_json(attempt.stop),
+        read_node_names(attempt, plan),
+        time.time(),
+    )
+    if outcome.code == 0:
+        words = ", ".join(sorted({info.word for info in infos}))
+        return replace(outcome, code=1, reason=f"the scheduler ended the job: {words}")
+    killed = [why for why in map(explain_launch, infos) if why]
+    if killed and not exits:  # then no node was lost: nobody ever told the ranks to begin
+        return replace(outcome, reason=killed[0], culprit_rank=None, culprit_node=None)
+    return outcome
+
+
+def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:
+    """Host names by node index, as far as nodes reported."""
+    names = {}
+    for number in range(plan.num_nodes):
+        report = read_json(attempt.node_report(number))
+        if isinstance(report, dict) and report.get("host"):
+            names[number] = str(report["host"])
+    return names
+
+
+def explain_end(run: RunFolder, verdict: str, outcome: Outcome | None) -> str:
+    """One sentence for the record; empty where neither ranks nor scheduler tell enough.
+
+    The ranks know only that the scheduler told them to end; why, the scheduler's word says.
+    """
+    was_asked = any(event.get("kind") == "cancel-asked" for event in read_events(run))
+    told = {
+        JobState.TIMEOUT.value: "the time limit was reached",
+        JobState.PREEMPTED.value: "preempted",
+        JobState.CANCELLED.value: "cancelled with vjob cancel" if was_asked else "cancelled",
+    }
+    attempts = run.attempts()
+    if not attempts:
+        return f"{told[verdict]} before it started" if verdict in told else ""
+    if outcome is None:
+        return ""
+    stop = read_stop(attempts[-1]) or {}
+    if stop.get("kind") == "signal" and stop.get("reason") == outcome.reason and verdict in told:
+        return told[verdict]
+    if verdict == JobState.COMPLETED.value and was_asked:
+        return f"{outcome.reason}, after vjob cancel"
+    return add_remedy(run, attempts[-1], outcome)
+
+
+def add_remedy(run: RunFolder, attempt: AttemptFolder, outcome: Outcome) -> str:
+    """The reason and, where a known message of the container's runtime is behind it, what to do.
+
+    Such a message may stand in the reason, in the last lines of the culprit's node, or, where srun
+    itself started the container, in the batch script's.
+    """
+    plan = read_plan(run.plan)
+    if plan is None or not plan.remedies or outcome.code == 0:
+        return outcome.reason
+    from varuna_core.agent.setup.container import find_remedy  # much comes with it
+
+    logs = sorted(run.path.glob("scheduler*.out"))
+    if outcome.culprit_node is not None:
+        logs.insert(0, attempt.node_log(outcome.culprit_node, "err"))
+    said = ("\n".join(last_lines(path, LAST_LINES)) for path in logs)
+    for text in itertools.chain([outcome.reason], said):
+        remedy = find_remedy(plan.remedies, text)
+        if remedy:
+            return outcome.reason if remedy in outcome.reason else outcome.reason + remedy
+    return outcome.reason

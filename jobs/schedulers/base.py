@@ -1,0 +1,53 @@
+"""What a scheduler is to us: submit, look, cancel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.schedulers.idle_nodes import IdleNode
+from vjob.jobs.schedulers.slurm_commands import JobInfo
+
+
+class Executor(ABC):
+    """A scheduler."""
+
+    name: str
+
+    @abstractmethod
+    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
+        """Submit the batch script of the group; returns the job id. `after` must start first.
+
+        Raises UncertainError where the job may have been made all the same.
+        """
+
+    @abstractmethod
+    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+        """What is known of each job, one item a component; an empty list is 'forgotten'.
+
+        Raises UncertainError where the scheduler does not answer: that says nothing of any job.
+        """
+
+    @abstractmethod
+    def cancel(self, job: str) -> None:
+        """End the job."""
+
+    def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Those of these nodes that the scheduler itself calls lost, by its word for them."""
+        return {}
+
+    def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
+        """Nodes of these queues that nobody uses; none where the scheduler has no such thing."""
+        return []
+
+    def find_left_s(self, job: str) -> float | None:
+        """Seconds until the job's time limit; None where that is not known."""
+        return None
+
+    @abstractmethod
+    def find_orphans(self) -> dict[str, list[JobInfo]]:
+        """This user's live jobs that carry a run id in their comment, by run id.
+
+        Raises UncertainError where the scheduler does not answer.
+        """

@@ -1,0 +1,16 @@
+"""The scheduler of a run, by its word in the plan."""
+
+from __future__ import annotations
+
+from vjob.jobs.schedulers.base import Executor
+
+
+def choose_executor(scheduler: str) -> Executor:
+    """By the plan's word; imports what it needs only then."""
+    if scheduler in ("local", "ssh"):  # ssh: the batch script runs here, agents on the machines
+        from vjob.jobs.schedulers.local import LocalExecutor
+
+        return LocalExecutor()
+    from vjob.jobs.schedulers.slurm import SlurmExecutor
+
+    return SlurmExecutor()

@@ -1,0 +1,120 @@
+"""This machine as a scheduler: the same scripts, under a supervisor of our own.
+
+The supervisor (`jobs.local_job`) runs the batch script with stand-ins for srun and scontrol first
+on PATH; the "nodes" are process groups here. It is detached, so it survives the terminal, and
+writes its state to local.json (local.<group>.json) in the run folder.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+from varuna_core.launch.ssh import keep_ssh_agent
+from varuna_core.records.files import read_json, write_json
+from varuna_core.records.machine import clean_environment, identify_machine, start_time
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.errors import VjobError
+from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.slurm_commands import JobInfo, parse_state
+
+START_S = 30.0
+"""A supervisor that has not written its state after this long never will."""
+POLL_S = 0.1
+
+
+def state_file(run: RunFolder, group: str | None) -> Path:
+    """Where the supervisor of a job keeps its state."""
+    return run.path / (f"local.{group}.json" if group else "local.json")
+
+
+def is_alive(state: dict[str, Any]) -> bool:
+    """Whether the supervisor that wrote this state still runs."""
+    pid = int(state.get("pid") or 0)
+    return pid > 0 and start_time(pid) == state.get("pid_start")
+
+
+class LocalExecutor(Executor):
+    """Runs on this machine."""
+
+    name = "local"
+
+    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
+        try:
+            job = index.next_local_job()
+            index.add_job(run, job)
+        except OSError as error:
+            raise VjobError(
+                f"{index.folder()} cannot be written: {error.strerror}; local jobs are counted "
+                "there: set XDG_STATE_HOME to a folder that you may write"
+            ) from None
+        write_json(state_file(run, group), {"job": job, "state": "PENDING", "time": time.time()})
+        command = process.build_own_command(
+            "-m", "vjob.jobs.schedulers.local_supervisor", str(run.path), job, group or ""
+        )
+        agent = keep_ssh_agent(os.environ)
+        env = {**clean_environment(os.environ), **agent}
+        process.start_detached(command, output=run.scheduler_log(group), env=env)
+        return job
+
+    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+        return {job: _look(job) for job in jobs}
+
+    def cancel(self, job: str) -> None:
+        deadline = time.monotonic() + START_S
+        state = _read_state(job)
+        while state and not state.get("pid") and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            state = _read_state(job)
+        if state is None or not state.get("pid"):
+            raise VjobError(f"job {job} has no supervisor; its scheduler.out says why")
+        if state["machine"] != identify_machine():
+            host = str(state["machine"]).partition(" ")[0]
+            raise VjobError(f"job {job} runs on {host}; do this there")
+        if not is_alive(state):
+            raise VjobError(f"job {job} does not run any more")
+        os.kill(int(state["pid"]), SIGTERM)
+
+    def find_orphans(self) -> dict[str, list[JobInfo]]:
+        return {}  # the supervisor's state file lies in the run folder itself
+
+
+def _read_state(job: str) -> dict[str, Any] | None:
+    run = index.find_job(job)
+    if run is None:
+        return None
+    for path in sorted(run.path.glob("local*.json")):
+        state = read_json(path)
+        if isinstance(state, dict) and state.get("job") == job:
+            return state
+    return None
+
+
+def _look(job: str) -> list[JobInfo]:
+    state = _read_state(job)
+    if state is None:
+        return []
+    word = str(state.get("state", ""))
+    reason = ""
+    is_here = state.get("machine") == identify_machine()
+    if word == "RUNNING" and is_here and not is_alive(state):
+        word, reason = "NODE_FAIL", "the supervisor of this job was killed"
+    if word == "PENDING" and time.time() - float(state["time"]) > START_S:
+        word, reason = "FAILED", "its supervisor did not start; its scheduler.out says why"
+    return [
+        JobInfo(
+            id=job,
+            state=parse_state(word),
+            word=word,
+            nodes=str(state.get("nodes", "")),
+            reason=reason,
+            restarts=int(state.get("restarts", 0)),
+            exit_code=str(state.get("exit_code", "")),
+        )
+    ]

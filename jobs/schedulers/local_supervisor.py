@@ -1,0 +1,231 @@
+"""The supervisor of one local job: what slurmd is to a batch script on a cluster.
+
+    python -m vjob.jobs.schedulers.local_supervisor RUN JOB [GROUP]
+
+Runs the rendered batch script with stand-ins for srun and scontrol first on PATH, passes signals
+on, keeps the time limit, runs it again on `scontrol requeue`, and writes its state atomically.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from varuna_core.launch.ssh import keep_ssh_agent
+from varuna_core.records.files import write_atomic, write_json
+from varuna_core.records.joins import read_joins, widen
+from varuna_core.records.machine import clean_environment, identify_machine, start_time
+from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.errors import VjobError
+from vjob.jobs.schedulers.local import state_file
+from vjob.jobs.schedulers.local_srun import OFFSET
+from vjob.jobs.schedulers.machine_list import read_machines
+
+MARGIN_S = 10.0
+"""Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""
+
+STEP = "vjob.jobs.schedulers.local_srun"
+WATCH = "varuna_core.launch.watch"
+"""In the place of srun where a list of machines is watched."""
+
+
+class Supervisor:
+    """One local job from start to end."""
+
+    def __init__(self, run: RunFolder, job: str, group: str | None, plan: Plan) -> None:
+        self.run = run
+        self.job = job
+        self.group = group
+        self.plan = plan
+        self.restarts = 0
+        self.asked: str | None = None
+        """CANCELLED or TIMEOUT once the job was told to end."""
+        self.child: subprocess.Popen[bytes] | None = None
+        self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
+
+    def main(self) -> int:
+        """Run, and run again while somebody asks for a requeue."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._cancel)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._pass_on)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if self._machine_list is not None:
+            write_atomic(self.run.master_pid, f"{os.getpid()}\n")
+        self._write_state("RUNNING")
+        code = 128 + signal.SIGTERM
+        while self.asked is None:
+            code = self._run_once()
+            if self.asked or not self._requeue_marker.exists():
+                break
+            self._requeue_marker.unlink()
+            self.restarts += 1
+        word = self.asked or ("COMPLETED" if code == 0 else "FAILED")
+        self._write_state(word, exit_code=f"{code}:0")
+        return code
+
+    @property
+    def _requeue_marker(self) -> Path:
+        return self.run.path / f"local-requeue.{self.job}"
+
+    def _run_once(self) -> int:
+        self._write_state("RUNNING")
+        env = self._environment()
+        self.child = process.start(["bash", str(self.run.batch_script(self.group))], env=env)
+        if self.asked:  # between the last look and the start
+            self._send(signal.SIGTERM)
+        deadline = time.monotonic() + 60 * float(self._read_option("time", "inf"))
+        warn_s = float(self._read_option("signal", "B:USR1@0").rpartition("@")[2])
+        warn_at = deadline - warn_s if warn_s else float("inf")
+        killed_at: float | None = None
+        while True:
+            try:
+                code = self.child.wait(timeout=1.0)
+                break
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                if now > warn_at:
+                    warn_at = float("inf")
+                    self._send(signal.SIGUSR1)
+                if self.asked is None and now > deadline:
+                    self.asked = "TIMEOUT"
+                    self._send(signal.SIGTERM)
+                if self.asked and killed_at is None:
+                    killed_at = now + self._kill_wait_s
+                if killed_at is not None and now > killed_at:
+                    self._kill_group()
+        self._end_rest(self.child.pid)
+        return 128 - code if code < 0 else code
+
+    def _end_rest(self, group: int) -> None:
+        """Where the batch script was killed, its srun still runs: no rank may outlive the job."""
+        deadline = time.monotonic() + self._kill_wait_s
+        number = signal.SIGTERM
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.killpg(group, number)
+                time.sleep(0.2)
+                number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGCONT
+
+    def _read_option(self, name: str, default: str) -> str:
+        """An #SBATCH option of the batch script that we keep, as Slurm would."""
+        for line in self.run.batch_script(self.group).read_text(encoding="utf-8").splitlines():
+            if line.startswith(f"#SBATCH --{name}="):
+                return line.partition("=")[2]
+        return default
+
+    def _environment(self) -> dict[str, str]:
+        """What Slurm sets in a batch script, as far as our scripts look at it."""
+        groups = [g for g in self.plan.groups if self.group in (None, g.name)]
+        names = [[f"local{group.first_node + i}" for i in range(group.count)] for group in groups]
+        tools = self._make_tools()
+        env = {
+            **clean_environment(os.environ),
+            "SLURM_JOB_ID": self.job,
+            "SLURM_JOB_NAME": self.plan.name,
+            "SLURM_JOB_NODELIST": ",".join(names[0]),
+            "SLURM_JOB_NUM_NODES": str(len(names[0])),
+            "VJOB_LOCAL_FIRST_NODE": str(groups[0].first_node),
+            "VJOB_LOCAL_KILL_WAIT_S": str(self.plan.timing.grace_s + MARGIN_S),
+            "VJOB_LOCAL_REQUEUE": str(self._requeue_marker),
+        }
+        env["PATH"] = f"{tools}{os.pathsep}{env['PATH']}"
+        if self.restarts:
+            env["SLURM_RESTART_COUNT"] = str(self.restarts)
+        if self._machine_list is not None:
+            env["SLURM_JOB_NUM_NODES"] = str(self._count_machines())
+            env.update(keep_ssh_agent(os.environ))
+        elif len(names) > 1:
+            env["SLURM_HET_SIZE"] = str(len(names))
+            for number, nodes in enumerate(names):
+                env[f"{OFFSET}{number}"] = str(groups[number].first_node)
+                env[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] = ",".join(nodes)
+        return env
+
+    @property
+    def _machine_list(self) -> str | None:
+        return self.plan.morphing.machine_list if self.plan.morphing is not None else None
+
+    def _count_machines(self) -> int:
+        """For how many the manager waits at the start."""
+        try:
+            return len(read_machines(self._machine_list or ""))
+        except VjobError as error:
+            print(f"vjob: {error}", file=sys.stderr, flush=True)
+            return self.plan.num_nodes
+
+    def _make_tools(self) -> Path:
+        """The folder with the stand-ins."""
+        folder = self.run.path / f"local-bin.{self.job}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in ("srun", "scontrol"):
+            is_watch = name == "srun" and self._machine_list is not None
+            words = process.build_own_command("-m", WATCH if is_watch else STEP, name)
+            text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+            write_atomic(folder / name, text, mode=0o700)
+        return folder
+
+    def _write_state(self, word: str, exit_code: str = "") -> None:
+        pid = os.getpid()
+        groups = [g for g in self.plan.groups if self.group in (None, g.name)]
+        last = groups[-1].first_node + groups[-1].count - 1
+        write_json(
+            state_file(self.run, self.group),
+            {
+                "job": self.job,
+                "state": word,
+                "pid": pid,
+                "pid_start": start_time(pid),
+                "machine": identify_machine(),
+                "time": time.time(),
+                "restarts": self.restarts,
+                "exit_code": exit_code,
+                "nodes": Path(self._machine_list or f"local[{groups[0].first_node}-{last}]").name,
+            },
+        )
+
+    def _cancel(self, number: int, frame: FrameType | None) -> None:
+        self.asked = self.asked or "CANCELLED"
+        self._send(signal.SIGTERM)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._send(signal.Signals(number))
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.child is not None and self.child.poll() is None:
+            self.child.send_signal(number)
+
+    def _kill_group(self) -> None:
+        if self.child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+
+
+def main(argv: list[str]) -> int:
+    """Entry point."""
+    run = RunFolder(Path(argv[0]))
+    plan = read_plan(run.plan)
+    if plan is None:
+        print(f"vjob: {run.plan} cannot be read", file=sys.stderr)
+        return 1
+    group = argv[2] if len(argv) > 2 and argv[2] else None
+    if group is not None:  # perhaps one that joins
+        plan = widen(plan, read_joins(run.morph))
+    try:
+        return Supervisor(run, argv[1], group, plan).main()
+    finally:
+        shutil.rmtree(run.path / f"local-bin.{argv[1]}", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""A small per-user index, so that JOB works from any folder.
+
+One line a run or job in $XDG_STATE_HOME/vjob/runs.jsonl, appended under a lock. It is a shortcut
+only: a run that it does not know is still found by path, and through the links in a log folder.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records.files import append_line, read_lines
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import VjobError
+from vjob.jobs.schedulers.file_lock import hold_file
+
+
+def folder() -> Path:
+    """Where the index lies."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local/state")
+    return Path(base) / "vjob"
+
+
+def _file() -> Path:
+    return folder() / "runs.jsonl"
+
+
+def _lock() -> AbstractContextManager[bool]:
+    folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    return hold_file(folder() / "lock")
+
+
+def check_readable() -> None:
+    """VjobError where the index is there and cannot be read; without one there are no runs."""
+    try:
+        _file().open("rb").close()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise VjobError(
+            f"the index of your runs, {_file()}, cannot be read: {error.strerror}; set "
+            "XDG_STATE_HOME to a folder of your own, or name a run by its folder"
+        ) from None
+
+
+def _entries() -> list[dict[str, Any]]:
+    return [entry for entry in read_lines(_file()) if isinstance(entry, dict)]
+
+
+def add_run(run: RunFolder, name: str) -> None:
+    with _lock():
+        append_line(_file(), {"run": run.name, "name": name, "path": str(run.path)})
+
+
+def add_job(run: RunFolder, job: str) -> None:
+    with _lock():
+        append_line(_file(), {"job": job, "path": str(run.path)})
+
+
+def next_local_job() -> str:
+    """L1, L2, ... for this user."""
+    with _lock():
+        numbers = [
+            int(entry["number"]) for entry in _entries() if isinstance(entry.get("number"), int)
+        ]
+        number = max(numbers, default=0) + 1
+        append_line(_file(), {"number": number})
+    return f"L{number}"
+
+
+def find_job(job: str) -> RunFolder | None:
+    return _find("job", job)
+
+
+def find_run(run: str) -> RunFolder | None:
+    return _find("run", run)
+
+
+def find_latest(name: str | None) -> RunFolder | None:
+    """The newest run, of this name if one is given."""
+    return _find("name", name)
+
+
+def list_runs() -> list[RunFolder]:
+    """Every known run whose folder still exists, oldest first."""
+    paths = dict.fromkeys(str(entry["path"]) for entry in _entries() if "run" in entry)
+    return [RunFolder(Path(path)) for path in paths if Path(path).is_dir()]
+
+
+def _find(key: str, value: str | None) -> RunFolder | None:
+    for entry in reversed(_entries()):
+        if key in entry and value in (None, entry[key]) and Path(str(entry["path"])).is_dir():
+            return RunFolder(Path(str(entry["path"])))
+    return None

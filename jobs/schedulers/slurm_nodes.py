@@ -1,0 +1,84 @@
+"""The nodes that Slurm has, as groups of a conf: sinfo's text, parsed. Runs nothing.
+
+`a100:4(S:0-1)` is what GRES looks like from 20.11 on; fields end with `|`, so none is cut short.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.gpus import find_gpu
+from vjob.jobs.conf.schema import NodeGroup
+from vjob.jobs.errors import InputError
+from vjob.jobs.schedulers.slurm_commands import LOST
+
+_GPU = re.compile(r"gpu(?::(?P<type>[^:(),]+))?:(?P<count>\d+)(?:\(.*\))?")
+_NOT_OURS = re.compile(r"drain|maint|resv|reserved|planned|inval", re.IGNORECASE)
+
+
+def build_sinfo_nodes_command(partition: str | None = None) -> list[str]:
+    """A line a node and partition."""
+    layout = "NodeHost:|,Partition:|,StateLong:|,Gres:|,Features:|"
+    command = ["sinfo", "--noheader", "--Node", "-O", layout]
+    return command if partition is None else [*command, f"--partition={partition}"]
+
+
+def parse_sinfo_nodes(text: str) -> list[NodeGroup]:
+    """Nodes with GPUs that a job could get, busy ones too, alike ones as one group.
+
+    A node of several Slurm partitions counts in the first that sinfo names.
+    """
+    seen: set[str] = set()
+    counted: Counter[tuple[str, str, int]] = Counter()
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) < 5 or cells[0] in seen:
+            continue
+        name, queue, state, gres, features = cells[:5]
+        seen.add(name)
+        if LOST.match(state) or _NOT_OURS.search(state):
+            continue
+        for kind, count in parse_gres(gres):
+            counted[queue.rstrip("*"), kind or guess_kind(features), count] += 1
+    groups = []
+    names: Counter[str] = Counter()
+    for (queue, kind, count), nodes in sorted(counted.items(), key=lambda item: -item[1]):
+        base = re.sub(r"[^\w-]+", "-", kind or queue)
+        names[base] += 1
+        groups.append(
+            NodeGroup(
+                group=base if names[base] == 1 else f"{base}-{names[base]}",
+                count=nodes,
+                queue=queue,
+                gpus=f"{kind}:{count}" if kind else count,
+            )
+        )
+    if not groups:
+        raise InputError(
+            "sinfo shows no node with GPUs that a job could get; look at `sinfo -N -O "
+            "NodeHost,StateLong,Gres`, or write cluster.nodes into the conf"
+        )
+    return groups
+
+
+def parse_gres(text: str) -> list[tuple[str, int]]:
+    """`gpu:a100:4(S:0-1),shard:8` as [("a100", 4)]; shards and MIG slices are no GPUs of ours."""
+    found = []
+    for word in re.findall(r"(?:[^,(]|\([^)]*\))+", text):
+        match = _GPU.fullmatch(word.strip())
+        if match and int(match["count"]):
+            found.append((match["type"] or "", int(match["count"])))
+    return found
+
+
+def guess_kind(features: str) -> str:
+    """A node's GPU by its features, where GRES has no type; empty where none tells one."""
+    kinds = set()
+    for word in features.split(","):
+        try:
+            kinds.add(find_gpu(word).name)
+        except PlanningError:
+            continue
+    return kinds.pop() if len(kinds) == 1 else ""

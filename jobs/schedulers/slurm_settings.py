@@ -1,0 +1,135 @@
+"""What of Slurm's own settings would trouble a job: apart, for each submit looks at one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from vjob.jobs.conf.schema import Cluster
+from vjob.jobs.finding import Finding, ask
+
+EXIT_S = 5
+"""What the agents need after the grace, to end what is left and to write the exits."""
+
+
+def examine_slurm() -> list[Finding]:
+    facts = read_slurm_config()
+    if facts is None:
+        return [
+            Finding(
+                name="slurm controller",
+                status="fail",
+                text="scontrol show config does not answer",
+                remedy="try `scontrol ping`; is SLURM_CONF right?",
+            )
+        ]
+    judges: tuple[Callable[[dict[str, str]], Finding], ...] = (
+        judge_version,
+        judge_accounting,
+        judge_het_steps,
+        judge_preemption,
+        judge_requeue,
+        judge_kill_wait,
+    )
+    return [judge(facts) for judge in judges]
+
+
+def read_slurm_config() -> dict[str, str] | None:
+    """What `scontrol show config` says; None where it does not answer."""
+    config = ask("scontrol", "show", "config")
+    return None if config is None else parse_config(config)
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """`Key = Value` lines of `scontrol show config`."""
+    return {
+        key.strip(): value.strip()
+        for key, mark, value in (line.partition("=") for line in text.splitlines())
+        if mark
+    }
+
+
+def judge_version(facts: dict[str, str]) -> Finding:
+    text = facts.get("SLURM_VERSION", "")
+    match = re.match(r"(\d+)\.(\d+)", text)
+    version = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+    if version < (20, 11):
+        return Finding(
+            name="slurm version",
+            status="fail" if match else "warn",
+            text=f"Slurm {text or 'of unknown version'}",
+            remedy="vjob needs 20.11 or later",
+        )
+    return Finding(name="slurm version", status="ok", text=f"Slurm {text}")
+
+
+def judge_accounting(facts: dict[str, str]) -> Finding:
+    kind = facts.get("AccountingStorageType", "")
+    if "slurmdbd" in kind:
+        return Finding(name="accounting", status="ok", text=kind)
+    return Finding(
+        name="accounting",
+        status="warn",
+        text=f"{kind or 'none'}: Slurm forgets a job soon after its end "
+        f"(MinJobAge {facts.get('MinJobAge', 'unknown')})",
+        remedy="nothing to do: vjob keeps its own record of each run",
+    )
+
+
+def judge_het_steps(facts: dict[str, str]) -> Finding:
+    if "disable_hetjob_steps" in facts.get("SchedulerParameters", ""):
+        return Finding(
+            name="het jobs",
+            status="warn",
+            text="SchedulerParameters has disable_hetjob_steps: no step over several components",
+            remedy="set cluster.hetero: split in confs with several node groups",
+        )
+    if "bf_hetjob_immediate" not in facts.get("SchedulerParameters", ""):
+        return Finding(
+            name="het jobs",
+            status="note",
+            text="het jobs start only by backfill, without bf_hetjob_immediate: longer waits",
+            remedy="an admin may add bf_hetjob_immediate to SchedulerParameters; or hetero: split",
+        )
+    return Finding(name="het jobs", status="ok", text="steps over components are allowed")
+
+
+def judge_preemption(facts: dict[str, str]) -> Finding:
+    if facts.get("PreemptType", "preempt/none") == "preempt/none":
+        return Finding(name="preemption", status="ok", text="jobs are not preempted here")
+    parameters = facts.get("PreemptParameters", "") + facts.get("SlurmctldParameters", "")
+    if "send_user_signal" in parameters:
+        return Finding(name="preemption", status="ok", text="a job is told before it is preempted")
+    return Finding(
+        name="preemption",
+        status="warn",
+        text="preempted jobs get only TERM, and the grace time of their queue",
+        remedy="an admin may set PreemptParameters=send_user_signal (preempt_send_user_signal in "
+        "SlurmctldParameters up to 22.05)",
+    )
+
+
+def judge_requeue(facts: dict[str, str]) -> Finding:
+    match = re.search(r"cred_expire=(\d+)", facts.get("AuthInfo", ""))
+    delay_s = int(match.group(1)) if match else 120
+    text = f"a requeued job waits about {delay_s} s before it can start"
+    if facts.get("JobRequeue", "1") == "0":
+        text += "; JobRequeue=0, so only requeue: true in the conf asks for it"
+    return Finding(name="requeue", status="ok", text=text)
+
+
+def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -> Finding:
+    """Slurm kills all of a job KillWait after its TERM, whatever grace the conf gives."""
+    match = re.match(r"(\d+)", facts.get("KillWait", ""))
+    kill_wait_s = int(match.group(1)) if match else 30
+    most_s = max(1, kill_wait_s - EXIT_S)
+    if grace_s > most_s:
+        return Finding(
+            name="kill wait",
+            status="warn",
+            text=f"Slurm kills {kill_wait_s} s after TERM (KillWait), and cluster.grace_s is "
+            f"{grace_s:.0f}: the last moments of the ranks and their exits would be lost",
+            remedy=f"set cluster.grace_s to {most_s} or less, or have KillWait raised",
+        )
+    text = f"KillWait is {kill_wait_s} s: cluster.grace_s up to {most_s} is kept"
+    return Finding(name="kill wait", status="ok", text=text)

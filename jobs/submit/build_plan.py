@@ -1,0 +1,246 @@
+"""Conf to plan: who runs what, pure. Time, user and interpreter come in as arguments.
+
+Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components.
+Which stage a rank holds is the stage map's business (`varuna_core.records.plan.build_stages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from varuna_core.records.plan import (
+    ContainerPlan,
+    MorphPlan,
+    Plan,
+    Timing,
+    build_stages,
+    encode_stage_map,
+)
+from vjob.containers.catalogue import remedies_for
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
+from vjob.jobs.conf.groups import build_groups
+from vjob.jobs.conf.schema import JobConf, settled
+from vjob.jobs.errors import InputError
+from vjob.jobs.programs import nsight, start
+
+BEAT_S = 5.0
+"""Between two signs of life; more on a large run, for each is a file written anew."""
+NODES_PER_BEAT_S = 50
+SAVE_S = 300
+"""For the checkpoint before a morph, where no time limit's warning says how long it may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What the plan takes from where it is made."""
+
+    run: str
+    """Run id."""
+    scheduler: str
+    """slurm or local, decided."""
+    python: str
+    """Interpreter that runs vjob."""
+    base: str
+    """The conf's folder."""
+    user_id: int
+    environ: Mapping[str, str]
+    """The submitting shell's environment, for `pass_env`."""
+    folder: str
+    """The run folder."""
+    image_kind: ImageKind = ImageKind.REFERENCE
+    image_stamp: str = ""
+    """Size and time of the image file."""
+    found: start.Found = field(default_factory=start.Found)
+    """What the program's own files say."""
+
+
+def build_plan(conf: JobConf, here: Surroundings) -> Plan:
+    """The plan of one run."""
+    groups = tuple(
+        replace(group, env={**start.build_group_env(conf, asked), **group.env})
+        for group, asked in zip(build_groups(conf.cluster.nodes), conf.cluster.nodes, strict=True)
+    )
+    world = sum(group.count * group.ranks for group in groups)
+    parallel = conf.parallel
+    pipeline = settled(parallel.pipeline)
+    share = pipeline * parallel.tensor
+    data = world // share if parallel.data == "auto" else parallel.data
+    order = choose_order(conf, data)
+    workdir = conf.workdir or here.base
+    beat_s = max(BEAT_S, sum(group.count for group in groups) / NODES_PER_BEAT_S)
+    containers = build_containers(conf, here, workdir)
+    python = conf.program.python or ("python3" if containers else here.python)
+    return Plan(
+        run=here.run,
+        name=conf.name,
+        scheduler=here.scheduler,
+        layout=choose_layout(conf),
+        morph=conf.morph.enabled,
+        groups=groups,
+        pipeline=pipeline,
+        data=data,
+        tensor=parallel.tensor,
+        order=order,
+        partition=None if parallel.partition == "auto" else parallel.partition,
+        stage_map=encode_stage_map(build_stages(pipeline, data, order)),
+        command=start.build_command(conf, here.found, here.folder, python),
+        python=here.python,
+        workdir=workdir,
+        env={**start.build_env(conf), **collect_passed(conf.pass_env, here.environ), **conf.env},
+        containers=containers,
+        remedies=(
+            start.explain_missing_module(python, in_container=bool(containers)),
+            *remedies_for([container.runtime for container in containers]),
+        ),
+        must_exist=tuple(find_needed_paths(conf, workdir, containers)),
+        port=None if conf.cluster.port == "auto" else conf.cluster.port,
+        timing=Timing(
+            grace_s=conf.cluster.grace_s,
+            join_s=conf.cluster.join_s,
+            prepare_s=conf.cluster.prepare_s,
+            beat_s=beat_s,
+            lost_s=max(conf.cluster.lost_s, 3 * beat_s),
+            sample_s=conf.cluster.sample_s,
+        ),
+        prefix=nsight.build_prefix(conf, marks_steps=start.marks_steps(conf, here.found)),
+        prefixed=None if conf.profile.ranks == "all" else conf.profile.ranks,
+        morphing=build_morphing(conf) if conf.morph.enabled else None,
+    )
+
+
+def build_morphing(conf: JobConf) -> MorphPlan:
+    """Without limits: from one node to all that the conf asks for."""
+    nodes = sum(group.count for group in conf.cluster.nodes)
+    return MorphPlan(
+        min_nodes=conf.morph.min_nodes or 1,
+        max_nodes=conf.morph.max_nodes or nodes,
+        requeue=conf.cluster.requeue,
+        save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
+        warm=conf.morph.warm,
+        machine_list=conf.cluster.machine_list,
+        ssh_config=conf.cluster.ssh_config,
+        memory=conf.train.checkpoint.memory_every > 0,
+    )
+
+
+def add_seats(plan: Plan) -> Plan:
+    """For a run on a list of machines: seats for as many as may come, behind those of the conf."""
+    limits = plan.morphing
+    if limits is None or limits.machine_list is None or limits.max_nodes <= plan.num_nodes:
+        return plan
+    first, more = plan.groups[0], limits.max_nodes - plan.num_nodes
+    group = replace(
+        first,
+        name=f"{first.name}-more",
+        count=more,
+        first_node=plan.num_nodes,
+        first_rank=plan.world,
+    )
+    return replace(plan, groups=(*plan.groups, group), morphing=replace(limits, joined=more))
+
+
+def choose_order(conf: JobConf, data: int) -> str:
+    """`auto`: replicas of a stage share a node, for gradients weigh more than activations."""
+    if conf.parallel.order != "auto":
+        return conf.parallel.order
+    return "data" if data > 1 else "pipeline"
+
+
+def choose_layout(conf: JobConf) -> str:
+    """One kind of node is one plain job; several are a het job unless told otherwise."""
+    if len(conf.cluster.nodes) == 1:
+        return "single"
+    return "split" if conf.cluster.hetero == "split" else "hetjob"
+
+
+def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the submitting shell that the conf lets through.
+
+    One that is missing was refused with the conf; a dry run, which may be on another machine than
+    the submit, goes on without it.
+    """
+    return {name: environ[name] for name in names if name in environ}
+
+
+def find_needed_paths(
+    conf: JobConf, workdir: str, containers: Sequence[ContainerPlan]
+) -> list[str]:
+    """Paths that every node's agent must see."""
+    container, bare = conf.container, not containers
+    if any(item.step for item in containers):  # the agent is inside, and sees what ranks see
+        targets = [parse_mount(mount).target for mount in container.mounts]
+        program = [path for path in (conf.program.path, conf.program.config) if path]
+        return list(dict.fromkeys([*targets, *program, container.workdir or workdir]))
+    if bare:
+        found = [path for path in (conf.program.path, conf.program.config) if path]
+    else:
+        found = [parse_mount(mount).source for mount in container.mounts]
+        if container.image and container.image.startswith("/"):
+            found.append(container.image)
+    if bare or container.workdir is None:
+        found.append(workdir)
+    return list(dict.fromkeys(found))
+
+
+def build_containers(conf: JobConf, here: Surroundings, workdir: str) -> tuple[ContainerPlan, ...]:
+    """The commands of each runtime that may run the image; a node takes the first that works."""
+    container = conf.container
+    if container.image is None or container.runtime == "none":
+        return ()
+    request = build_request(conf, here, container.image, workdir)
+    kinds = [kind for kind in RUNTIMES.values() if container.runtime in ("auto", kind.name)]
+    able = [kind for kind in kinds if request.kind in kind.kinds]
+    if container.runtime == "auto":  # srun starts it, or a daemon: asked for by name only
+        able = [kind for kind in able if kind.is_automatic]
+    if not able:
+        takers = [kind.name for kind in RUNTIMES.values() if request.kind in kind.kinds]
+        raise InputError(
+            f"container.image {container.image} is a {request.kind.value}, which "
+            f"{container.runtime} does not run; these do: {', '.join(takers) or 'none'}"
+        )
+    commands, problems = [], []
+    for kind in able:
+        try:
+            commands.append(kind().plan(request))
+        except Unsuitable as problem:
+            problems.append(f"{kind.name}: {problem}")
+    if not commands:
+        raise InputError(f"container: {'; '.join(problems)}")
+    if here.scheduler != "slurm" and any(item.step for item in commands):
+        raise InputError(
+            f"container.runtime {container.runtime}: srun starts the container, and this run does "
+            "not go through Slurm; use another runtime, such as enroot, or scheduler: slurm"
+        )
+    return tuple(ContainerPlan(**asdict(item)) for item in commands)
+
+
+def build_request(conf: JobConf, here: Surroundings, image: str, workdir: str) -> Request:
+    """The run folder shows inside at its own path, and so does the run's working directory."""
+    container = conf.container
+    own = [here.folder] if container.workdir else [workdir, here.folder]
+    return Request(
+        run=here.run,
+        image=image,
+        kind=here.image_kind,
+        mounts=(
+            *(Mount(source=path, target=path) for path in own),
+            *map(parse_mount, container.mounts),
+        ),
+        workdir=container.workdir or workdir,
+        writable=container.writable,
+        remap_root=container.remap_root,
+        reuse=container.reuse,
+        gpus=any(group.num_gpus for group in conf.cluster.nodes),
+        user_id=here.user_id,
+        scratch=container.scratch,
+        stamp=here.image_stamp,
+    )
+
+
+def parse_mount(text: str) -> Mount:
+    """`source:target` or `source:target:ro`; the conf was checked."""
+    read_only = text.endswith(":ro")
+    source, _, target = text.removesuffix(":ro").partition(":")
+    return Mount(source=source, target=target, read_only=read_only)

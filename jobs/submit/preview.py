@@ -1,0 +1,47 @@
+"""What `submit --dry-run` and `--test-only` show. Writes nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from varuna_core.records.plan import render_plan
+from vjob.jobs.conf.redact import redact_string, redact_value
+from vjob.jobs.conf.schema import REDACTED
+from vjob.jobs.errors import InputError
+from vjob.jobs.submit.scripts import render_node
+from vjob.jobs.submit.submit import Prepared
+
+
+def render_preview(ready: Prepared) -> str:
+    """Each file that a submit would write, headed by a shell comment with its name."""
+    parts = [
+        (ready.run.batch_script(group).name, text) for group, text in ready.scripts.batch.items()
+    ]
+    shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
+    parts.append((ready.run.node_script.name, render_node(shown, ready.plan, ready.run)))
+    parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
+    value = redact_value(json.loads(render_plan(ready.plan)))
+    value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
+    value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
+    parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
+    head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
+    return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
+
+
+def _comment(text: str) -> str:
+    return "".join(f"# {line}\n" for line in text.splitlines())
+
+
+def test_only(ready: Prepared) -> str:
+    """Slurm's own estimate for each job of the run."""
+    if ready.plan.scheduler != "slurm":
+        raise InputError(
+            "--test-only asks Slurm, and this conf runs on this machine; use --dry-run"
+        )
+    from vjob.jobs.schedulers.slurm import SlurmExecutor
+
+    executor = SlurmExecutor()
+    return "\n".join(
+        executor.test(ready.run, group, text) for group, text in ready.scripts.batch.items()
+    )

@@ -1,0 +1,288 @@
+"""Plan to scripts: the Jinja environment, and the sbatch options of each component.
+
+Every value is shell-quoted by the environment's finalizer unless it is a `Raw`, so that a name or
+path can never become shell text. An undefined name in a template is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from varuna_core import __version__
+from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup
+from vjob.jobs.schedulers.slurm_commands import COMMENT_PREFIX
+
+PER_COMPONENT = frozenset(
+    {
+        "batch",
+        "constraint",
+        "contiguous",
+        "cores-per-socket",
+        "cpu-freq",
+        "exclusive",
+        "extra-node-info",
+        "hint",
+        "mincpus",
+        "nodefile",
+        "nodelist",
+        "oversubscribe",
+        "prefer",
+        "sockets-per-node",
+        "switches",
+        "threads-per-core",
+        "tmp",
+    }
+)
+"""sbatch options that each component of a het job has for itself: said once, they hold for one."""
+
+
+ENTER = """/bin/sh -c 'exec bash "$1"' node"""
+"""How a step in a container starts: srun would give `bash` the path that it has on the host."""
+
+
+class Raw(str):
+    """Shell text that its maker vouches for; the finalizer leaves it as it is."""
+
+
+LEAVE_S = 30
+"""Beyond the grace of ranks, for the nodes of a run that may morph to go home when it has ended."""
+
+
+GIVEN = Raw('"$SLURM_JOB_NUM_NODES"')
+"""The nodes of a job that asked for no certain number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripts:
+    """The rendered scripts of a run, by file name."""
+
+    batch: Mapping[str | None, str]
+    """By group; None where one job holds all groups."""
+    node: str
+
+
+def render_scripts(conf: JobConf, plan: Plan, run: RunFolder) -> Scripts:
+    """All scripts of a run."""
+    groups: Sequence[str | None] = [None]
+    if plan.layout == "split":
+        groups = [group.name for group in plan.groups]
+    return Scripts(
+        batch={group: render_batch(conf, plan, run, group) for group in groups},
+        node=render_node(conf, plan, run),
+    )
+
+
+def render_batch(
+    conf: JobConf, plan: Plan, run: RunFolder, only: str | None = None, like: str | None = None
+) -> str:
+    """The batch script; for a split run that of the group `only`.
+
+    The group of a job that joins is in no conf: it has the sbatch options of the one that it is
+    `like`.
+    """
+    groups = [group for group in plan.groups if only in (None, group.name)]
+    confs = {group.group: group for group in conf.cluster.nodes}
+    guest = plan.morph and only not in (None, plan.groups[0].name)
+    fewest = None if guest else find_fewest(conf, plan)
+    components = [
+        build_component_options(group, confs[like or group.name], conf.cluster, fewest)
+        for group in groups
+    ]
+    shared = build_shared_options(conf, plan, run, only)
+    inside = find_step_container(plan)
+    return (
+        _environment()
+        .get_template("batch.sh.j2")
+        .render(
+            version=Raw(__version__),
+            run_id=Raw(plan.run),
+            run=str(run.path),
+            group=only or "",
+            components=[
+                [Raw(line) for line in ([*shared, *options] if index == 0 else options)]
+                for index, options in enumerate(components)
+            ],
+            python=plan.python,
+            inside=[] if inside is None else [_quote_whole(word) for word in inside.step],
+            exports=[] if inside is None else build_exports(plan, inside),
+            start=Raw(ENTER if inside else "bash"),
+            steps=[
+                build_step_options(group, index, groups, GIVEN if fewest else None)
+                for index, group in enumerate(groups)
+            ],
+            morph=plan.morph,
+            tend=plan.morph and (conf.morph.grow == "auto" or conf.morph.leave_slow),
+            vjob=str(process.ENTRY),
+            state=os.environ.get(
+                "XDG_STATE_HOME", ""
+            ),  # where local jobs are found (jobs/schedulers/run_index.py)
+            guest=guest,
+            given=GIVEN if fewest or plan.scheduler == "ssh" else None,
+            leave_s=conf.cluster.grace_s + LEAVE_S,
+            finish_s=conf.cluster.finish_s,
+            node_script=str(run.node_script),
+            agent=str(run.agent),
+        )
+    )
+
+
+def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
+    """The script that srun starts once on each node."""
+    give_back = "scontrol requeue" if conf.cluster.requeue else "scancel"
+    inside = find_step_container(plan)
+    # The interpreter that runs vjob may be there in a container, and not run.
+    pythons = [plan.python, "python3"] if inside is None else ["python3", "/usr/bin/python3"]
+    return (
+        _environment()
+        .get_template("node.sh.j2")
+        .render(
+            version=Raw(__version__),
+            run_id=Raw(plan.run),
+            run=str(run.path),
+            agent=str(run.agent),
+            morph=plan.morph,
+            give_back=None if plan.scheduler == "ssh" else Raw(give_back),
+            workdir=plan.workdir if inside is None else inside.workdir,
+            setup=[Raw(line) for line in conf.setup],
+            pythons=Raw(shlex.join(pythons)),
+        )
+    )
+
+
+def find_step_container(plan: Plan) -> ContainerPlan | None:
+    """The container that srun starts around the agent, if it is one of those."""
+    return next((container for container in plan.containers if container.step), None)
+
+
+def build_exports(plan: Plan, container: ContainerPlan) -> list[Raw]:
+    """`NAME=value` of the runtime's own variables: the step's --export names them."""
+    asked = {name: plan.env.get(name, value) for name, value in container.defaults.items()}
+    values = {**container.env, **asked}
+    return [Raw(f"{name}={shlex.quote(value)}") for name, value in values.items()]
+
+
+def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str | None) -> list[str]:
+    """Options that a het job takes from its first component (account, time, output, ...)."""
+    cluster = conf.cluster
+    name = f"{plan.name}-{group}" if group else plan.name
+    values: dict[str, Any] = {
+        "job-name": name,
+        "comment": f"{COMMENT_PREFIX}{plan.run}",
+        "output": run.scheduler_log(group).name,
+        "open-mode": "append",
+        "time": None if plan.scheduler == "ssh" else cluster.walltime_min,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        **({"no-kill": True} if plan.morph else {}),  # a lost node does not end the job
+        "requeue" if cluster.requeue else "no-requeue": True,
+    }
+    if cluster.signal_before_end_s:
+        values["signal"] = f"B:USR1@{cluster.signal_before_end_s}"  # the batch script passes it on
+    return [*_render_options(values), *_render_options(_pick(cluster.sbatch, per_component=False))]
+
+
+def find_fewest(conf: JobConf, plan: Plan) -> int | None:
+    """The fewest nodes that the job may start with; None where it must have all.
+
+    A range holds for the first start too, so it is asked for only where the conf names a minimum.
+    """
+    fewest = conf.morph.min_nodes
+    if not plan.morph or plan.layout != "single" or fewest is None:
+        return None
+    return fewest if fewest < plan.groups[0].count else None
+
+
+def build_component_options(
+    group: GroupPlan, conf: NodeGroup, cluster: Cluster, fewest: int | None = None
+) -> list[str]:
+    """Options that each component of a het job has for itself."""
+    memory = (
+        None
+        if group.memory_gb is None
+        else ("0" if group.memory_gb == 0 else f"{group.memory_gb}G")
+    )
+    gpus = None
+    if group.gpus:
+        gpus = f"gpu:{group.gpu_type}:{group.gpus}" if group.gpu_type else f"gpu:{group.gpus}"
+    return [
+        *_render_options(
+            {
+                "partition": group.queue,
+                "nodes": group.count if fewest is None else f"{fewest}-{group.count}",
+                # With it Slurm gives of a range the fewest, on an idle queue too (22.05).
+                "ntasks-per-node": 1 if fewest is None else None,
+                "cpus-per-task": group.cpus,
+                "gres": gpus,
+                "mem": memory,
+                "exclude": ",".join(cluster.exclude) or None,
+            }
+        ),
+        *_render_options({**_pick(cluster.sbatch, per_component=True), **conf.sbatch}),
+    ]
+
+
+def _pick(options: Mapping[str, Any], *, per_component: bool) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if (k in PER_COMPONENT) is per_component}
+
+
+def build_step_options(
+    group: GroupPlan, index: int, groups: Sequence[GroupPlan], given: Raw | None = None
+) -> dict[str, Any]:
+    """srun's options for one component of the step."""
+    return {
+        "het_group": index if len(groups) > 1 else None,
+        "nodes": group.count if given is None else given,
+        "cpus": group.cpus,
+        "name": Raw(group.name),
+    }
+
+
+def _render_options(values: Mapping[str, Any]) -> list[str]:
+    """`#SBATCH` lines; None leaves an option out, True makes it a flag."""
+    lines = []
+    for key, value in values.items():
+        if value is None or value is False:
+            continue
+        lines.append(f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_quote(value)}")
+    return lines
+
+
+def _quote(value: Any) -> str:
+    """sbatch reads its lines with quotes and backslashes of its own."""
+    text = str(value)
+    if re.fullmatch(r"[\w./:,@%+=\[\]-]+", text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _quote_whole(text: str) -> Raw:
+    """Quoted even where it need not be: a comma in an array looks like a mistake to shellcheck."""
+    return Raw("'" + text.replace("'", "'\\''") + "'")
+
+
+def _finalize(value: Any) -> str:
+    return str(value) if isinstance(value, Raw) else shlex.quote(str(value))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("vjob.templates", ""),
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )

@@ -1,0 +1,351 @@
+"""Submit: conf to run folder to scheduler, in an order that loses no job.
+
+    1 run folder   2 conf, plan, scripts, agent   3 record: intent   4 sbatch   5 record: ids
+
+A cut between 4 and 5 leaves a job whose comment holds the run id: the next command adopts it
+(`jobs.runs`). Ctrl-C is held back from 4 to 5.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import platform
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from varuna_core import __version__
+from varuna_core.records import record as records
+from varuna_core.records.events import append_event
+from varuna_core.records.files import write_atomic
+from varuna_core.records.machine import start_time
+from varuna_core.records.plan import Plan, keep_word, read_plan, write_plan
+from varuna_core.records.record import JobRecord, RunRecord, write_record
+from varuna_core.records.runfolder import RunFolder, make_run_folder
+from vjob.jobs.conf.loading.load import read_conf
+from vjob.jobs.conf.parse import BUILT_IN
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.errors import InputError, UncertainError, VjobError
+from vjob.jobs.images.kinds import classify_image, resolve_image, stamp_image
+from vjob.jobs.planning.layout_choice import Chosen
+from vjob.jobs.planning.resolve_auto import choose
+from vjob.jobs.programs import start
+from vjob.jobs.runs.find import view_run
+from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.choose import choose_executor
+from vjob.jobs.schedulers.machine_list import settle_machines
+from vjob.jobs.schedulers.slurm_commands import JobState
+from vjob.jobs.schedulers.slurm_reasons import explain_reason
+from vjob.jobs.submit.build_plan import Surroundings, add_seats, build_plan
+from vjob.jobs.submit.scripts import Scripts, render_scripts
+
+log = logging.getLogger(__name__)
+
+FIRST_LOOK_S = 3.0
+"""Slurm gives a reason once its scheduler has looked at the job."""
+FIRST_POLL_S = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All that a submit needs, before anything is written."""
+
+    conf_path: Path
+    conf_text: str
+    conf: JobConf
+    plan: Plan
+    scripts: Scripts
+    files: Mapping[str, str]
+    """What the program reads from the run folder, by name."""
+    run: RunFolder
+
+
+def prepare(
+    conf_path: Path,
+    overrides: Sequence[str],
+    *,
+    run_id: str | None = None,
+    for_preview: bool = False,
+    words: Sequence[str] = (),
+    chosen: Chosen | None = None,
+) -> Prepared:
+    """Read, check, plan and render; a preview ends here, and needs no Slurm.
+
+    `words` follow those of the program's own command. `chosen` is a layout that was planned before;
+    without one, what is auto is planned now.
+    """
+    chosen, overrides = choose(conf_path, overrides, chosen)
+    conf = read_conf(conf_path, overrides, require_env=not for_preview)
+    run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
+    if "%" in str(run.path):
+        raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
+    conf = replace(conf, container=resolve_image(conf.container, os.environ))
+    scheduler = choose_scheduler(conf, for_preview=for_preview)
+    conf = settle_machines(conf, is_preview=for_preview)
+    if scheduler != "slurm" and ":" in str(run.path):
+        raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
+    image = conf.container.image
+    here = Surroundings(
+        run=run.name,
+        scheduler=scheduler,
+        python=sys.executable,
+        base=str(conf_path.resolve().parent),
+        user_id=os.getuid(),
+        environ=os.environ,
+        folder=str(run.path),
+        image_kind=classify_image(image or ""),
+        image_stamp=stamp_image(image or ""),
+        found=start.look_for(conf),
+    )
+    plan = replace(build_plan(conf, here), planned=chosen.why, prediction=chosen.prediction)
+    if chosen.layouts is not None:
+        steps = dict(chosen.layout_steps or {})
+        plan = replace(plan, layouts=dict(chosen.layouts), layout_steps=steps)
+    plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
+    scripts = render_scripts(conf, plan, run)
+    return Prepared(
+        conf_path=conf_path.resolve(),
+        conf_text=conf_path.read_text(encoding="utf-8"),
+        conf=conf,
+        plan=add_seats(plan),
+        scripts=scripts,
+        files=start.build_files(conf, here.found, here.folder),
+        run=run,
+    )
+
+
+def make_run_id(name: str, now: time.struct_time) -> str:
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}"
+
+
+def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
+    """ssh for a list of machines, slurm where sbatch is on PATH, else this machine."""
+    asked = "ssh" if conf.cluster.machine_list else conf.cluster.scheduler
+    if asked == "slurm" and not for_preview and shutil.which("sbatch") is None:
+        raise InputError(
+            "cluster.scheduler is slurm, but sbatch is not on PATH; log in to a cluster node, or "
+            "use scheduler: local"
+        )
+    if asked == "auto":
+        return "slurm" if shutil.which("sbatch") else "local"
+    return asked
+
+
+def submit(
+    conf_path: Path,
+    overrides: Sequence[str],
+    words: Sequence[str] = (),
+    chosen: Chosen | None = None,
+) -> tuple[RunFolder, RunRecord]:
+    """The whole way. Raises VjobError with the run refused, never with a job lost."""
+    first = prepare(conf_path, overrides, words=words, chosen=chosen)
+    try:
+        run = make_run_folder(first.run.path)
+    except OSError as error:
+        raise VjobError(_explain_write(first.run.path, error)) from None
+    ready = first
+    if run.name != first.run.name:
+        ready = prepare(conf_path, overrides, run_id=run.name, words=words, chosen=chosen)
+    groups: list[str | None] = list(ready.scripts.batch)
+    record = RunRecord(
+        run=run.name,
+        name=ready.conf.name,
+        state=records.INTENT,
+        scheduler=ready.plan.scheduler,
+        layout=ready.plan.layout,
+        num_jobs=len(groups),
+        jobs=(),
+        submitted=time.time(),
+        user=_find_user(),
+        host=platform.node(),
+        conf=str(ready.conf_path),
+        version=__version__,
+        pid=os.getpid(),
+        pid_start=start_time(os.getpid()),
+    )
+    try:
+        write_run_folder(ready, run)
+        write_record(run, record)
+        append_event(run.vjob_events, "intent", scheduler=record.scheduler, layout=record.layout)
+    except OSError as error:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise VjobError(_explain_write(run.path, error)) from None
+    _remember(run, ready.conf.name)
+    return run, submit_jobs(run, record, groups)
+
+
+def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None]) -> RunRecord:
+    """Give each batch script to the scheduler; on a refusal take back those already given."""
+    executor = choose_executor(record.scheduler)
+    with hold_back_interrupts():
+        for group in groups:
+            after = record.jobs[0].id if record.jobs else None
+            try:
+                job = executor.submit(run, group, after)
+            except UncertainError:
+                raise  # the record says intent, so that the next command looks for the job
+            except VjobError as error:
+                kept = take_back(executor, record)
+                message = f"{error}\n  The scripts are in {run.path}{kept}"
+                if not kept:
+                    write_record(run, replace(record, state=records.REFUSED, message=str(error)))
+                append_event(run.vjob_events, "refused", message=message)
+                raise VjobError(message) from None
+            record = replace(record, jobs=(*record.jobs, JobRecord(id=job, group=group)))
+            _write_submitted(run, record)
+            with suppress(OSError):  # said when the run was remembered
+                index.add_job(run, job)
+        record = replace(record, state=records.SUBMITTED)
+        _write_submitted(run, record)
+        append_event(run.vjob_events, "submitted", jobs=[job.id for job in record.jobs])
+        link_run(run, record)
+    return record
+
+
+def take_back(executor: Executor, record: RunRecord) -> str:
+    """Cancel the jobs already given; what to say of those that could not be, or nothing."""
+    kept = []
+    for given in record.jobs:
+        try:
+            executor.cancel(given.id)
+        except VjobError:
+            kept.append(given.id)
+    return f"\n  Not taken back: job {', '.join(kept)}; cancel it by hand" if kept else ""
+
+
+def _write_submitted(run: RunFolder, record: RunRecord) -> None:
+    try:
+        write_record(run, record)
+    except OSError as error:
+        jobs = ", ".join(job.id for job in record.jobs)
+        raise VjobError(
+            f"job {jobs} was submitted, but {run.record} cannot be written: {error.strerror}; "
+            "make room, and the next vjob command adopts it"
+        ) from None
+
+
+def look_for_trouble(run: RunFolder) -> list[str]:
+    """What of Slurm's settings, and of its first words on the jobs, the user should know."""
+    return [text for text in (look_at_kill_wait(run), look_at_start(run)) if text]
+
+
+def look_at_kill_wait(run: RunFolder) -> str:
+    """Whether Slurm waits for the conf's grace_s; empty if so, and where it does not say."""
+    from vjob.jobs.schedulers.slurm_settings import judge_kill_wait, read_slurm_config
+
+    plan = read_plan(run.plan)
+    if plan is None or plan.scheduler != "slurm":
+        return ""
+    facts = read_slurm_config() or {}
+    if "KillWait" not in facts:
+        return ""
+    finding = judge_kill_wait(facts, plan.timing.grace_s)
+    return "" if finding.status == "ok" else f"{finding.text}; {finding.remedy}"
+
+
+def look_at_start(run: RunFolder) -> str:
+    """What Slurm says in the first moments against a job's ever starting; empty if nothing."""
+    deadline = time.monotonic() + FIRST_LOOK_S
+    while True:
+        view = view_run(run)
+        reasons = [info.reason for info in view.infos if info.state is JobState.PENDING]
+        trouble = explain_reason(view.infos)
+        waits = view.record.scheduler == "slurm" and "" in reasons
+        if trouble or not waits or time.monotonic() > deadline:
+            return trouble
+        time.sleep(FIRST_POLL_S)
+
+
+def write_run_folder(ready: Prepared, run: RunFolder) -> None:
+    """Everything that the scheduler and the nodes will read."""
+    from varuna_core.agent.bundle import write_bundle, write_program
+    from vjob.jobs.conf.redact import redact_text
+    from vjob.jobs.conf.write import render_resolved
+
+    write_atomic(run.conf, redact_text(ready.conf_text))
+    write_atomic(run.resolved, render_resolved(ready.conf, redact=True))
+    write_plan(run.plan, ready.plan)
+    for group, text in ready.scripts.batch.items():
+        write_atomic(run.batch_script(group), text)
+    write_atomic(run.node_script, ready.scripts.node)
+    for name, text in ready.files.items():
+        write_atomic(run.path / name, text)
+    write_bundle(run.agent)
+    if ready.conf.program.kind in BUILT_IN:
+        write_program(run.program)
+
+
+def link_run(run: RunFolder, record: RunRecord) -> None:
+    """<log_folder>/<jobid> and <log_folder>/<name>; a link that cannot be made is no failure."""
+    for name in [*(job.id for job in record.jobs), record.name]:
+        link = run.path.with_name(name)
+        part = link.with_name(f".{name}.{os.getpid()}.part")
+        try:
+            if os.path.lexists(link) and not _is_own_link(link):
+                continue  # something of the user's own
+            os.symlink(run.name, part)
+            os.replace(part, link)
+        except OSError as error:
+            log.warning("no link %s: %s", link, error.strerror)
+
+
+def _is_own_link(link: Path) -> bool:
+    """Whether it leads to a folder beside it that looks like a run."""
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return False
+    return "/" not in target and RunFolder(link.with_name(target)).record.exists()
+
+
+@contextmanager
+def hold_back_interrupts() -> Iterator[None]:
+    """Ctrl-C waits until what is inside has been written down."""
+    seen: list[int] = []
+    try:
+        old = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    except ValueError:  # not the main thread: nobody sends it Ctrl-C
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+    if seen:
+        raise KeyboardInterrupt
+
+
+def _remember(run: RunFolder, name: str) -> None:
+    """The index is a shortcut: a home that cannot be written is no reason to fail."""
+    try:
+        index.add_run(run, name)
+    except OSError as error:
+        log.warning(
+            "the index in %s cannot be written: %s; `vjob list` and `last` will not show this run: "
+            "name it by its folder, %s",
+            index.folder(),
+            error.strerror,
+            run.path,
+        )
+
+
+def _find_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without an entry in the user database
+        return str(os.getuid())
+
+
+def _explain_write(path: Path, error: OSError) -> str:
+    return (
+        f"{path} cannot be written: {error.strerror}; nothing was submitted. Set log_folder to a "
+        "folder on the shared file system with room that you may write"
+    )

@@ -1,0 +1,1 @@
+"""Tables to figures and findings: `measures.analyse`, `findings`. Imports `load`."""

@@ -1,0 +1,1 @@
+"""The report as text, as CSV or Parquet, and as a Perfetto trace."""

@@ -1,0 +1,117 @@
+"""The chosen steps as Chrome's JSON trace, gzipped: opens in ui.perfetto.dev.
+
+A process a stage, a thread a rank; what runs beside the work of a rank has a thread of its own,
+since slices of one thread must not overlap. Arrows go from the action that sent to the one that
+took the message. Events are written one by one: nothing is held but the table itself.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records.logs.trace import COMPUTE
+from vjob.reports.analysis.measures import Analysis
+from vjob.reports.analysis.pipeline import Pipeline
+from vjob.reports.load.tables import Job
+
+NAMES = {
+    "F": "forward",
+    "f": "forward",
+    "R": "recompute",
+    "B": "backward",
+    "I": "backward of inputs",
+    "W": "backward of weights",
+}
+
+
+def write_perfetto(job: Job, analysis: Analysis, path: Path) -> int:
+    """The number of slices."""
+    count = 0
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=6) as handle:
+        handle.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        before = ""
+        for event in list_events(job, analysis):
+            handle.write(before + json.dumps(event, separators=(",", ":")))
+            before = ",\n"
+            count += event["ph"] == "X"
+        handle.write("\n]}\n")
+    return count
+
+
+def list_events(job: Job, analysis: Analysis) -> Iterator[dict[str, Any]]:
+    """Names, slices and arrows; times in microseconds since the job's first step."""
+    yield from _list_names(job)
+    columns = ["rank", "kind", "step", "stage", "microbatch", "begin_s", "ready_s", "end_s"]
+    rows = job.events[[*columns, "bytes", "what"]].itertuples(index=False)
+    for rank, kind, step, stage, micro, begin, ready, end, size, what in rows:
+        is_work = kind in COMPUTE
+        place = {"pid": max(int(stage), 0), "tid": _find_thread(int(rank), is_work)}
+        arguments: dict[str, Any] = {"step": int(step)}
+        if micro >= 0:
+            arguments["micro-batch"] = int(micro)
+        if size:
+            arguments["bytes"] = int(size)
+        if is_work and ready > begin:
+            yield _slice("wait", begin, ready, place, {"step": int(step)})
+        name = f"{NAMES.get(kind, kind)}{f' {micro}' if micro >= 0 else ''}"
+        yield _slice(f"{name} {what}".rstrip(), ready if is_work else begin, end, place, arguments)
+    number = 0
+    for analysed in {(step.attempt, step.step): step for step in analysis.steps}.values():
+        for pipeline in analysed.pipelines:
+            for start, finish in _list_arrows(pipeline):
+                number += 1
+                yield {**start, "id": number}
+                yield {**finish, "id": number}
+
+
+def _find_thread(rank: int, is_work: bool) -> int:
+    return 2 * max(rank, 0) + (0 if is_work else 1)
+
+
+def _slice(
+    name: str, begin: float, end: float, place: dict[str, int], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    times = {"ts": round(begin * 1e6, 3), "dur": round(max(0.0, end - begin) * 1e6, 3)}
+    return {"name": name, "ph": "X", **times, **place, "args": arguments}
+
+
+def _list_names(job: Job) -> Iterator[dict[str, Any]]:
+    ranks = job.events[["rank", "stage", "kind"]].drop_duplicates()
+    hosts = {trace.rank: trace.host for trace in job.traces.ranks}
+    seen: set[tuple[int, int]] = set()
+    for rank, stage, kind in ranks.itertuples(index=False):
+        process, thread = max(int(stage), 0), _find_thread(int(rank), kind in COMPUTE)
+        if (process, -1) not in seen:
+            seen.add((process, -1))
+            yield _name("process_name", process, 0, f"stage {process}")
+        if (process, thread) not in seen:
+            seen.add((process, thread))
+            beside = "" if kind in COMPUTE else " beside"
+            yield _name(
+                "thread_name", process, thread, f"rank {rank} {hosts.get(rank, '')}{beside}"
+            )
+
+
+def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _list_arrows(pipeline: Pipeline) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for action, ran in pipeline.ran.items():
+        sender = pipeline.order.find_sender(action)
+        if sender is None or pipeline.ran[sender].rank == ran.rank:
+            continue
+        sent = pipeline.ran[sender]
+        # An arrow hangs on the slice in which its time lies: just inside either end.
+        leaves = max(sent.ready, sent.end - 1e-6)
+        finish = _end_arrow("f", ran.ready, ran.rank, action.stage)
+        yield _end_arrow("s", leaves, sent.rank, sender.stage), {**finish, "bp": "e"}
+
+
+def _end_arrow(phase: str, time: float, rank: int, stage: int) -> dict[str, Any]:
+    place = {"ts": round(time * 1e6, 3), "pid": stage, "tid": _find_thread(rank, True)}
+    return {"name": "message", "cat": "message", "ph": phase, **place}

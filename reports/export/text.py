@@ -1,0 +1,63 @@
+"""The report for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vjob.reports.analysis.finding import Finding
+from vjob.reports.analysis.measures import Analysis
+from vjob.reports.load.tables import Job
+from vjob.reports.page.sections import Table, build_sections, shorten
+
+MOST_LINES = 12
+"""Rows of a table, at its start and end together."""
+
+
+def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_partial: bool) -> str:
+    """All sections that have something to say; control characters of logs do not get through."""
+    lines: list[str] = [f"report of {job.sources.name}"]
+    if is_partial:
+        lines.append("the job has not ended: this is what is there so far")
+    if findings:
+        lines += ["", "FINDINGS", *(f"  {line}" for line in _render_findings(findings))]
+    for table in build_sections(job, analysis):
+        most = len(table.rows) if table.title == "job" else MOST_LINES
+        lines += ["", table.title.upper(), *(f"  {line}" for line in render_table(table, most))]
+        if table.title == "stages" and analysis.suggestion is not None:
+            lines.append(f"  suggested partition: {analysis.suggestion}")
+    return "".join(_clean(line) + "\n" for line in lines)
+
+
+def _clean(line: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in line)
+
+
+def _render_findings(findings: list[Finding]) -> Iterator[str]:
+    for number, finding in enumerate(findings, start=1):
+        yield f"{number}. {finding.sentence}"
+        yield f"   from: {finding.evidence}"
+        if finding.key:
+            yield f"   conf: {finding.key}"
+
+
+def render_table(table: Table, most: int = MOST_LINES) -> Iterator[str]:
+    """Pairs as `key: value`, all others as columns."""
+    rows, left_out = shorten(table.rows, most)
+    if len(table.columns) == 2 and not table.columns[0]:
+        lines = [f"{key}: {value}" for key, value in rows]
+    else:
+        cells = [table.columns, *rows]
+        widths = [max(len(row[at]) for row in cells) for at in range(len(table.columns))]
+        lines = [_align(row, widths).rstrip() for row in cells]
+    if table.shares and not left_out:
+        bars = ["", *("#" * round(40 * share) for share in table.shares)]
+        lines = [f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True)]
+    if left_out:
+        lines.insert(len(lines) - len(rows) // 2, f"... {left_out} more")
+    yield from lines
+
+
+def _align(row: tuple[str, ...], widths: list[int]) -> str:
+    """The last column, often words, to the left."""
+    first = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+    return "  ".join([*first, row[-1]])

@@ -1,0 +1,184 @@
+"""Everything that a job left, as tables: one call, any job, broken files included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from varuna_core.records.events import read_events as read_history
+from varuna_core.records.exits import read_outcome
+from varuna_core.records.files import read_json
+from varuna_core.records.runfolder import AttemptFolder
+from vjob.reports.load.gpu_log import read_gpus
+from vjob.reports.load.log_events import build_log_events
+from vjob.reports.load.prediction import Prediction, read_prediction
+from vjob.reports.load.sources import Sources, find_sources
+from vjob.reports.load.trace_file import NO_HEADER
+from vjob.reports.load.trace_reader import Traces, read_events, read_traces
+from vjob.reports.load.training_log import LogReader, LogTables
+
+MOST_STEPS = 200
+"""That anybody would look at one by one."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What is known of a job."""
+
+    sources: Sources
+    traces: Traces
+    events: pd.DataFrame
+    """Of the chosen steps, and of further ones where asked for: columns as of read_events."""
+    chosen: dict[str, tuple[str, int]]
+    """(attempt, step) of `first`, `median`, `slowest`, `last`."""
+    logs: dict[str, pd.DataFrame]
+    """iterations, memory, phases, timers_by_rank, timers_by_step, timer_calls."""
+    job_info: dict[str, str]
+    partitions: dict[str, str]
+    """What the log of each attempt says of its own."""
+    gpus: pd.DataFrame
+    history: list[dict[str, Any]]
+    """events*.jsonl in time order."""
+    exits: pd.DataFrame
+    outcomes: dict[str, str]
+    """How each attempt ended, in words; an attempt without an outcome is not here."""
+    facts: dict[str, Any]
+    """plan.json as it is; empty where there is none."""
+    prediction: Prediction | None
+    skipped: dict[str, str]
+    """What of which file could not be read."""
+
+    def find_partition(self, attempt: str) -> str:
+        """Layers of each stage in an attempt, where anything says so."""
+        ranks = (trace for trace in self.traces.ranks if trace.attempt == attempt)
+        said = next((trace.partition for trace in ranks if trace.partition), "")
+        said = said or self.partitions.get(attempt, "")
+        return said or str(self.facts.get("partition") or self.job_info.get("PARTITION", ""))
+
+
+def load_job(
+    path: Path, say: Callable[[str], object] = lambda text: None, *, more_events: int = 0
+) -> Job:
+    """Read all; SourceError where there is nothing. `say` hears of the progress.
+
+    `more_events` asks for further steps' events, about so many, to look at beside the chosen ones.
+    """
+    sources = find_sources(path)
+    skipped: dict[str, str] = {}
+    paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
+    say(f"{len(paths)} traces")
+    traces = read_traces(paths)
+    for trace in traces.ranks:
+        if trace.skipped:
+            count = f"{trace.skipped} line{'s' if trace.skipped > 1 else ''} skipped"
+            skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = count
+        if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
+            skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
+    chosen = choose_steps(list_whole_steps(traces), _measure_steps(traces.steps))
+    held = {*chosen.values(), *choose_more(traces, more_events)}
+    tables = LogTables()
+    for attempt in sources.attempts:
+        for node, log in attempt.logs:
+            say(f"{log.name}")
+            LogReader(tables, attempt.label, node, log).read()
+    skipped |= {name: f"{count} lines skipped" for name, count in tables.skipped.items()}
+    gpus: list[dict[str, Any]] = []
+    for attempt in sources.attempts:
+        for node, samples in attempt.gpus:
+            rows, bad = read_gpus(attempt.label, node, samples)
+            gpus += rows
+            if bad:
+                skipped[f"{attempt.label}/{samples.name}".lstrip("/")] = f"{bad} lines skipped"
+    logs = tables.build_tables()
+    events = read_events(traces, held)
+    if events.empty:
+        found = build_log_events(logs["timer_calls"], tables.job_info)
+        if found is not None:
+            events, chosen = found, _choose_logged(found)
+    plan = read_json(sources.run.plan) if sources.run is not None else None
+    facts = plan if isinstance(plan, dict) else {}
+    return Job(
+        sources=sources,
+        traces=traces,
+        events=events,
+        chosen=chosen,
+        logs=logs,
+        job_info=tables.job_info,
+        partitions=tables.partitions,
+        gpus=pd.DataFrame(gpus),
+        history=read_history(sources.run) if sources.run is not None else [],
+        exits=_read_exits(sources),
+        outcomes=_read_outcomes(sources),
+        facts=facts,
+        prediction=read_prediction(facts),
+        skipped=skipped,
+    )
+
+
+def _measure_steps(steps: pd.DataFrame) -> pd.Series:
+    """What each step took, by (attempt, step)."""
+    return steps.groupby(["attempt", "step"])["took_s"].max()
+
+
+def list_whole_steps(traces: Traces) -> list[tuple[str, int]]:
+    """Steps with details of all ranks, or of as large a part of an attempt's as there is: who is
+    killed takes with it what it has not written yet."""
+    ranks = Counter(trace.attempt for trace in traces.ranks if trace.has_header)
+    seen = traces.steps.groupby(["attempt", "step"])["rank"].nunique()
+    shares = {pair: int(seen[pair]) / ranks[pair[0]] for pair in traces.detailed_steps}
+    most = max(shares.values(), default=0.0)
+    return [pair for pair, share in shares.items() if share == most]
+
+
+def choose_steps(detailed: list[tuple[str, int]], took: pd.Series) -> dict[str, tuple[str, int]]:
+    """The steps to look at closely, of those that have details."""
+    if not detailed:
+        return {}
+    # The first step warms up: it is no measure of the others.
+    later = sorted(detailed[1:] or detailed, key=lambda pair: (float(took[pair]), pair))
+    chosen = {"first": detailed[0], "median": later[(len(later) - 1) // 2]}
+    return {**chosen, "slowest": later[-1], "last": detailed[-1]}
+
+
+def _choose_logged(events: pd.DataFrame) -> dict[str, tuple[str, int]]:
+    grouped = events.groupby(["attempt", "step"])
+    took = grouped["end_s"].max() - grouped["begin_s"].min()
+    return choose_steps([(str(attempt), int(step)) for attempt, step in took.index], took)
+
+
+def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
+    """The last step of each attempt, and others evenly apart, about so many events in all."""
+    detailed = traces.detailed_steps
+    count = sum(trace.num_events for trace in traces.ranks)
+    most = min(most_events * len(detailed) // count, MOST_STEPS) if count else 0
+    if not most:
+        return set()
+    last = list({attempt: (attempt, step) for attempt, step in detailed}.values())[-most:]
+    apart = -(-len(detailed) // max(1, most - len(last)))
+    return {*last, *detailed[::apart]} if most > len(last) else set(last)
+
+
+def _read_exits(sources: Sources) -> pd.DataFrame:
+    names = ["attempt", "rank", "node", "code", "signal", "stopped"]
+    names += ["started", "ended", "last_error"]
+    rows = []
+    for attempt in sources.attempts:
+        for path in attempt.exits:
+            value = read_json(path)
+            if isinstance(value, dict):
+                rows.append({"attempt": attempt.label, **{n: value.get(n) for n in names[1:]}})
+    return pd.DataFrame(rows, columns=names, dtype=object)  # numbers would make NaN of no signal
+
+
+def _read_outcomes(sources: Sources) -> dict[str, str]:
+    found = {}
+    for attempt in sources.attempts:
+        outcome = read_outcome(AttemptFolder(attempt.folder, 0))
+        if outcome is not None:
+            found[attempt.label] = str(outcome.reason)
+    return found

@@ -1,0 +1,150 @@
+"""One rank's trace line by line: whose it is, and a row for each whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import pandas as pd
+
+from varuna_core.records.logs.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
+from vjob.reports.load.blocks import BlockReader
+from vjob.reports.load.rank_trace import RankTrace
+from vjob.reports.load.trace_lines import Column, Lines
+
+SPAN_BYTES = 1 << 20
+KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
+NO_HEADER = "no header: it may be no trace"
+_MOST_KINDS = 64
+_MANY_ROWS = 20_000
+_LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
+
+
+class Rows:
+    """Rows of steps; tables hold them in a sixth of the room of dicts."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.frames: list[pd.DataFrame] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if len(self.rows) >= _MANY_ROWS:
+            self._pack()
+
+    def build_frame(self) -> pd.DataFrame:
+        """All rows; to be called once."""
+        self._pack()
+        frames, self.frames = self.frames, []
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def _pack(self) -> None:
+        if self.rows:
+            frame = pd.DataFrame(self.rows)
+            frame[["first_s", "last_s"]] = frame[["first_s", "last_s"]].astype(float)
+            self.frames.append(frame)
+            self.rows = []
+
+
+class File:
+    """A trace for each header of the file: a writer that starts again writes another."""
+
+    def __init__(self, attempt: str, path: Path) -> None:
+        digits = path.name.partition(".")[0]
+        rank = int(digits) if digits.isdigit() else -1
+        self.traces = [RankTrace(path=path, attempt=attempt, rank=rank, trouble=NO_HEADER)]
+        self.blocks = BlockReader(path, SPAN_BYTES)
+
+    def take(self, place: int, length: int, lines: Lines, rows: Rows) -> None:
+        """What a piece of the file holds."""
+        trace = self.traces[-1]
+        trace.skipped += lines.skipped
+        for value in lines.objects:
+            if "trace" in value:
+                if not trace.is_blank:
+                    trace = RankTrace(path=trace.path, attempt=trace.attempt, rank=trace.rank)
+                    self.traces.append(trace)
+                trace.trouble = _take_header(trace, value)
+                trace.has_header = not trace.trouble
+            elif not _take_record(trace, value, rows):
+                trace.skipped += 1
+        if lines.events is not None and len(lines.events):
+            trace.spans.append((_find_unique(lines.events.columns["step"]), place, length))
+            trace.num_events += len(lines.events)
+
+
+def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
+    """What is wrong with the header, if anything."""
+    if value["trace"] != FORMAT:
+        return f"format {str(value['trace'])[:20]}, this vjob reads {FORMAT}"
+    numbers = [value.get(name) for name in ("rank", "replica", "origin")]
+    stages = value.get("stages")
+    if not isinstance(stages, list) or not stages or not all(map(_is_whole, [*numbers, *stages])):
+        return "a broken header"
+    trace.rank, trace.replica, trace.origin = (int(number or 0) for number in numbers)
+    trace.stages = tuple(stages)
+    trace.host, trace.device = str(value.get("host", "")), str(value.get("device", ""))
+    trace.partition = str(value.get("partition", ""))
+    return ""
+
+
+def _take_record(trace: RankTrace, value: dict[str, Any], rows: Rows) -> bool:
+    """False where the line is none that the writer writes."""
+    if "offset" in value:
+        at, offset, residual = (value.get(name) for name in ("at", "offset", "residual"))
+        if _is_whole(at) and _is_whole(offset) and _is_whole(residual):
+            trace.offsets.append((at, offset, residual))
+            return True
+        return False
+    sums = value.get("sums")
+    step, begin, took = (value.get(name) for name in ("step", "begin", "took"))
+    if not isinstance(sums, dict) or len(sums) > _MOST_KINDS:
+        return False
+    if not (_is_whole(step) and _is_whole(begin) and _is_whole(took)):
+        return False
+    wait = work = 0
+    row: dict[str, Any] = {"step": step, "begin_ns": begin, "took_s": took / 1e9}
+    for name in ("first", "last"):
+        time = value.get(name)
+        if time is None:
+            row[name + "_s"] = None
+        elif _is_whole(time):
+            row[name + "_s"] = (time - begin) / 1e9
+        else:
+            return False
+    for kind, three in sums.items():
+        if not isinstance(three, list) or len(three) != 3 or not all(map(_is_whole, three)):
+            return False
+        row[f"sum {kind if kind in KINDS else 'other'}"] = three[2] / 1e9
+        if kind in COMPUTE:
+            wait += three[1]
+            work += three[2]
+    row["wait_s"], row["work_s"] = wait / 1e9, work / 1e9
+    trace.num_rows += 1
+    rows.add(row)
+    return True
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return type(value) is int and abs(value) < _LARGEST
+
+
+def _find_unique(steps: Column) -> Column:
+    """The steps of a piece: often it has one."""
+    if (steps == steps[0]).all():
+        alone: Column = steps[:1].copy()
+        return alone
+    found: Column = np.unique(steps)
+    return found
+
+
+def cut_at_headers(blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Pieces in which a header is the first line, if there is one."""
+    for place, data in blocks:
+        start = 0
+        while (cut := data.find(b'\n{"trace":', start) + 1) > 0:
+            yield place + start, data[start:cut]
+            start = cut
+        yield place + start, data[start:]

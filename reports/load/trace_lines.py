@@ -1,0 +1,249 @@
+"""Lines of a trace to columns: quickly where they are as the writer writes them, else one by one.
+
+The two ways agree on every line that the writer can have written, whole or torn: commas take an
+event apart, and a piece in which anything else turns up is read again with `json.loads`. Small
+pieces are read many at a time: a call for each would cost more than what it reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv
+
+from varuna_core.records.logs.trace import COLUMNS
+
+NUMBERS = COLUMNS[1:-1]
+_LARGEST = 2**62  # sums of two still fit
+_SLOW_LINE = 1 << 16
+_TOGETHER_BYTES = 1 << 20
+
+Column = npt.NDArray[Any]
+Key = TypeVar("Key")
+
+_NAME = pa.dictionary(pa.int32(), pa.string())
+_READ = csv.ReadOptions(column_names=list(COLUMNS), use_threads=False, block_size=1 << 24)
+_CONVERT = csv.ConvertOptions(
+    column_types={name: _NAME if name not in NUMBERS else pa.int64() for name in COLUMNS},
+    null_values=[],
+    strings_can_be_null=False,
+)
+
+
+@dataclass(kw_only=True)
+class Events:
+    """Events as columns; kinds and whats are numbers into their names."""
+
+    columns: dict[str, Column]
+    """`step` to `bytes` of COLUMNS."""
+    kinds: Column
+    kind_names: list[str]
+    whats: Column
+    what_names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def select(self, rows: slice | Column) -> Events:
+        """Some of them, by place or by a mask."""
+        return Events(
+            columns={name: values[rows] for name, values in self.columns.items()},
+            kinds=self.kinds[rows],
+            kind_names=self.kind_names,
+            whats=self.whats[rows],
+            what_names=self.what_names,
+        )
+
+
+@dataclass(kw_only=True)
+class Lines:
+    """What a piece of a trace holds."""
+
+    events: Events | None
+    objects: list[dict[str, Any]]
+    skipped: int
+
+
+def parse_lines(data: bytes) -> Lines:
+    """Every line is an event, an object, empty, or counted as skipped."""
+    arrays, texts = _split(data)
+    objects, skipped = _parse_objects(texts)
+    ((events, bad),) = _parse_arrays([arrays])
+    return Lines(events=events, objects=objects, skipped=skipped + bad)
+
+
+def parse_pieces(pieces: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, Lines]]:
+    """The lines of each piece, as parse_lines has them, with its key and in order."""
+    held: list[tuple[Key, bytes]] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece[1])
+        if size >= _TOGETHER_BYTES:
+            yield from _parse_held(held)
+            held, size = [], 0
+    yield from _parse_held(held)
+
+
+def _parse_held(held: Sequence[tuple[Key, bytes]]) -> Iterator[tuple[Key, Lines]]:
+    split = [_split(data) for _, data in held]
+    parsed = _parse_arrays([arrays for arrays, _ in split])
+    for (key, _), (_, texts), (events, bad) in zip(held, split, parsed, strict=True):
+        objects, skipped = _parse_objects(texts)
+        yield key, Lines(events=events, objects=objects, skipped=skipped + bad)
+
+
+def _parse_arrays(pieces: Sequence[bytes]) -> list[tuple[Events | None, int]]:
+    """The events of each piece of `_split`, and how many of its lines are none."""
+    joined = b"".join(pieces)
+    if not joined.strip():
+        return [(None, 0)] * len(pieces)
+    if len(pieces) == 1:
+        try:
+            return [_parse_quickly(joined)]
+        except (pa.ArrowException, ValueError):
+            return [parse_slowly(joined)]
+    counts = [piece.count(b"\n[") for piece in pieces]
+    try:
+        events, bad = _parse_quickly(joined)
+    except (pa.ArrowException, ValueError):
+        bad = 1
+    if bad or len(events) != sum(counts):  # nobody says in which piece: look closer
+        half = len(pieces) // 2
+        return _parse_arrays(pieces[:half]) + _parse_arrays(pieces[half:])
+    found: list[tuple[Events | None, int]] = []
+    start = 0
+    for count in counts:
+        found.append((events.select(slice(start, start + count)) if count else None, 0))
+        start += count
+    return found
+
+
+def _split(data: bytes) -> tuple[bytes, list[bytes]]:
+    """Apart: lines that begin with `{`, and all others."""
+    lines = b"\n" + data
+    pieces, texts, start = [], [], 0
+    while (found := lines.find(b"\n{", start)) >= 0:
+        pieces.append(lines[start:found])
+        start = lines.find(b"\n", found + 1)
+        start = len(lines) if start < 0 else start
+        texts.append(lines[found + 1 : start])
+    pieces.append(lines[start:])
+    return b"".join(pieces), texts
+
+
+def _parse_objects(texts: list[bytes]) -> tuple[list[dict[str, Any]], int]:
+    try:
+        found = json.loads(b"[" + b",".join(texts) + b"]")
+        if len(found) == len(texts):
+            return found, 0
+    except (ValueError, RecursionError):
+        pass
+    found = []
+    for text in texts:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found, len(texts) - len(found)
+
+
+def _parse_quickly(data: bytes) -> tuple[Events, int]:
+    """Raises for a piece that holds what the writer does not write."""
+    if not data.isascii() or b"\r" in data or b"\\" in data or b"\x00" in data:
+        raise ValueError("no line of the writer")
+    torn: list[str] = []
+
+    def note(row: csv.InvalidRow) -> str:
+        torn.append(row.text)
+        return "skip"
+
+    parse = csv.ParseOptions(
+        quote_char=False, escape_char=False, newlines_in_values=False, invalid_row_handler=note
+    )
+    table = csv.read_csv(
+        pa.BufferReader(data), read_options=_READ, parse_options=parse, convert_options=_CONVERT
+    )
+    kinds, kind_names = _decode(table["kind"], '["', '"')
+    whats, what_names = _decode(table["what"], '"', '"]')
+    columns = {name: table[name].to_numpy() for name in NUMBERS}
+    for values in columns.values():
+        if len(values) and max(abs(int(values.max())), abs(int(values.min()))) > _LARGEST:
+            raise ValueError("no number of the writer")
+    events = Events(
+        columns=columns,
+        kinds=kinds,
+        kind_names=kind_names,
+        whats=whats,
+        what_names=what_names,
+    )
+    return events, sum(1 for text in torn if text.strip())
+
+
+def _decode(column: Any, before: str, after: str) -> tuple[Column, list[str]]:
+    """Names without their brackets; ValueError where one has none."""
+    whole = column.unify_dictionaries().combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], _NAME)
+    names = []
+    for text in whole.dictionary.to_pylist():
+        inner = text[len(before) : len(text) - len(after)]
+        if text != before + inner + after or '"' in inner or not inner.isprintable():
+            raise ValueError("no name of the writer")
+        names.append(inner)
+    return whole.indices.to_numpy(zero_copy_only=False), names
+
+
+def parse_slowly(data: bytes) -> tuple[Events, int]:
+    """The same with `json.loads`, line by line."""
+    rows, skipped = [], 0
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        row = _parse_event(line)
+        if row is None:
+            skipped += 1
+        else:
+            rows.append(row)
+    named: list[tuple[Column, list[str]]] = []
+    for at in (0, len(COLUMNS) - 1):
+        names: dict[str, int] = {}
+        codes = [names.setdefault(row[at], len(names)) for row in rows]
+        named.append((np.array(codes, dtype=np.int32), list(names)))
+    columns = {
+        name: np.array([row[at] for row in rows], dtype=np.int64)
+        for at, name in enumerate(NUMBERS, start=1)
+    }
+    (kinds, kind_names), (whats, what_names) = named
+    events = Events(
+        columns=columns,
+        kinds=kinds,
+        kind_names=kind_names,
+        whats=whats,
+        what_names=what_names,
+    )
+    return events, skipped
+
+
+def _parse_event(line: bytes) -> list[Any] | None:
+    if len(line) > _SLOW_LINE:
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, list) or len(row) != len(COLUMNS):
+        return None
+    if not isinstance(row[0], str) or not isinstance(row[-1], str):
+        return None
+    if all(type(number) is int and abs(number) <= _LARGEST for number in row[1:-1]):
+        return row
+    return None

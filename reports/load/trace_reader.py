@@ -1,0 +1,234 @@
+"""Traces of all ranks to tables, in two passes: memory is bounded by what is drawn.
+
+first pass    every line is read; kept are headers, clock offsets, a row a rank and step, and where
+              in its file each step's events lie
+second pass   the events of the steps that are asked for
+
+Times come out as seconds since the first step of any rank, on rank 0's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vjob.reports.load.blocks import read_span
+from vjob.reports.load.clocks import Ends, put_right
+from vjob.reports.load.rank_trace import RankTrace
+from vjob.reports.load.trace_file import File, Rows, cut_at_headers
+from vjob.reports.load.trace_lines import NUMBERS, Column, Events, parse_pieces
+
+MOST_EVENTS = 2_000_000
+_MANY_ROWS = 20_000
+
+
+@dataclass(kw_only=True)
+class Traces:
+    """All ranks of a run."""
+
+    ranks: list[RankTrace]
+    steps: pd.DataFrame
+    """A row a rank and step: attempt, rank, stage, replica, step, begin_s, took_s, first_s, last_s,
+    wait_s, work_s (both of the actions), and `<kind>_s` (work) of every kind."""
+    zero_ns: int
+    """Nanoseconds since 1970 where the tables' seconds begin."""
+
+    @property
+    def detailed_steps(self) -> list[tuple[str, int]]:
+        """(attempt, step) of which events may be there, in order."""
+        found = {
+            (trace.attempt, step)
+            for trace in self.ranks
+            for steps, _, _ in trace.spans
+            for step in steps.tolist()
+        }
+        known = set(zip(self.steps["attempt"], self.steps["step"], strict=True))
+        order = {trace.attempt: at for at, trace in enumerate(self.ranks)}
+        return sorted(found & known, key=lambda pair: (order[pair[0]], pair[1]))
+
+
+def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
+    """The first pass over (attempt, file)."""
+    rows = Rows()
+    ranks = _read_ranks(paths, rows)
+    frame = rows.build_frame()
+    known = [trace for trace in ranks if trace.has_header and trace.num_rows]
+    if known:
+        of_known = np.repeat([trace.has_header for trace in ranks], [t.num_rows for t in ranks])
+        frame = frame if of_known.all() else frame[of_known].reset_index(drop=True)
+    for trace in ranks:
+        if not trace.has_header:  # nobody knows when its times are
+            trace.skipped += trace.num_rows + trace.num_events
+            trace.num_events = trace.num_rows = 0
+            trace.spans.clear()
+    if not known:
+        names = ["attempt", "rank", "stage", "replica", "step"]
+        times = ["begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s"]
+        return Traces(ranks=ranks, steps=pd.DataFrame(columns=names + times), zero_ns=0)
+    frame = _add_ranks(frame, known)
+    zero = int(frame["begin_ns"].min())
+    frame["begin_s"] = (frame.pop("begin_ns") - zero) / 1e9
+    for name in ("first_s", "last_s"):
+        frame[name] += frame["begin_s"]
+    sums = [name for name in frame.columns if name.startswith("sum ")]
+    frame[sums] = frame[sums].fillna(0.0)
+    frame = frame.rename(columns={name: name[4:] + "_s" for name in sums})
+    # A step that ran again after a restart within the attempt counts as it ran last.
+    frame = frame.drop_duplicates(["attempt", "rank", "step"], keep="last")
+    return Traces(ranks=ranks, steps=frame.reset_index(drop=True), zero_ns=zero)
+
+
+def _add_ranks(frame: pd.DataFrame, known: list[RankTrace]) -> pd.DataFrame:
+    """Rows with who wrote them, on one clock; columns in the order in which the ranks use them."""
+    counts = [trace.num_rows for trace in known]
+    steps, begins, took = (frame[name].to_numpy() for name in ("step", "begin_ns", "took_s"))
+    owned = [slice(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True)]
+    put_right(
+        [(t, Ends(steps[own], begins[own], took[own])) for t, own in zip(known, owned, strict=True)]
+    )
+    aligned = [trace.align(begins[own]) for trace, own in zip(known, owned, strict=True)]
+    frame["begin_ns"] = np.concatenate(aligned)
+    frame["attempt"] = np.repeat(np.array([t.attempt for t in known], dtype=object), counts)
+    frame["rank"] = np.repeat([trace.rank for trace in known], counts)
+    frame["stage"] = np.repeat([trace.stages[0] for trace in known], counts)
+    frame["replica"] = np.repeat([trace.replica for trace in known], counts)
+    sums = [name for name in frame.columns if name.startswith("sum ")]
+    late = [name for name in sums if frame[name].iloc[: counts[0]].isna().all()]
+    used = [name for name in late if frame[name].notna().any()]
+    return frame[[name for name in frame.columns if name not in late] + used]
+
+
+def _read_ranks(paths: Iterable[tuple[str, Path]], rows: Rows) -> list[RankTrace]:
+    files: list[File] = []
+
+    def list_pieces() -> Iterator[tuple[tuple[File, int, int], bytes]]:
+        for attempt, path in paths:
+            file = File(attempt, path)
+            files.append(file)
+            for place, data in cut_at_headers(file.blocks):
+                yield (file, place, len(data)), data
+
+    for (file, place, length), lines in parse_pieces(list_pieces()):
+        file.take(place, length, lines, rows)
+    for file in files:
+        last = file.traces[-1]
+        last.skipped += file.blocks.skipped
+        last.trouble = file.blocks.trouble or last.trouble
+    return [trace for file in files for trace in file.traces]
+
+
+# The second pass.
+
+
+def read_events(traces: Traces, wanted: Iterable[tuple[str, int]]) -> pd.DataFrame:
+    """Events of the (attempt, step)s: attempt, rank, replica, kind, step, stage, microbatch,
+    begin_s, ready_s, end_s, bytes, what; at most MOST_EVENTS."""
+    steps: dict[str, list[int]] = {}
+    for attempt, step in wanted:
+        steps.setdefault(attempt, []).append(step)
+    own = [trace for trace in traces.ranks if trace.attempt in steps]
+    found = _stop_at_most(_read_spans(own, steps))
+    frames = list(_build_frames(found, traces.zero_ns))
+    return pd.concat(frames, ignore_index=True) if frames else _build_frame_of_none()
+
+
+def stream_events(traces: Traces) -> Iterator[pd.DataFrame]:
+    """All events, a piece at a time."""
+    return _build_frames(_read_spans(traces.ranks, None), traces.zero_ns)
+
+
+def _stop_at_most(
+    found: Iterable[tuple[RankTrace, Events]],
+) -> Iterator[tuple[RankTrace, Events]]:
+    """The rank that goes beyond is the last, and is there whole."""
+    count, last = 0, None
+    for trace, events in found:
+        if count > MOST_EVENTS and trace is not last:
+            return
+        yield trace, events
+        count += len(events)
+        last = trace
+
+
+def _build_frames(
+    found: Iterable[tuple[RankTrace, Events]], zero_ns: int
+) -> Iterator[pd.DataFrame]:
+    held: list[tuple[RankTrace, Events]] = []
+    count = 0
+    for trace, events in found:
+        held.append((trace, events))
+        count += len(events)
+        if count >= _MANY_ROWS:
+            yield _build_frame(held, zero_ns)
+            held, count = [], 0
+    if held:
+        yield _build_frame(held, zero_ns)
+
+
+def _read_spans(
+    ranks: Iterable[RankTrace], steps: dict[str, list[int]] | None
+) -> Iterator[tuple[RankTrace, Events]]:
+    def list_pieces() -> Iterator[tuple[RankTrace, bytes]]:
+        for trace in ranks:
+            for held, place, length in trace.spans:
+                if steps is None or _holds(held, steps[trace.attempt]).any():
+                    yield trace, read_span(trace.path, place, length)
+
+    for trace, lines in parse_pieces(list_pieces()):
+        events = lines.events
+        if events is not None and steps is not None:
+            keep = _holds(events.columns["step"], steps[trace.attempt])
+            events = events.select(keep) if keep.any() else None
+        if events is not None:
+            yield trace, events
+
+
+def _holds(held: Column, steps: Sequence[int]) -> Column:
+    """Which of them are asked for."""
+    found: Column = np.isin(held, steps)
+    return found
+
+
+def _build_frame(found: Sequence[tuple[RankTrace, Events]], zero_ns: int) -> pd.DataFrame:
+    """Events of ranks as a table."""
+    counts = [len(events) for _, events in found]
+    columns = {
+        name: np.concatenate([events.columns[name] for _, events in found]) for name in NUMBERS
+    }
+    begin = np.concatenate([trace.align(events.columns["begin"]) for trace, events in found])
+    begin -= zero_ns
+    ready = begin + columns["wait"]
+
+    def repeat(values: Any) -> Column:
+        return np.repeat(values, counts)
+
+    return pd.DataFrame(
+        {
+            "attempt": repeat(np.array([trace.attempt for trace, _ in found], dtype=object)),
+            "rank": repeat([trace.rank for trace, _ in found]),
+            "replica": repeat([trace.replica for trace, _ in found]),
+            "kind": _spell([(events.kind_names, events.kinds) for _, events in found]),
+            "step": columns["step"],
+            "stage": columns["stage"],
+            "microbatch": columns["microbatch"],
+            "begin_s": begin / 1e9,
+            "ready_s": ready / 1e9,
+            "end_s": (ready + columns["work"]) / 1e9,
+            "bytes": columns["bytes"],
+            "what": _spell([(events.what_names, events.whats) for _, events in found]),
+        }
+    )
+
+
+def _spell(coded: Sequence[tuple[list[str], Column]]) -> Column:
+    return np.concatenate([np.array(names, dtype=object)[codes] for names, codes in coded])
+
+
+def _build_frame_of_none() -> pd.DataFrame:
+    names = ["attempt", "rank", "replica", "kind", "step", "stage", "microbatch"]
+    return pd.DataFrame(columns=[*names, "begin_s", "ready_s", "end_s", "bytes", "what"])

@@ -1,0 +1,302 @@
+"""Standard output of Megatron-LM, of its kin and of our own programs, in one pass over each log.
+
+Only what stands at a known word is looked at, so gigabytes of other lines cost little. Timers are
+added up by rank and by step; the seed's lists of when each call began and ended are kept of three
+steps a log: the first, the slowest, the last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from varuna_core.records.logs.training_log import (
+    ITERATION_MARK,
+    JOB_INFO,
+    MEMORY_MARK,
+    PHASE_MARK,
+    TIMER_CALLS,
+    TIMER_NUMBERS,
+    TIMERS_HEAD,
+    TIMERS_MARK,
+    parse_iteration,
+    parse_job_info,
+    parse_memory,
+    parse_phase,
+)
+from vjob.reports.load.blocks import BlockReader
+from vjob.reports.load.thinned import MOST_ROWS, Thinned
+from vjob.reports.load.trace_lines import Column
+
+LOG_BLOCK_BYTES = 1 << 23
+LARGEST_TIMERS = 1 << 26
+"""Timers of one step beyond this are cut."""
+_JOB_INFO_MARK = b"NODE_RANK: "
+_JOB_INFO_BYTES = 4096
+_TORN_ITERATION = re.compile(rb"iteration +\d+/")
+
+
+@dataclass(kw_only=True)
+class _Timers:
+    """The lines of one step's timers."""
+
+    step: int
+    time_ms: float
+    pieces: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(kw_only=True)
+class LogTables:
+    """What all logs of a job say."""
+
+    iterations: Thinned = field(default_factory=Thinned)
+    memory: Thinned = field(default_factory=Thinned)
+    phases: Thinned = field(default_factory=Thinned)
+    job_info: dict[str, str] = field(default_factory=dict)
+    """The first that was said of each setting."""
+    partitions: dict[str, str] = field(default_factory=dict)
+    """By attempt."""
+    calls: list[pd.DataFrame] = field(default_factory=list)
+    timers_by_rank: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    """(timer, rank): count, sum and most, ms."""
+    timers_by_step: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    """(timer, step): least and most of all ranks, ms."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Lines that look like ours and do not parse, by file."""
+
+    def build_tables(self) -> dict[str, pd.DataFrame]:
+        by_rank = [
+            {"timer": timer, "rank": rank, "count": count, "sum_ms": total, "max_ms": most}
+            for (timer, rank), (count, total, most) in self.timers_by_rank.items()
+        ]
+        by_step = [
+            {"timer": timer, "step": step, "min_ms": least, "max_ms": most}
+            for (timer, step), (least, most) in self.timers_by_step.items()
+        ]
+        return {
+            "iterations": pd.DataFrame(self.iterations.rows),
+            "memory": pd.DataFrame(self.memory.rows),
+            "phases": pd.DataFrame(self.phases.rows),
+            "timers_by_rank": pd.DataFrame(by_rank),
+            "timers_by_step": pd.DataFrame(by_step),
+            "timer_calls": pd.concat(self.calls, ignore_index=True)
+            if self.calls
+            else pd.DataFrame(columns=["node", "step", "timer", "rank", "begin", "end"]),
+        }
+
+
+class LogReader:
+    """Reads one log into the tables."""
+
+    def __init__(self, tables: LogTables, attempt: str, node: str, path: Path) -> None:
+        self.tables, self.attempt, self.node, self.path = tables, attempt, node, path
+        self._step, self._time_ms = -1, 0.0
+        self._open: _Timers | None = None
+        self._kept: dict[str, _Timers] = {}
+        self._slowest_ms = -1.0
+        self._skipped = 0
+
+    def read(self) -> None:
+        blocks = BlockReader(self.path, LOG_BLOCK_BYTES)
+        for _, block in blocks:
+            self._read_block(block)
+        self._close_timers()
+        kept = {id(timers): timers for timers in self._kept.values()}
+        for timers in kept.values():
+            self._read_calls(timers)
+        skipped = self._skipped + blocks.skipped
+        if skipped:
+            self.tables.skipped[f"{self.attempt}/{self.path.name}".lstrip("/")] = skipped
+
+    def _read_block(self, block: bytes) -> None:
+        start = seen = 0
+        for place, mark in _find_marks(block):
+            if place < seen and mark == ITERATION_MARK:  # `elapsed time per iteration (ms)`
+                continue
+            begin = block.rfind(b"\n", 0, place) + 1
+            end = block.find(b"\n", place)
+            end = len(block) if end < 0 else end
+            line = block[begin : min(end, begin + 65536)]
+            if mark == TIMERS_MARK:
+                if not TIMERS_HEAD.search(line):
+                    continue
+                self._add(block[start:begin])
+                self._close_timers()
+                self._open = _Timers(step=self._step, time_ms=self._time_ms)
+                start = end
+            elif mark == ITERATION_MARK:
+                seen = end
+                if self._read_iteration(line):
+                    self._add(block[start:begin])
+                    self._close_timers()
+                    start = end
+            elif mark == _JOB_INFO_MARK:
+                self._read_job_info(block[begin : begin + _JOB_INFO_BYTES])
+            else:
+                self._read_line(line.decode("utf-8", "replace"), mark)
+        self._add(block[start:])
+
+    def _read_iteration(self, line: bytes) -> bool:
+        """False where the line is about something else."""
+        found = parse_iteration(line.decode("utf-8", "replace"))
+        if found is None:
+            self._skipped += bool(_TORN_ITERATION.search(line))
+            return False
+        self._step, self._time_ms = found.step, found.time_ms or 0.0
+        row = {name: getattr(found, name) for name in found.__dataclass_fields__}
+        losses, others = row.pop("losses"), row.pop("others")
+        row |= {"attempt": self.attempt, "node": self.node, "loss": found.loss}
+        for label, value in list({**losses, **others}.items())[:16]:
+            row[label] = value
+        self.tables.iterations.append(row)
+        return True
+
+    def _read_line(self, text: str, mark: bytes) -> None:
+        if mark == MEMORY_MARK:
+            memory = parse_memory(text)
+            if memory is None:
+                self._skipped += "(after " in text
+            else:
+                row = {name: getattr(memory, name) for name in memory.__dataclass_fields__}
+                self.tables.memory.append({"attempt": self.attempt, "node": self.node, **row})
+        elif mark == PHASE_MARK:
+            phase = parse_phase(text)
+            if phase is not None:
+                row = {"attempt": self.attempt, "node": self.node}
+                self.tables.phases.append({**row, "phase": phase[0], "time": phase[1]})
+
+    def _read_job_info(self, text: bytes) -> None:
+        for line in text.decode("utf-8", "replace").splitlines()[: 2 * len(JOB_INFO)]:
+            found = parse_job_info(line)
+            if found is not None:
+                name, value = found
+                self.tables.job_info.setdefault(name, value)
+                if name == "PARTITION":
+                    self.tables.partitions.setdefault(self.attempt, value)
+
+    # Timers.
+
+    def _add(self, piece: bytes) -> None:
+        if self._open is not None and piece:
+            self._open.pieces.append(piece)
+            self._open.size += len(piece)
+            if self._open.size > LARGEST_TIMERS:
+                self._close_timers()
+
+    def _close_timers(self) -> None:
+        timers, self._open = self._open, None
+        if timers is None:
+            return
+        data = b"".join((b"\n", *timers.pieces, b"\n"))
+        timers.pieces = [data]
+        self._add_up(timers.step, data)
+        if b" time lst:" not in data:
+            return
+        self._kept["last"] = timers
+        if "first" not in self._kept:
+            self._kept["first"] = timers
+        elif timers.time_ms > self._slowest_ms:
+            self._slowest_ms = timers.time_ms
+            self._kept["slowest"] = timers
+
+    def _add_up(self, step: int, data: bytes) -> None:
+        by_rank, by_step = self.tables.timers_by_rank, self.tables.timers_by_step
+        name, values = "", list[float]()
+        is_full = False
+
+        def add(timer: str, least: float, most: float) -> None:
+            seen = by_step.setdefault((timer, step), [least, most])
+            seen[0], seen[1] = min(seen[0], least), max(seen[1], most)
+
+        for heading, rank, value, other, low, high, alone in TIMER_NUMBERS.findall(data):
+            if rank:
+                ms = _read_float(value) if name and not is_full else None
+                if ms is None:
+                    self._skipped += 1
+                    continue
+                values.append(ms)
+                found = by_rank.get((name, int(rank)))
+                if found is None:
+                    by_rank[name, int(rank)] = [1, ms, max(0.0, ms)]
+                else:
+                    found[0] += 1
+                    found[1] += ms
+                    found[2] = max(found[2], ms)
+                continue
+            if values:
+                add(name, min(values), max(values))
+                values = []
+            is_full = len(by_step) > MOST_ROWS or len(by_rank) > MOST_ROWS
+            if heading:
+                name = heading.decode()
+                continue
+            least, most = _read_float(low or alone), _read_float(high or alone)
+            if is_full or least is None or most is None:
+                self._skipped += 1
+            else:
+                add(other.decode(), least, most)
+        if values:
+            add(name, min(values), max(values))
+
+    def _read_calls(self, timers: _Timers) -> None:
+        """The lists of starts and ends, an own row a call."""
+        name, rank, starts = "", -1, np.empty(0)
+        heads: list[tuple[str, int]] = []
+        calls: list[tuple[Column, Column]] = []
+        for match in TIMER_CALLS.finditer(timers.pieces[0]):
+            named, word, times = match.group(2), match.group(3), match.group(4)
+            if not named:
+                rank, starts = int(match.group(1)), np.empty(0)
+            elif word == b"start":
+                name, starts = named.decode(), _read_floats(times)
+            else:
+                ends = _read_floats(times)
+                if named.decode() != name or rank < 0:
+                    self._skipped += 1
+                    continue
+                count = min(len(starts), len(ends))  # a call that goes on has no end yet
+                heads += [(name, rank)] * count
+                calls.append((starts[:count], ends[:count]))
+        if heads:
+            columns = {
+                "node": self.node,
+                "step": timers.step,
+                "timer": [name for name, _ in heads],
+                "rank": [rank for _, rank in heads],
+                "begin": np.concatenate([begin for begin, _ in calls]),
+                "end": np.concatenate([end for _, end in calls]),
+            }
+            self.tables.calls.append(pd.DataFrame(columns))
+
+
+def _find_marks(block: bytes) -> list[tuple[int, bytes]]:
+    """Where lines begin to be of interest, in order."""
+    found = []
+    for mark in (ITERATION_MARK, MEMORY_MARK, TIMERS_MARK, PHASE_MARK, _JOB_INFO_MARK):
+        place = block.find(mark)
+        while place >= 0:
+            found.append((place, mark))
+            place = block.find(mark, place + len(mark))
+    return sorted(found)
+
+
+def _read_float(word: bytes) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _read_floats(text: bytes) -> Column:
+    values = []
+    for word in text.split():
+        value = _read_float(word)
+        if value is None:
+            break  # torn
+        values.append(value)
+    return np.array(values)

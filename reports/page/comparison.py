@@ -1,0 +1,209 @@
+"""Several jobs beside each other: their figures, and what their confs say differently."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from vjob.reports.analysis.measures import Analysis
+from vjob.reports.analysis.series import drop_first
+from vjob.reports.load.tables import Job
+from vjob.reports.page.figure import (
+    BLUE,
+    GREEN,
+    GREY,
+    LEAN,
+    ORANGE,
+    PINK,
+    RED,
+    Figure,
+    Rows,
+    draw_lines,
+    plain,
+)
+from vjob.reports.page.html import Page, Part, render, show_table
+from vjob.reports.page.sections import Table
+
+COLOURS = (BLUE, ORANGE, GREEN, RED, PINK, GREY)
+NAMES = {
+    "step_s": "median step, s",
+    "slowest_step_s": "slowest step, s",
+    "num_steps": "steps",
+    "idle_share": "idle in the pipeline",
+    "ideal_idle_share": "idle at best, with its stage times",
+    "most_memory_mb": "most memory, MB",
+    "goodput_share": "useful part of the time",
+    "wall_s": "from start to end, s",
+    "num_attempts": "attempts",
+    "last_loss": "last loss",
+    "best_loss": "best loss",
+    "common_loss": "loss at the last step that all logged",
+}
+"""Keys of --json, and how they are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One of the jobs."""
+
+    name: str
+    job: Job
+    analysis: Analysis
+    settings: Mapping[str, str]
+    """Of its conf, by dotted key; of a bare folder, what its logs print."""
+    has_conf: bool
+
+    @property
+    def losses(self) -> pd.Series[float]:
+        """By step, as it was done last."""
+        table = self.analysis.curves.table
+        loss = pd.to_numeric(table["loss"], errors="coerce").set_axis(table["step"])
+        return loss.dropna().groupby(level=0).last()
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """By the keys of NAMES; None is not known."""
+        analysis = self.analysis
+        later = drop_first(analysis.times)["took_s"]
+        median = analysis.find_step("median")
+        bubbles = median.bubbles if median is not None else ()
+        idle = analysis.bubbles["bubble_share"]
+        loss = self.losses
+        memory = analysis.memory["used_mb"]
+        measured = [bubble.measured for bubble in bubbles]
+        return {
+            "step_s": _find(later.median()),
+            "slowest_step_s": _find(later.max()),
+            "num_steps": float(analysis.times["count"].sum()),
+            "idle_share": _find(idle.median() if len(idle) else _mean(measured)),
+            "ideal_idle_share": _find(_mean([bubble.ideal for bubble in bubbles])),
+            "most_memory_mb": _find(memory.max()),
+            "goodput_share": analysis.goodput.share,
+            "wall_s": analysis.goodput.wall_s,
+            "num_attempts": float(len(analysis.goodput.attempts)),
+            "last_loss": _find(loss.iloc[-1] if len(loss) else None),
+            "best_loss": _find(loss.min()),
+        }
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _find(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, str]:
+    """A conf by dotted keys; lists of mappings by their places."""
+    if isinstance(value, Mapping):
+        pairs = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        pairs = [(str(at), item) for at, item in enumerate(value)]
+    else:
+        return {prefix: str(value)}
+    found: dict[str, str] = {}
+    for key, item in pairs:
+        found |= flatten(item, f"{prefix}.{key}" if prefix else key)
+    return found
+
+
+def find_differences(jobs: Sequence[Compared]) -> dict[str, list[str | None]]:
+    """Of each key that is not the same everywhere its values; None where a job has none.
+
+    A conf and what a log prints have names of their own: a key of one job alone is no difference
+    there.
+    """
+    keys = Counter(key for job in jobs for key in job.settings)
+    least = 1 if all(job.has_conf for job in jobs) else 2
+    found = {
+        key: [job.settings.get(key) for job in jobs]
+        for key, count in keys.items()
+        if count >= least
+    }
+    return {key: values for key, values in found.items() if len(set(values)) > 1}
+
+
+def build_comparison(jobs: Sequence[Compared]) -> list[Table]:
+    """Figures, each against the first job's; and the confs' differences."""
+    columns = ("", *(job.name for job in jobs))
+    figures = _collect(jobs)
+    rows = []
+    for key, name in NAMES.items():
+        values = [own[key] for own in figures]
+        if any(value is not None for value in values):
+            rows.append((name, *(_show(key, value, values[0]) for value in values)))
+    differences = [
+        (key, *(value if value is not None else "-" for value in values))
+        for key, values in find_differences(jobs).items()
+    ]
+    tables = (
+        Table(title="figures", columns=columns, rows=rows),
+        Table(title="differences", columns=columns, rows=differences),
+    )
+    return [table for table in tables if table.rows]
+
+
+def _show(key: str, value: float | None, first: float | None) -> str:
+    if value is None:
+        return "-"
+    if key.endswith("_share"):
+        return f"{100 * value:.1f} %"
+    text = f"{value:.5g}" if key.endswith("loss") else f"{value:.4g}"
+    text = f"{value:.0f}" if key.startswith(("num_", "most_")) else text
+    if first and value != first and key.endswith(("step_s", "_mb", "wall_s")):
+        text += f" ({100 * (value / first - 1):+.0f} %)"
+    return text
+
+
+def _collect(jobs: Sequence[Compared]) -> list[dict[str, float | None]]:
+    losses = [job.losses for job in jobs]
+    common = max(set.intersection(*(set(each.index) for each in losses)), default=None)
+    return [
+        {**job.figures, "common_loss": None if common is None else float(loss[common])}
+        for job, loss in zip(jobs, losses, strict=True)
+    ]
+
+
+def build_json(jobs: Sequence[Compared]) -> dict[str, Any]:
+    return {
+        "jobs": [{"name": job.name, **own} for job, own in zip(jobs, _collect(jobs), strict=True)],
+        "differences": find_differences(jobs),
+    }
+
+
+def render_comparison(jobs: Sequence[Compared], *, made_at: str, cdn: bool) -> str:
+    """The same as a page, with step times and losses over each other."""
+    figure = _draw_series(jobs)
+    parts = [show_table(table) for table in build_comparison(jobs)]
+    curves = [Part(title="Step by step", figure="figure-series")] if figure is not None else []
+    page = Page(
+        name=" and ".join(job.name for job in jobs),
+        made_at=made_at,
+        sections=[("Comparison", parts), *([("Curves", curves)] if curves else [])],
+        figures={"series": figure} if figure is not None else {},
+    )
+    return render(page, cdn=cdn)
+
+
+def _draw_series(jobs: Sequence[Compared]) -> Figure | None:
+    rows = Rows()
+    series = (("took_s", "step time, s"), ("loss", "loss"), ("grad_norm", "gradient norm"))
+    for name, title in series:
+        traces: list[Figure] = []
+        for number, job in enumerate(jobs):
+            table = job.analysis.times if name == "took_s" else job.analysis.curves.table
+            lines = draw_lines(table, name, title, COLOURS[number % len(COLOURS)])
+            for line in lines:
+                line |= {"name": plain(job.name), "showlegend": line is lines[0] and not rows.rows}
+            traces += lines
+        rows.add(160, title, LEAN, traces)
+    if not rows.rows:
+        return None
+    legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1.0, "xanchor": "right"}
+    axis = {"title": {"text": "step"}, "zeroline": False}
+    return rows.draw(axis, showlegend=True, legend=legend)

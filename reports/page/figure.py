@@ -1,0 +1,177 @@
+"""What the page's figures are made of: plotly's JSON as plain dicts.
+
+Colours of axes and texts come from the page's style sheet, which knows light, dark and print; those
+of the data are the same in all three, from a palette that the colour-blind can tell apart. Texts of
+users are escaped, since plotly would take tags out of them.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from vjob.reports.page.overview import Matrix
+
+BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+PINK, GREY = "#cc79a7", "#8a8f98"
+MOST_POINTS = 1500
+MOST_TICKS = 24
+ROW_GAP = 30
+"""Pixels above a row, for its title."""
+
+Figure = dict[str, Any]
+
+LEAN: Figure = {"zeroline": False, "nticks": 5}
+"""An axis of a low row."""
+
+
+def plain(text: object) -> str:
+    """Text that plotly shows as it is: it would take tags out of it."""
+    return html.escape(str(text)[:200], quote=False)
+
+
+def draw(data: list[Figure], **layout: Any) -> Figure:
+    return {
+        "data": data,
+        "layout": {
+            "font": {"size": 12},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "margin": {"l": 150, "r": 90, "t": 10, "b": 44},
+            "hoverlabel": {"align": "left"},
+            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+            "showlegend": False,
+            **layout,
+        },
+    }
+
+
+def thin(y: Matrix) -> npt.NDArray[np.int64]:
+    """Rows to draw: of each piece of a long series its least and its most, so no peak is lost."""
+    known = np.flatnonzero(~np.isnan(y))
+    if len(known) <= MOST_POINTS:
+        return known
+    kept = [known[0], known[-1]]
+    for piece in np.array_split(known, MOST_POINTS // 2):
+        kept += [piece[y[piece].argmin()], piece[y[piece].argmax()]]
+    return np.unique(np.array(kept))
+
+
+class Rows:
+    """Pictures above each other on one axis, each under its title; heights in pixels."""
+
+    def __init__(self) -> None:
+        self.data: list[Figure] = []
+        self.rows: list[tuple[int, str, Figure]] = []
+
+    def add(self, height: int, title: str, axis: Figure, traces: list[Figure]) -> None:
+        """Nothing where there are no traces."""
+        if not traces:
+            return
+        self.rows.append((height, title, axis))
+        name = _name_axis(len(self.rows))
+        self.data += [{**trace, "xaxis": "x", "yaxis": name} for trace in traces]
+
+    def draw(self, xaxis: Figure, **layout: Any) -> Figure:
+        total = sum(height + ROW_GAP for height, _, _ in self.rows)
+        axes: Figure = {}
+        titles: list[Figure] = []
+        top = total - ROW_GAP
+        for number, (height, title, axis) in enumerate(self.rows, start=1):
+            low, high = (top - height) / (total - ROW_GAP), top / (total - ROW_GAP)
+            name = _name_axis(number)
+            axes[name.replace("y", "yaxis")] = {**axis, "domain": [max(0.0, low), high]}
+            titles.append(_write_title(title, high))
+            for trace in self.data:
+                if trace["yaxis"] == name and "colorbar" in trace:
+                    place = {
+                        "y": high,
+                        "yanchor": "top",
+                        "lenmode": "pixels",
+                        "len": max(height, 74),
+                    }
+                    trace["colorbar"] = {**trace["colorbar"], **place}
+            top -= height + ROW_GAP
+        xaxis = {**xaxis, "anchor": _name_axis(len(self.rows))}
+        margin = {"l": 150, "r": 90, "t": ROW_GAP, "b": 44}
+        height = total + margin["b"]
+        return draw(
+            self.data,
+            height=height,
+            margin=margin,
+            xaxis=xaxis,
+            annotations=titles,
+            **axes,
+            **layout,
+        )
+
+
+def _name_axis(number: int) -> str:
+    return f"y{number}" if number > 1 else "y"
+
+
+def _write_title(title: str, y: float) -> Figure:
+    return {
+        "text": f"<b>{title}</b>",
+        "xref": "paper",
+        "yref": "paper",
+        "x": 0,
+        "y": y,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "yshift": 3,
+        "showarrow": False,
+    }
+
+
+def draw_lines(
+    table: pd.DataFrame,
+    name: str,
+    title: str,
+    colour: str,
+    *,
+    place: Callable[[str, Matrix], Matrix] = lambda attempt, steps: steps,
+    times: float = 1.0,
+) -> list[Figure]:
+    """A column over the steps, a line an attempt; `place` says where on the axis a step is."""
+    lines = []
+    for label, own in table.groupby("attempt", sort=False):
+        attempt, steps = str(label), own["step"].to_numpy(dtype=float)
+        x = place(attempt, steps)
+        y = pd.to_numeric(own[name], errors="coerce").to_numpy(dtype=float) * times
+        kept = thin(np.where(np.isfinite(x) & np.isfinite(y), y, np.nan))
+        if len(kept):
+            lines.append(_draw_line(x[kept], y[kept], steps[kept], attempt, title, colour))
+    return lines
+
+
+def _draw_line(
+    x: Matrix, y: Matrix, steps: Matrix, attempt: str, title: str, colour: str
+) -> Figure:
+    of = " of attempt %{customdata[0]}" if attempt else ""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(x) < 200 else "lines",
+        "x": round_all(x),
+        "y": round_all(y),
+        "customdata": [[attempt, int(step)] for step in steps],
+        "line": {"color": colour, "width": 1.5},
+        "marker": {"color": colour, "size": 5},
+        "name": title,
+        "hovertemplate": f"step %{{customdata[1]}}{of}: %{{y:.4g}}<extra>{title}</extra>",
+    }
+
+
+def round_all(values: Matrix) -> list[float | None]:
+    """Six digits: more is not seen, and takes room; None where there is no number."""
+    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def list_cells(values: Matrix) -> list[list[float | None]]:
+    """A heat map's; None where nothing is known."""
+    return [[cell if cell == cell else None for cell in row] for row in values.tolist()]

@@ -1,0 +1,131 @@
+"""One HTML file that opens anywhere, without a network: a template, its style, its scripts.
+
+Findings and tables are plain HTML; what the pictures are drawn from lies beside them, packed
+(reports/page/packing.py), and so does plotly, which is a third of its size so.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+from varuna_core import __version__
+from vjob.reports.analysis.finding import Finding
+from vjob.reports.page.packing import pack_bytes, pack_json
+from vjob.reports.page.sections import Table, shorten
+
+WEB = files("vjob.reports") / "web"
+SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")
+MOST_ROWS = 30
+"""Of a table; --csv writes all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A figure or a table of a section, as the template sees it."""
+
+    title: str
+    figure: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    note: str = ""
+    width: str = "whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What stands on a page, top to bottom."""
+
+    name: str
+    made_at: str
+    is_partial: bool = False
+    findings: Sequence[Finding] = ()
+    has_timeline: bool = False
+    sections: Sequence[tuple[str, Sequence[Part]]]
+    """(title, parts)."""
+    conf: str = ""
+    figures: dict[str, Any]
+    """plotly's, by the name that a part gives."""
+    timeline: dict[str, Any] | None = None
+    """What page.js wants to know of the steps."""
+    steps: Sequence[str] = ()
+    """Packed, in the order of the timeline's."""
+
+
+def render(page: Page, *, cdn: bool) -> str:
+    """The whole file."""
+    sections = [
+        (f"section-{title.split()[-1].lower()}", title, parts) for title, parts in page.sections
+    ]
+    names = [
+        *([("findings", "Findings")] if page.findings else []),
+        *([("timeline", "Timeline")] if page.has_timeline else []),
+        *((id_, title) for id_, title, _ in sections),
+        *([("conf", "Conf")] if page.conf else []),
+    ]
+    figures = {f"figure-{name}": figure for name, figure in page.figures.items()}
+    timeline = page.timeline or {"steps": []}
+    plotly = get_plotlyjs()
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            page=page,
+            version=__version__,
+            contents=names,
+            sections=sections,
+            model=pack_json({**timeline, "figures": figures}),
+            plotly="" if cdn else pack_bytes(plotly.encode()),
+            plotly_url=f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js" if cdn else "",
+            plotly_hash=_hash(plotly),
+            styles=Markup((WEB / "page.css").read_text(encoding="utf-8")),
+            script=Markup("\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS)),
+        )
+    )
+
+
+def show_table(table: Table, width: str = "whole", note: str = "") -> Part:
+    """Shortened, if it is long."""
+    rows, left_out = shorten(table.rows, MOST_ROWS)
+    if left_out:
+        blank = ("",) * (len(table.columns) - 1)
+        rows.insert(MOST_ROWS // 2, (f"... {left_out} more", *blank))
+    columns = table.columns if any(table.columns) else ()
+    return Part(
+        title=table.title.capitalize(), columns=columns, rows=tuple(rows), note=note, width=width
+    )
+
+
+def _hash(text: str) -> str:
+    """For the browser, which then takes nothing else from the network."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _clean(value: Any) -> Any:
+    """Texts of logs without what would not be seen."""
+    if (
+        isinstance(value, Markup)
+        or not isinstance(value, str)
+        or (value.isascii() and value.isprintable())
+    ):
+        return value
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in value)
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("vjob.templates", ""),
+        undefined=jinja2.StrictUndefined,
+        finalize=_clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )

@@ -1,0 +1,253 @@
+"""The tables of the report, as the terminal and the page both show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import pandas as pd
+
+from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
+from varuna_core.records.ranges import join_numbers
+from vjob.reports.analysis.finding import in_units
+from vjob.reports.analysis.measures import Analysis, list_ranks
+from vjob.reports.analysis.series import drop_first
+from vjob.reports.load.tables import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Cells as they are shown; numbers are set to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    """Empty names over pairs of a name and its value."""
+    rows: Sequence[tuple[str, ...]]
+    shares: tuple[float, ...] = ()
+    """Of each row, for a bar beside it."""
+
+
+def build_sections(job: Job, analysis: Analysis) -> list[Table]:
+    """Those that have something to say."""
+    tables = (
+        _list_facts(job),
+        _list_iterations(job, analysis),
+        _list_pipelines(analysis),
+        _list_stages(analysis),
+        _list_training(analysis),
+        _list_memory(analysis),
+        _list_nodes(job),
+        _list_attempts(analysis),
+        _list_morphs(job),
+        _list_failures(job),
+        _list_skipped(job),
+    )
+    return [table for table in tables if table.rows]
+
+
+def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str, ...]], int]:
+    """The first and last rows of a long table, and how many are between the two halves."""
+    if len(rows) <= most:
+        return list(rows), 0
+    half = most // 2
+    return [*rows[:half], *rows[-half:]], len(rows) - 2 * half
+
+
+def _list_facts(job: Job) -> Table:
+    rows = list(job.job_info.items())
+    keys = ("name", "layout", "pipeline", "data", "tensor", "partition", "stage_map", "planned")
+    for key in keys:
+        if job.facts.get(key) not in (None, ""):
+            rows.append((key, str(job.facts[key])[:200]))
+    rows += _list_groups(job)
+    ranks = {(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header}
+    hosts = {trace.host for trace in job.traces.ranks if trace.host}
+    nodes = hosts or {node for attempt in job.sources.attempts for node, _ in attempt.logs}
+    rows += [("nodes", str(len(nodes))), ("traces", str(len(ranks)))]
+    return Table(title="job", columns=("", ""), rows=rows)
+
+
+def _list_groups(job: Job) -> list[tuple[str, str]]:
+    """The plan's groups of nodes; nothing where plan.json has none, or something else there."""
+    groups = job.facts.get("groups")
+    rows = []
+    for group in groups if isinstance(groups, list) else []:
+        if isinstance(group, dict) and {"name", "count", "ranks"} <= group.keys():
+            text = f"{group['count']} x {group['ranks']} ranks"
+            more = [str(group[key]) for key in ("gpu_type", "queue") if group.get(key)]
+            rows.append((f"group {group['name']}", ", ".join([text, *more])[:200]))
+    return rows
+
+
+def _list_iterations(job: Job, analysis: Analysis) -> Table:
+    """Of the log, as the seed printed them; and of all traces together."""
+    rows = []
+    iterations = job.logs["iterations"]
+    if not iterations.empty:
+        timed = iterations.dropna(subset=["time_ms"]).drop_duplicates(["attempt", "step"])
+        rows += [
+            (f"iteration {int(step)} ", f"{time_ms / 1000:.4f} s")
+            for step, time_ms in timed[["step", "time_ms"]].itertuples(index=False)
+        ]
+    times = analysis.times
+    if len(times) and not job.traces.steps.empty:
+        took = drop_first(times)["took_s"]
+        rows += [
+            ("traced steps", str(len(times))),
+            ("median", f"{took.median():.4f} s"),
+            ("fastest", f"{took.min():.4f} s"),
+            ("slowest", f"{took.max():.4f} s"),
+        ]
+    return Table(title="steps", columns=("", ""), rows=rows)
+
+
+def _list_pipelines(analysis: Analysis) -> Table:
+    rows = []
+    for step in analysis.steps:
+        if not step.bubbles:
+            continue
+        names = ("measured", "ideal", "ideal_even")
+        means = [sum(getattr(b, name) for b in step.bubbles) / len(step.bubbles) for name in names]
+        slowest = max(step.bubbles, key=lambda bubble: bubble.makespan_s)
+        figures = [f"{100 * share:.1f} %" for share in means]
+        which = f"{step.name} {step.step}"
+        rows.append((which, f"{slowest.makespan_s:.4f}", *figures, str(len(step.bubbles))))
+    if rows and len(analysis.bubbles) > 1:
+        share = 100 * analysis.bubbles["bubble_share"]
+        rows.append(("all, median", "", f"{share.median():.1f} %", "", "", ""))
+        rows.append(("all, worst", "", f"{share.max():.1f} %", "", "", ""))
+    columns = ("step", "slowest s", "idle", "ideal", "even", "replicas")
+    return Table(title="pipeline", columns=columns, rows=rows)
+
+
+def _list_stages(analysis: Analysis) -> Table:
+    columns = ("stage", "layers", "work s", "on path")
+    step = analysis.find_step("median")
+    if step is None or not step.stage_work_s:
+        return Table(title="stages", columns=columns, rows=[])
+    most = max(step.stage_work_s) or 1.0
+    path = {stage: 0.0 for stage in range(len(step.stage_work_s))}
+    for piece in step.path:
+        if piece.what == "work" and piece.stage in path:
+            path[piece.stage] += piece.seconds
+    length = sum(piece.seconds for piece in step.path) or 1.0
+    has_layers = len(analysis.partition) == len(step.stage_work_s)
+    rows = [
+        (
+            str(stage),
+            str(analysis.partition[stage]) if has_layers else "-",
+            f"{work:.4f}",
+            f"{100 * path[stage] / length:.1f} %",
+        )
+        for stage, work in enumerate(step.stage_work_s)
+    ]
+    shares = tuple(work / most for work in step.stage_work_s)
+    return Table(title="stages", columns=columns, rows=rows, shares=shares)
+
+
+def _list_training(analysis: Analysis) -> Table:
+    names = ("step", "loss", "grad_norm", "loss_scale", "learning_rate", "skipped", "nan")
+    rows = analysis.curves.table[list(names)].itertuples(index=False)
+    return Table(title="training", columns=names, rows=[tuple(map(_show, row)) for row in rows])
+
+
+def _list_memory(analysis: Analysis) -> Table:
+    rows = [
+        (who, f"{used:.0f} of {total:.0f} MB" if total == total else f"{used:.0f} MB")
+        for who, used, total in analysis.memory.itertuples(index=False)
+    ]
+    return Table(title="memory", columns=("", ""), rows=rows)
+
+
+def _list_nodes(job: Job) -> Table:
+    """Of each node with traces: who ran there, and how well its clock is known."""
+    rows = []
+    for host, own in list_ranks(job).groupby("host", sort=False):
+        doubt = own["residual_ns"].dropna()
+        rows.append(
+            (
+                str(host) or "-",
+                _join_ranges(own["rank"]),
+                _join_ranges(own["stage"]),
+                ", ".join(sorted({str(device) for device in own["device"] if device})) or "-",
+                in_units(float(doubt.max()) / 1e9) if len(doubt) else "-",
+            )
+        )
+    columns = ("node", "ranks", "stages", "device", "clock within")
+    return Table(title="nodes", columns=columns, rows=rows)
+
+
+def _list_attempts(analysis: Analysis) -> Table:
+    rows = []
+    for attempt in analysis.goodput.attempts:
+        if attempt.started is None and attempt.first_step is None:
+            continue
+        begun = took = "-"
+        if attempt.started is not None:
+            at = datetime.fromtimestamp(attempt.started, timezone.utc)
+            begun = f"{at:%Y-%m-%d %H:%M:%S}"
+            took = f"{attempt.ended - attempt.started:.1f}" if attempt.ended is not None else "-"
+        steps = f"{attempt.first_step} to {attempt.last_step}"
+        rows.append(
+            (
+                attempt.label or "-",
+                begun,
+                took,
+                steps if attempt.first_step is not None else "none",
+                f"{attempt.steps_s:.1f}",
+                f"{attempt.repeated_s:.1f}",
+                attempt.outcome or "-",
+            )
+        )
+    columns = ("attempt", "began (UTC)", "took s", "steps", "in steps s", "done again s", "end")
+    return Table(title="attempts", columns=columns, rows=rows)
+
+
+def _list_morphs(job: Job) -> Table:
+    """Changes of the layout, and what they cost in parts."""
+    events = [event for event in job.history if event.get("kind") == "morph"]
+    rows = []
+    for event in events:
+        parts, pause_s = read_parts(event), read_pause_s(event)
+        rows.append(
+            (
+                f"{event.get('from', '?')} to {event.get('to', '?')}",
+                "-" if pause_s is None else f"{pause_s:.1f}",
+                *(f"{parts[name]:.2f}" if name in parts else "-" for name in PARTS),
+                str(event.get("reason", ""))[:200],
+            )
+        )
+    names = (f"{name[:-2].replace('_', ' ')} s" for name in PARTS)
+    return Table(title="morphs", columns=("layout", "pause s", *names, "why"), rows=rows)
+
+
+def _list_failures(job: Job) -> Table:
+    """Ranks that failed by themselves, and the last error that each wrote."""
+    rows = []
+    for row in job.exits.to_dict("records"):
+        if row["stopped"] or (row["code"] == 0 and not row["signal"]):
+            continue
+        code = f"signal {row['signal']}" if row["signal"] else f"exit {row['code']}"
+        who = f"rank {row['rank']}"
+        rows.append(
+            (str(row["attempt"]), who, str(row["node"]), code, str(row["last_error"] or ""))
+        )
+    columns = ("attempt", "", "node", "ended", "last error")
+    return Table(title="failed ranks", columns=columns, rows=rows)
+
+
+def _list_skipped(job: Job) -> Table:
+    return Table(title="not read", columns=("file", "what"), rows=list(job.skipped.items()))
+
+
+def _join_ranges(numbers: Iterable[int]) -> str:
+    """`0-3 8`."""
+    text = join_numbers((int(number) for number in numbers), " ")
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+def _show(value: object) -> str:
+    if value is None or (isinstance(value, float) and pd.isna(value)):
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

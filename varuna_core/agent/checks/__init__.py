@@ -1,0 +1,1 @@
+"""Preflight: whether this node can run its ranks. `preflight.run_checks`."""

@@ -1,0 +1,152 @@
+"""Checks of the node itself: paths, program, disks, clock, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import time
+
+from varuna_core.agent.setup.container import fill_in
+from varuna_core.agent.setup.site import Finding, Site
+from varuna_core.records.nodes import FAIL, OK, WARN
+
+GIB = 2**30
+MIB = 2**20
+FULL_BYTES = 4 * MIB
+"""Less than a run's own small files may need."""
+LOW_BYTES = 10**9
+LOW_SHARE = 0.01
+CLOCK_S = 5.0
+LOW_FILES = 4096
+MOST_FILES = 2**20
+LOW_SHM = GIB
+
+
+def check_paths(site: Site) -> list[Finding]:
+    """Image, sources of mounts, and all else that the plan says must be there."""
+    paths = site.plan.must_exist
+    missing = []
+    for path in paths:
+        try:
+            os.stat(path)
+        except OSError as error:
+            missing.append(f"{path}: {error.strerror}")
+    if missing:
+        more = f" (and {len(missing) - 5} more)" if len(missing) > 5 else ""
+        return [Finding(FAIL, "; ".join(missing[:5]) + more)]
+    return [Finding(OK, f"{len(paths)} there")]
+
+
+def check_program(site: Site) -> list[Finding]:
+    """The program of a run without container; in one, only the container knows."""
+    if site.plan.containers:
+        return []
+    env = {**site.env, **site.plan.env, **site.node.group.env}
+    commands = {site.plan.command_of(rank)[:1] for rank in site.node.ranks}
+    words = {word for command in commands | {site.plan.command[:1]} for word in command}
+    findings = []
+    for word in sorted(fill_in(sorted(words), site)):
+        # A path with a slash counts from the working folder, a bare word from PATH.
+        word = os.path.join(site.plan.workdir, word) if "/" in word else word
+        found = shutil.which(word, path=env.get("PATH"))
+        findings.append(
+            Finding(FAIL, f"{word}: not there, or not executable")
+            if found is None
+            else Finding(OK, found)
+        )
+    return findings
+
+
+def check_disk(site: Site) -> list[Finding]:
+    folders = {"run folder": str(site.run.path), "TMPDIR": site.env.get("TMPDIR", "/tmp")}
+    return [finding for name, path in folders.items() for finding in _check_disk(name, path)]
+
+
+def check_clock(site: Site) -> list[Finding]:
+    """This clock against the file server's: exit times of ranks are compared across nodes."""
+    probe = site.attempt.path / "nodes" / f".clock.{site.node.index}"
+    try:
+        probe.write_bytes(b"")
+        before = time.time()
+        os.utime(probe)  # an NFS server takes its own time here
+        after = time.time()
+        stamped = os.stat(probe).st_mtime
+    except OSError as error:
+        return [Finding(FAIL, f"the run folder cannot be written to: {error.strerror}")]
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(probe)
+    offset = round(stamped - (before + after) / 2, 3)
+    site.facts.clock_offset_s = offset
+    if abs(offset) > CLOCK_S + (after - before):
+        return [Finding(WARN, f"{offset:+.1f} s from the file server's clock; check NTP")]
+    return [Finding(OK, f"{offset:+.3f} s from the file server")]
+
+
+def check_limits(site: Site) -> list[Finding]:
+    """Raise the soft limits towards the hard ones; the ranks inherit them."""
+    raised = {
+        name: _raise_limit(number)
+        for name, number in (
+            ("open files", resource.RLIMIT_NOFILE),
+            ("locked memory", resource.RLIMIT_MEMLOCK),
+        )
+    }
+    text = ", ".join(f"{name} {_say_limit(value)}" for name, value in raised.items())
+    files = raised["open files"]
+    if files is not None and files != resource.RLIM_INFINITY and files < LOW_FILES:
+        return [Finding(WARN, f"{text}: many data workers need more open files")]
+    return [Finding(OK, text)]
+
+
+def check_shared_memory(site: Site) -> list[Finding]:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return [Finding(WARN, "/dev/shm is missing: data workers and NCCL need it")]
+    free = stat.f_bavail * stat.f_frsize
+    text = f"/dev/shm has {free / GIB:.1f} GiB free"
+    if free < LOW_SHM and site.node.group.ranks > 1:
+        return [Finding(WARN, f"{text}: data workers may end with a bus error")]
+    return [Finding(OK, text)]
+
+
+def _check_disk(name: str, path: str) -> list[Finding]:
+    try:
+        stat = os.statvfs(path)
+    except OSError as error:
+        return [Finding(FAIL, f"{name} {path}: {error.strerror}")]
+    free, size = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+    text = f"{name} {path} has {free / GIB:.1f} GiB free"
+    if free < FULL_BYTES:
+        return [Finding(FAIL, f"{name} {path} is full: {free / MIB:.1f} MiB are free")]
+    # File systems without fixed inodes say 0 of 0.
+    if stat.f_files and stat.f_favail == 0:
+        return [Finding(FAIL, f"{name} {path} has no inodes left")]
+    if free < LOW_BYTES or free < LOW_SHARE * size:
+        return [Finding(WARN, text)]
+    if stat.f_files and stat.f_favail < LOW_SHARE * stat.f_files:
+        return [Finding(WARN, f"{name} {path} has only {stat.f_favail} inodes left")]
+    return [Finding(OK, text)]
+
+
+def _raise_limit(number: int) -> int | None:
+    try:
+        soft, hard = resource.getrlimit(number)
+        wanted = hard
+        if number == resource.RLIMIT_NOFILE:
+            # Some programs try to close every possible number; a billion takes them minutes.
+            wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if soft != wanted and soft != resource.RLIM_INFINITY:
+            resource.setrlimit(number, (wanted, hard))
+        return resource.getrlimit(number)[0]
+    except (OSError, ValueError):
+        return None
+
+
+def _say_limit(value: int | None) -> str:
+    if value is None:
+        return "unknown"
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)

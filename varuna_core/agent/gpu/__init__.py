@@ -1,0 +1,1 @@
+"""Readings of GPUs, and the thread that samples them."""

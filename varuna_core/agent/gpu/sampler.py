@@ -1,0 +1,128 @@
+"""A thread that writes down what the GPUs do: text as gpustat prints it, and JSON lines beside.
+
+It never disturbs the training: whatever goes wrong is counted and told in the log, not raised.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, Callable, Dict, List, Set
+
+from varuna_core.agent.gpu.gauges import Cpu, GpuReader, open_gpus, read_memory_mb
+from varuna_core.agent.processes.proc import sees_machine
+from varuna_core.agent.processes.sink import Sink
+from varuna_core.agent.setup.ranks import map_devices, split_devices
+from varuna_core.agent.setup.site import Site
+from varuna_core.records.plan import GroupPlan
+
+
+class Sampler(threading.Thread):
+    """Samples every `timing.sample_s` until `end`.
+
+    `list_own` gives the pids of all that runs here because of the attempt.
+    """
+
+    def __init__(self, site: Site, list_own: Callable[[], Set[int]]) -> None:
+        super().__init__(name="sampler", daemon=True)
+        self.num_errors = 0
+        self._every_s = site.plan.timing.sample_s
+        self._wants_gpus = site.node.group.gpus > 0
+        self._text = Sink(site.attempt.node_log(site.host, "gpu"))
+        self._lines = Sink(site.attempt.node_log(site.host, "gpu.jsonl"))
+        self._cpu = Cpu()
+        self._indices = find_indices(site.node.group, site.env.get("CUDA_VISIBLE_DEVICES"))
+        self._list_own = list_own
+        self._own: Set[int] = set()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        gpus: GpuReader | None = None
+        why = "the plan has none here"
+        if self._wants_gpus:
+            gpus, why = open_gpus()
+        if gpus is None:
+            self._text.write(f"# no GPU readings ({why}): processors and memory only\n".encode())
+        while not self._ended.is_set():
+            try:
+                self._sample(gpus)
+            except Exception as error:  # a driver may fail in any way; training goes on
+                self._count_error(error)
+            self._ended.wait(self._every_s)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(2)
+
+    def _sample(self, gpus: GpuReader | None) -> None:
+        readings = gpus() if gpus is not None else []
+        self._count_foreign(readings)
+        used, total = read_memory_mb()
+        sample = {
+            "time": round(time.time(), 3),
+            "gpus": readings,
+            "cpu_percent": self._cpu.read_percent(),
+            "memory_used_mb": used,
+            "memory_total_mb": total,
+            "errors": self.num_errors,
+        }
+        self._text.write(render_sample(sample, self._cpu.count).encode())
+        self._lines.write(json.dumps(sample).encode() + b"\n")
+
+    def _count_foreign(self, readings: List[Dict[str, Any]]) -> None:
+        """Mark each of our GPUs with the number of processes on it that are not ours."""
+        before, self._own = self._own, set()
+        if any(gpu["processes"] for gpu in readings):
+            self._own = self._list_own()
+        tells = sees_machine()
+        for gpu in readings:
+            held, ours = gpu["processes"], self._indices is None or gpu["index"] in self._indices
+            gpu["foreign"] = None
+            if held is not None and ours and tells:
+                # One of ours may have ended since the driver named it.
+                gpu["foreign"] = len(set(held) - self._own - before)
+
+    def _count_error(self, error: Exception) -> None:
+        self.num_errors += 1
+        if self.num_errors in (1, 10, 100, 1000):
+            said = f"# {self.num_errors} readings failed, last: {error}\n"
+            self._text.write(said.encode("utf-8", "replace"))
+
+
+def find_indices(group: GroupPlan, visible: str | None) -> Set[int] | None:
+    """The driver's numbers of the GPUs that the ranks use; None where nothing tells."""
+    mapped = map_devices(group, visible)
+    names = split_devices((mapped if mapped is not None else visible) or "")
+    if not names or not all(name.isdigit() for name in names):
+        return None
+    return {int(name) for name in names}
+
+
+def render_sample(sample: dict[str, Any], num_cpus: int) -> str:
+    """Lines as gpustat prints them; one for the processors where there is no GPU."""
+    if not sample["gpus"]:
+        cpu = {
+            "index": "cpu",
+            "name": f"{num_cpus} processors",
+            "temperature": None,
+            "utilization": sample["cpu_percent"],
+            "memory_used_mb": sample["memory_used_mb"],
+            "memory_total_mb": sample["memory_total_mb"],
+        }
+        return render_line(cpu)
+    return "".join(render_line(gpu) for gpu in sample["gpus"])
+
+
+def render_line(gpu: dict[str, Any]) -> str:
+    """`[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |`"""
+    words: list[str] = []
+    for key, width in (("temperature", 2), ("utilization", 3), ("memory_used_mb", 5)):
+        words.append(_number(gpu[key]).rjust(width))
+    total = _number(gpu["memory_total_mb"]).rjust(5)
+    heat, busy, used = words
+    return f"[{gpu['index']}] {gpu['name']:<16} | {heat}'C, {busy} % | {used} / {total} MB |\n"
+
+
+def _number(value: float | None) -> str:
+    return "??" if value is None else f"{value:.0f}"

@@ -1,0 +1,179 @@
+"""How the nodes of an attempt find each other before any rank starts.
+
+    open      node 0                          node i
+    master ─► wait_for_master                 wait_for_master
+              preflight, prepare ─► report    preflight, prepare ─► report
+              gather_reports ◄──────────────────────┘
+              table, go or stop ─────────────► wait_for_go
+
+No rank starts before `go`, so none hangs in a rendezvous that a broken node never joins.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Tuple, TypeVar
+
+from varuna_core.agent.processes.signals import GONE, SILENT, Signals
+from varuna_core.agent.setup.errors import STOPPED, Refusal
+from varuna_core.agent.setup.site import Master
+from varuna_core.records.exits import NODE_LOST, NOT_READY
+from varuna_core.records.files import is_listed, list_names, read_json, write_json
+from varuna_core.records.nodes import NodeReport, read_report
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.stop import read_stop, write_stop
+
+POLL_S = 0.2
+SLOWEST_POLL_S = 1.0
+LATECOMERS_S = 10.0
+"""How long node 0 waits for the other reports once one of them says no: a table of all helps."""
+
+T = TypeVar("T")
+
+
+def find_master(attempt: AttemptFolder) -> Master | None:
+    """The master of this attempt, as long as the attempt is not over."""
+    if not is_listed(attempt.master) or is_listed(attempt.outcome):
+        return None
+    value = read_json(attempt.master)
+    if not isinstance(value, dict) or value.get("attempt") != attempt.number:
+        return None
+    return Master(value["address"], value["port"], value["host"], value["time"])
+
+
+def wait_for_master(attempt: AttemptFolder, signals: Signals, plan: Plan, host: str) -> Master:
+    found = _poll(
+        lambda: find_master(attempt), attempt, signals, plan.timing.join_s, opened=None, host=host
+    )
+    if found is None:
+        waited = f"{host} waited {plan.timing.join_s:g} s for {attempt.master}"
+        first = plan.groups[0].name
+        raise Refusal(NOT_READY, f"{waited}: did the job of group {first} not start?")
+    return found
+
+
+def wait_for_go(
+    attempt: AttemptFolder, signals: Signals, plan: Plan, host: str, opened: float
+) -> int:
+    """The port that node 0 says with its go, after the slowest node's deadline at the latest."""
+
+    def read_port() -> int | None:
+        value = read_json(attempt.go) if is_listed(attempt.go) else None
+        if not isinstance(value, dict) or value.get("opened") != opened:
+            return None
+        return int(value["port"])
+
+    deadline_s = _report_deadline_s(plan) + 2 * LATECOMERS_S
+    port = _poll(read_port, attempt, signals, deadline_s, opened=opened, host=host)
+    if port is None:
+        raise Refusal(NOT_READY, f"{host} had no word from node 0 for {deadline_s:g} s")
+    return port
+
+
+def gather_reports(
+    attempt: AttemptFolder, signals: Signals, plan: Plan, host: str, opened: float
+) -> dict[int, NodeReport]:
+    """What the nodes said until the deadline, or soon after one of them said no."""
+    found: dict[int, NodeReport] = {}
+    begun = time.monotonic()
+    failed_at: float | None = None
+
+    def gather() -> bool | None:
+        nonlocal failed_at
+        _read_new(attempt, found, opened)
+        now = time.monotonic()
+        if failed_at is None and any(not report.ok for report in found.values()):
+            failed_at = now
+        is_late = failed_at is not None and now - failed_at > LATECOMERS_S
+        # A node that did not even begin is not waited for as long as one that prepares.
+        is_lost = now - begun > plan.timing.join_s and len(found) < plan.num_nodes
+        ready = sum(report.ready for report in found.values())
+        return True if ready == plan.num_nodes or is_late or is_lost else None
+
+    _poll(gather, attempt, signals, _report_deadline_s(plan), opened=opened, host=host)
+    return found
+
+
+def say_go(attempt: AttemptFolder, opened: float, port: int) -> None:
+    write_json(attempt.go, {"time": round(time.time(), 3), "opened": opened, "port": port})
+
+
+def explain_not_ready(plan: Plan, reports: dict[int, NodeReport]) -> str | None:
+    """Why the ranks cannot start, naming nodes and what to do; None when they can."""
+    refused = [report for report in reports.values() if not report.ok]
+    silent = [index for index in range(plan.num_nodes) if index not in reports]
+    busy = [item.host for item in reports.values() if item.ok and not item.ready]
+    said: list[str] = []
+    for report in refused[:3]:
+        texts = "; ".join(f"{check.name}: {check.text}" for check in report.problems("fail"))
+        said.append(f"{report.host}: {texts}")
+    if len(refused) > 3:
+        said.append(f"and {len(refused) - 3} more")
+    if silent:
+        names = ", ".join(f"{index} ({plan.node(index).group.name})" for index in silent[:8])
+        more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
+        said.append(f"no report from node {names}{more}: see the scheduler's log")
+    if busy and not refused:
+        said.append(f"the container was not ready in time on {', '.join(busy[:8])}")
+    return f"not ready: {'. '.join(said)}" if said else None
+
+
+def _read_new(attempt: AttemptFolder, found: dict[int, NodeReport], opened: float) -> None:
+    """Read the reports that are new or not final yet; each file once, for there may be many."""
+    for name in list_names(attempt.node_report(0).parent):
+        stem = name[: -len(".json")]
+        if not name.endswith(".json") or not stem.isdigit():
+            continue
+        known = found.get(int(stem))
+        if known is None or not known.ready:
+            report = read_report(attempt, int(stem))
+            if report is not None and report.opened == opened:
+                found[report.index] = report
+
+
+def _report_deadline_s(plan: Plan) -> float:
+    return plan.timing.join_s + (plan.timing.prepare_s if plan.containers else 0.0)
+
+
+def _poll(
+    look: Callable[[], T | None],
+    attempt: AttemptFolder,
+    signals: Signals,
+    timeout_s: float,
+    *,
+    opened: float | None,
+    host: str,
+) -> T | None:
+    """What `look` finds, None at the deadline; a stop or a signal ends the wait as a Refusal."""
+    begun = time.monotonic()
+    while True:
+        check_stop(attempt, signals, opened, host)
+        found = look()
+        waited = time.monotonic() - begun
+        if found is not None or waited >= timeout_s:
+            return found
+        pause = POLL_S if waited < 30 else SLOWEST_POLL_S
+        signals.wait(min(pause, timeout_s - waited))
+
+
+def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, host: str) -> None:
+    """Raise where a signal or somebody's stop ends the attempt before its ranks started."""
+    if signals.ending is not None:
+        kind, code, reason = explain_ending(signals.ending, host)
+        # Before the master is there, the attempt is not ours to end.
+        if opened is not None:
+            write_stop(attempt, kind, code, reason)
+        raise Refusal(STOPPED, reason)
+    stop = read_stop(attempt, opened)
+    if stop is not None and (opened is not None or not is_listed(attempt.outcome)):
+        code = int(stop["code"]) if stop["kind"] == "not-ready" else STOPPED
+        raise Refusal(code, str(stop["reason"]))
+
+
+def explain_ending(name: str, host: str) -> Tuple[str, int, str]:
+    """Kind, code and reason of the stop of an agent that was asked to end."""
+    if name in (GONE, SILENT):
+        return "lost", NODE_LOST, f"{name}, seen first on {host}"
+    who = " (cancel, time limit or preemption)" if name == "SIGTERM" else ""
+    return "signal", STOPPED, f"{name} from the scheduler{who}, seen first on {host}"

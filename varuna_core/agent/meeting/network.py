@@ -1,0 +1,178 @@
+"""Addresses, interfaces and ports of this host, as the others see it.
+
+`ip` is asked first, for it knows secondary addresses; without it the kernel is asked through
+sockets. Nothing here sends a packet: connecting a UDP socket only looks up the route.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+import shutil
+import socket
+import struct
+import time
+from typing import Iterator, NamedTuple
+
+from varuna_core.agent.processes.process import run
+
+FIRST_PORT = 61000
+"""Above Linux's default ephemeral range, which ends at 60999."""
+NUM_PORTS = 4500
+NUM_PORT_TESTS = 3
+PORT_TEST_PAUSE_S = 0.1
+ANYWHERE = "198.51.100.1"
+"""An address set aside for documentation: the route to it is the default route."""
+
+_SIOCGIFADDR = 0x8915
+_VIRTUAL = re.compile(r"lo|docker|virbr|veth|br-|cni|flannel|podman|tun|tap")
+
+
+class Route(NamedTuple):
+    """The way from this host to an address."""
+
+    interface: str
+    source: str
+    """Own address that the other side will see."""
+
+
+def list_addresses() -> dict[str, str]:
+    """IPv4 address to interface, of this host."""
+    text = _ask_ip("-o", "-4", "addr")
+    return parse_addresses(text) if text else dict(_addresses_by_socket())
+
+
+def parse_addresses(text: str) -> dict[str, str]:
+    """From `ip -o -4 addr`."""
+    found = re.finditer(r"^\d+:\s+([^\s@:]+)\S*\s+inet\s+([\d.]+)", text, re.MULTILINE)
+    return {match.group(2): match.group(1) for match in found}
+
+
+def find_route(address: str) -> Route | None:
+    """The route to an address; None where there is none. To an own one: its interface."""
+    own = list_addresses()
+    if address in own or address.startswith("127."):
+        return Route(own.get(address, "lo"), address)
+    route = parse_route(_ask_ip("-o", "route", "get", address))
+    if route is None:
+        source = _source_towards(address)
+        route = Route(own[source], source) if source in own else None
+    return route
+
+
+def parse_route(text: str) -> Route | None:
+    """From `ip -o route get ADDRESS`."""
+    interface = re.search(r"\bdev (\S+)", text)
+    source = re.search(r"\bsrc (\S+)", text)
+    return Route(interface.group(1), source.group(1)) if interface and source else None
+
+
+def resolve(name: str) -> list[str]:
+    """IPv4 addresses of a host name; none where it does not resolve."""
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({str(item[4][0]) for item in found})
+
+
+def find_outside_address(towards: list[str]) -> str | None:
+    """Own address on the cluster's network when the host name does not tell it.
+
+    That of the route to one of `towards`, else of the default route, else of the only real
+    interface.
+    """
+    for address in [*towards, ANYWHERE]:
+        route = find_route(address)
+        if route is not None and not route.source.startswith("127."):
+            return route.source
+    real = [addr for addr, name in list_addresses().items() if not _VIRTUAL.match(name)]
+    return real[0] if len(real) == 1 else None
+
+
+def list_interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def is_port_free(port: int) -> bool:
+    """Whether the master could listen there and no other run on this host is about to."""
+    holder = hold_port(port)
+    if holder is not None:
+        holder.close()
+    return holder is not None
+
+
+def hold_port(port: int) -> socket.socket | None:
+    """Keeps other runs on this host from a free port until it is closed; None where it is taken.
+
+    Seconds pass before rank 0 listens, and others may have begun to look at the same number. What
+    is held is a name beside the port, not the port: whatever the program is, it can listen there.
+
+    Asked again before a no: a command that another thread starts holds, from its fork to its exec,
+    copies of the very sockets that test.
+    """
+    for again in range(NUM_PORT_TESTS):
+        if again:
+            time.sleep(PORT_TEST_PAUSE_S)
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            holder.bind(f"\0vjob-port-{port}")  # a name without a file: it goes with its holder
+        except OSError:
+            holder.close()
+            continue
+        if _can_listen(port):
+            return holder
+        holder.close()
+    return None
+
+
+def _can_listen(port: int) -> bool:
+    """As torch does, on all addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as test:
+        # As torch's store sets it: TIME_WAIT of an earlier attempt is no reason to refuse.
+        test.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            test.bind(("", port))
+            test.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def list_ports(job_number: int, attempt: int) -> Iterator[int]:
+    """Ports to try, in order: each job and attempt starts elsewhere in the range."""
+    start = (job_number * 7 + attempt) % NUM_PORTS
+    return (FIRST_PORT + (start + step) % NUM_PORTS for step in range(NUM_PORTS))
+
+
+def is_own_address(address: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as test:
+        try:
+            test.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _ask_ip(*words: str) -> str:
+    program = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin")
+    return run([program, *words], timeout_s=5).out if program else ""
+
+
+def _source_towards(address: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as test:
+        try:
+            test.connect((address, 9))
+            return str(test.getsockname()[0])
+        except OSError:
+            return None
+
+
+def _addresses_by_socket() -> Iterator[tuple[str, str]]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        for name in list_interfaces():
+            with contextlib.suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(handle.fileno(), _SIOCGIFADDR, request)
+                yield socket.inet_ntoa(answer[20:24]), name

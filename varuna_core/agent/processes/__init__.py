@@ -1,0 +1,1 @@
+"""Processes of this node: started, read from, signalled, ended. The one place that starts them."""

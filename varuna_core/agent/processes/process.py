@@ -1,0 +1,262 @@
+"""The one module of the agent that starts processes: short commands, and ranks.
+
+Words and values travel as UTF-8 whatever the locale of the node says, and what came in undecodable
+goes out as the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Callable, Mapping, NamedTuple, Sequence
+
+from varuna_core.agent.processes.container_processes import Insiders
+
+# Loaded here and not in the child: between fork and exec nothing may be imported.
+_PRCTL: Callable[..., int] | None = None
+with contextlib.suppress(ImportError, OSError, AttributeError):  # a stripped python3, not Linux
+    import ctypes
+
+    _PRCTL = ctypes.CDLL(None).prctl
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_PTRACER, _ANY = 0x59616D61, -1
+_POLL_S = 0.2
+
+
+class Result(NamedTuple):
+    """How a short command ended."""
+
+    code: int | None
+    """None where it was ended because of its deadline or because the agent has to stop."""
+    out: str
+    err: str
+
+
+def own_environment() -> dict[str, str]:
+    return {_decode(name): _decode(value) for name, value in os.environb.items()}
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Run a command to its end, its deadline, or until `stopping` says so."""
+    try:
+        child = subprocess.Popen(
+            [_encode(word) for word in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if env is None else _encode_environment(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Result(127, "", f"{argv[0]}: {error.strerror}")
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            out, err = child.communicate(timeout=_POLL_S)
+            return Result(child.returncode, _decode(out), _decode(err))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= deadline or stopping():
+                break
+    _signal_group(child.pid, signal.SIGKILL)
+    try:
+        out, err = child.communicate(timeout=2)
+    except subprocess.TimeoutExpired:  # it hangs in the kernel: a dead mount
+        out, err = b"", b"it did not even end on SIGKILL"
+    return Result(None, _decode(out), _decode(err))
+
+
+class RankProcess:
+    """A rank that runs: its own session and process group, its output in two pipes.
+
+    With `inside` our child is a container runtime's client, and the rank one of those.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], inside: Insiders | None = None) -> None:
+        assert child.stdout is not None and child.stderr is not None
+        self._child, self._inside = child, inside
+        self.pid = child.pid
+        self.stdout = child.stdout.fileno()
+        self.stderr = child.stderr.fileno()
+
+    def poll(self) -> int | None:
+        """The return code once it ended. What it left running in its group ends with it."""
+        if self._child.returncode is None:
+            # Not reaped yet, so that the group's number cannot belong to somebody else.
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, self.pid, options) is None:
+                return None
+            self.signal_group(signal.SIGKILL)
+        code = self._child.wait()
+        return code if self._inside is None else _as_of_rank(code)
+
+    def tell(self, text: str) -> bool:
+        """Give it this line, and the end of its input; whether it was there to hear it."""
+        if self.poll() is not None or self._child.stdin is None:
+            return False
+        with contextlib.suppress(OSError), self._child.stdin as pipe:
+            view = memoryview(_encode(text + "\n"))
+            while view:
+                view = view[pipe.write(view) :]
+            return True
+        return False
+
+    def close(self) -> None:
+        """Of one that was killed and of whom nobody wants to know more."""
+        for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._child.wait()
+
+    def find_main(self) -> int | None:
+        """The rank's own process. No client is asked instead: each has a handler for everything."""
+        return self.pid if self._inside is None else self._inside.find_main()
+
+    def find_strangers(self) -> list[int]:
+        """Those of its processes that may be no descendants of ours."""
+        return [] if self._inside is None else self._inside.find_all()
+
+    def signal(self, number: int) -> None:
+        """Send to the process alone, as Slurm does to a task."""
+        if self._child.returncode is None:
+            _signal_all([self.find_main()], number)
+
+    def catches(self, number: int) -> bool:
+        """Whether it has a handler for this signal; False where /proc does not say."""
+        pid = self.find_main()
+        try:
+            with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
+                words = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
+        except OSError:
+            return False
+        return bool(words) and bool(int(words[0], 16) >> (number - 1) & 1)
+
+    def signal_group(self, number: int) -> None:
+        """Send to the process and its children; SIGKILL to all that a container holds."""
+        if self._child.returncode is not None:
+            return
+        if self._inside is None:
+            _signal_group(self.pid, number)
+        elif number == signal.SIGKILL:
+            _signal_all(self._inside.find_all(), number)
+            _signal_group(self.pid, number)
+        elif not _signal_all(self._inside.find_group(), number):
+            # Not there yet, or of another user: the client alone, which would pass it on twice.
+            _signal_all([self.pid], number)
+
+
+def find_program(name: str, path: str | None) -> str | None:
+    """Where a program is, as a shell would find it."""
+    return shutil.which(name, path=path)
+
+
+def set_process_option(option: int, value: int) -> None:
+    """Linux's prctl; nothing where there is none."""
+    if _PRCTL is not None:
+        _PRCTL(option, value)
+
+
+def start_rank(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    inside: Insiders | None = None,
+    *,
+    waits: bool = False,
+) -> RankProcess:
+    """Start a rank; call it from the main thread, as the rank dies with the thread that did.
+
+    One that `waits` reads from us what it is to do. OSError tells why it could not start.
+    """
+    agent = os.getpid()
+
+    def die_with_agent() -> None:
+        if _PRCTL is not None:
+            _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            # Where only ancestors may look into a process (kernel.yama.ptrace_scope=1), others of
+            # the same user may look into ranks all the same: `vjob stacks` does. It outlives exec.
+            _PRCTL(_PR_SET_PTRACER, _ANY)
+            if os.getppid() != agent:  # the agent died before prctl did its work
+                os._exit(128 + signal.SIGKILL)
+
+    return RankProcess(
+        subprocess.Popen(
+            [_encode(word) for word in argv],
+            stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=_encode_environment(env),
+            cwd=_encode(cwd),
+            start_new_session=True,
+            preexec_fn=die_with_agent,
+        ),
+        inside,
+    )
+
+
+def start_agent(words: Sequence[str], *, waits: bool = False) -> subprocess.Popen[bytes]:
+    """Another command of the agent's own program, with our output; it dies with us.
+
+    One that `waits` reads from us what it is to do.
+    """
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        if _PRCTL is not None:
+            _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            if os.getppid() != parent:
+                os._exit(128 + signal.SIGKILL)
+
+    argv = [sys.executable, *words]
+    stdin = subprocess.PIPE if waits else subprocess.DEVNULL
+    return subprocess.Popen(argv, stdin=stdin, preexec_fn=die_with_parent)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # gone already, or its members changed their user
+        os.killpg(group, number)
+
+
+def _signal_all(pids: Sequence[int | None], number: int) -> bool:
+    """Whether it reached any of them."""
+    reached = False
+    for pid in pids:
+        if pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+                reached = True
+    return reached
+
+
+def _as_of_rank(code: int) -> int:
+    """As Popen says it: clients end with 128 + N where signal N ended what they ran."""
+    try:
+        return -signal.Signals(code - 128) if code > 128 else code
+    except ValueError:
+        return code
+
+
+def _encode_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {_encode(name): _encode(value) for name, value in env.items()}
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

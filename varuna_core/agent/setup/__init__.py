@@ -1,0 +1,1 @@
+"""What a node and its ranks are given: plan, environment, command line, container."""

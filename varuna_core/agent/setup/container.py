@@ -1,0 +1,168 @@
+"""The container on this node: chosen by what works here, prepared, entered, left clean."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from typing import Callable, Iterator, Mapping, Sequence
+
+from varuna_core.agent.processes.process import find_program, run
+from varuna_core.agent.processes.sink import Sink
+from varuna_core.agent.setup.entry import PATH
+from varuna_core.agent.setup.site import Site
+from varuna_core.records.nodes import FAIL, OK, Check
+from varuna_core.records.plan import ContainerPlan
+
+PROBE_S = 20.0
+
+_STRAY = re.compile(r"SLURM|SBATCH|PMI|PYTHON|VJOB_|(APPTAINER|SINGULARITY)ENV_")
+"""What the runtime's own process must not see: hooks of images would act on it, or it enters."""
+
+_OF_STEP = re.compile(
+    r"(SLURM|SBATCH|SRUN|SPANK|_SLURM|PMI|PYXIS|ENROOT)|(PWD|OLDPWD|SHLVL|_)$|"
+    r"(GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$"  # of Slurm, beside CUDA's
+)
+"""What came with us into a container that srun started, and is not the image's."""
+
+
+def choose_container(site: Site) -> tuple[ContainerPlan | None, list[Check]]:
+    """The first of the plan's runtimes that works here."""
+    said = []
+    for container in site.plan.containers:
+        problem = _probe(site, container)
+        if problem is None:
+            return container, []
+        said.append(f"{container.runtime}: {problem}")
+    if not said:
+        return None, []
+    text = f"no container runtime works here: {'; '.join(said)}"
+    remedy = find_remedy(site.plan.remedies, text)
+    return None, [Check("container", FAIL, f"{text}{remedy}")]
+
+
+def _probe(site: Site, container: ContainerPlan) -> str | None:
+    """Why it does not work, or None."""
+    env = build_environment(container, site.env)
+    if find_program(container.probe[0], env.get("PATH")) is None:
+        return "not installed"
+    result = run(container.probe, timeout_s=PROBE_S, env=env, stopping=site.stopping)
+    if result.code == 0:
+        return None
+    return _last_words(result.err or result.out) or f"{container.probe[0]} ended badly"
+
+
+def build_environment(container: ContainerPlan, own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the runtime's own processes."""
+    base = {name: value for name, value in own.items() if not _STRAY.match(name)}
+    base.setdefault("USER", str(os.getuid()))  # charliecloud refuses to start without one
+    return {**base, **container.env}
+
+
+def leave_step(own: Mapping[str, str], is_folder: Callable[[str], bool]) -> dict[str, str]:
+    """The environment of an agent inside a container, as far as its ranks may have it."""
+    env = {name: value for name, value in own.items() if not _OF_STEP.match(name)}
+    env.setdefault("PATH", PATH)
+    if not is_folder(env.get("HOME", "")):
+        env["HOME"] = "/tmp"
+    if not is_folder(env.get("TMPDIR", "/")):  # set on the node, by a task prolog
+        del env["TMPDIR"]
+    return env
+
+
+def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[str, ...]:
+    """Words with `%{node}`, `%{attempt}`, `%{rank}`, `%{folder}` and the like in them."""
+    known = {
+        "node": site.host,
+        "attempt": str(site.attempt.number),
+        "rank": str(rank),
+        "local_rank": str(None if rank is None else rank - site.node.first_rank),
+        "percent": "%",
+        "folder": str(site.run.path),
+        "user": f"{os.getuid()}:{os.getgid()}",
+    }
+    return tuple(re.sub(r"%\{(\w+)\}", lambda m: known.get(m[1], m[0]), word) for word in words)
+
+
+def prepare_container(site: Site, container: ContainerPlan) -> list[Check]:
+    """Run the container's prepare commands in order, up to the first that fails."""
+    log = Sink(site.attempt.node_log(site.host, "err"))
+    begun = time.monotonic()
+    deadline = begun + site.plan.timing.prepare_s
+    try:
+        for argv in container.prepare:
+            left = deadline - time.monotonic()
+            problem = _run_step(site, container, argv, left, log, site.stopping)
+            if problem is not None:
+                remedy = find_remedy(site.plan.remedies, problem)
+                return [Check("container", FAIL, f"{problem}{remedy}")]
+    finally:
+        log.close()
+    took = time.monotonic() - begun
+    return [Check("container", OK, f"{container.runtime} prepared in {took:.1f} s")]
+
+
+def clean_container(site: Site, container: ContainerPlan, timeout_s: float) -> None:
+    """Run the clean commands, each whatever became of the one before."""
+    if not container.clean:
+        return
+    log = Sink(site.attempt.node_log(site.host, "err"))
+    deadline = time.monotonic() + timeout_s
+    for argv in container.clean:
+        left = max(deadline - time.monotonic(), 1)
+        problem = _run_step(site, container, argv, left, log, lambda: False)
+        if problem is not None:
+            log.write(f"vjob: cleaning up: {problem}\n".encode("utf-8", "replace"))
+    log.close()
+
+
+@contextlib.contextmanager
+def hold_lease(site: Site, lease: str) -> Iterator[None]:
+    """While ranks run, `vjob container clean` leaves what they run in alone."""
+    (path,) = fill_in([lease], site)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+def find_remedy(remedies: Sequence[tuple[str, str]], text: str) -> str:
+    """`: REMEDY` of the first known message in the text, else nothing."""
+    for pattern, remedy in remedies:
+        if re.search(pattern, text):
+            return f" -> {remedy}"
+    return ""
+
+
+def _run_step(
+    site: Site,
+    container: ContainerPlan,
+    argv: Sequence[str],
+    timeout_s: float,
+    log: Sink,
+    stopping: Callable[[], bool],
+) -> str | None:
+    """Run one command; why it failed, or None. Its output goes to the node's log."""
+    result = run(
+        fill_in(argv, site),
+        timeout_s=max(timeout_s, 0),
+        env={**build_environment(container, site.env), "VJOB_NODE": site.host},
+        cwd="/",
+        stopping=stopping,
+    )
+    for line in (result.out + result.err).splitlines():
+        log.write(f"vjob {argv[0]}: {line}\n".encode("utf-8", "surrogateescape"))
+    if result.code == 0:
+        return None
+    how = f"exited {result.code}" if result.code is not None else "was ended, it took too long"
+    said = _last_words(result.err or result.out) or "without a word"
+    return f"{container.runtime} {how}: {said}"
+
+
+def _last_words(text: str) -> str:
+    lines = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
+    return " | ".join(list(lines)[-3:])

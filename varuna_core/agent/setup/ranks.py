@@ -1,0 +1,185 @@
+"""What a rank gets: its environment and its command line. Pure.
+
+Later ones win: the agent's own environment, our defaults, the plan's, the group's, and at last
+what makes a rank this rank, which nobody may override.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping
+
+from varuna_core.agent.processes.container_processes import MARKS
+from varuna_core.agent.setup.container import build_environment
+from varuna_core.agent.setup.entry import COMMAND, build_entry
+from varuna_core.records.memory_copies import HOME
+from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan, decode_stage_map
+
+INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+_STRAY = re.compile(
+    # Another python's home and start-up files, and what an outer launcher left behind.
+    r"PYTHON(HOME|STARTUP|EXECUTABLE)$|__PYVENV_LAUNCHER__$|TORCHELASTIC_|VJOB_"
+)
+_NETWORK = re.compile(r"(NCCL|GLOO|TP)_")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a node learnt about the attempt: the same for all its ranks."""
+
+    run: Path
+    attempt: int
+    trace: Path
+    """Folder of the trace files."""
+    address: str
+    port: int
+    interface: str | None
+    host: str
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """How a rank is started."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    entering: tuple[str, ...]
+    """Names of the variables that enter the container; empty without one."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Variables by which to find the rank where it is no child of ours; empty where it is."""
+
+
+def build_rank(
+    plan: Plan,
+    node: NodePlan,
+    local_rank: int,
+    meeting: Meeting,
+    own: Mapping[str, str],
+    container: ContainerPlan | None,
+) -> RankStart:
+    """The start of one rank; `own` is the agent's environment."""
+    rank = node.first_rank + local_rank
+    command = plan.command_of(rank)
+    base = {name: value for name, value in own.items() if not _STRAY.match(name)}
+    asked = {**plan.env, **node.group.env}
+    fixed = {
+        **_world(plan, node, local_rank, meeting),
+        **_place(plan, rank),
+        **_run(plan, node, rank, meeting),
+        **{name: own[name] for name in (HOME,) if name in own and container is None},
+    }
+    devices = map_devices(node.group, own.get("CUDA_VISIBLE_DEVICES"))
+    env = {
+        **base,
+        **_defaults(node.group, base, meeting.interface),
+        **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}),
+        **asked,
+        **fixed,
+    }
+    if container is None:
+        return RankStart(command, env, plan.workdir, ())
+    network = {name for name in env if _NETWORK.match(name)}
+    named = {*fixed, *asked, *network, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
+    named |= {"CUDA_VISIBLE_DEVICES", "HOME", "USER", "LOGNAME", "LANG"} & set(env)
+    entering = {**container.defaults, **{name: env[name] for name in sorted(named)}}
+    if container.step:  # we are inside, and over the image's own variables are these
+        return RankStart(command, env, container.workdir, tuple(sorted(entering)))
+    entry = build_entry(entering, container.workdir, reads_image=container.reads_image)
+    runtime = build_environment(container, own)
+    # The runtime's own hooks look for these, such as NVIDIA_VISIBLE_DEVICES.
+    runtime.update({name: entering[name] for name in container.defaults})
+    return RankStart(
+        (*container.start, *COMMAND, *command),
+        {**runtime, container.enter_as: entry},
+        "/",
+        tuple(sorted(entering)),
+        {name: fixed[name] for name in MARKS} if container.wraps else {},
+    )
+
+
+def map_devices(group: GroupPlan, visible: str | None) -> str | None:
+    """CUDA_VISIBLE_DEVICES for the group's device indices: they count the visible ones."""
+    if group.devices is None:
+        return None
+    seen = split_devices(visible) if visible is not None else None
+    names = [
+        str(index) if seen is None else seen[index]
+        for index in group.devices
+        if seen is None or index < len(seen)
+    ]
+    return ",".join(names)
+
+
+def split_devices(visible: str) -> list[str]:
+    """The devices in a CUDA_VISIBLE_DEVICES; CUDA stops reading at the first invalid one."""
+    found = []
+    for word in visible.split(","):
+        if not word.strip() or word.strip() in ("-1", "NoDevFiles"):
+            break
+        found.append(word.strip())
+    return found
+
+
+def find_place(stage_map: str, tensor: int, rank: int) -> tuple[int, int] | None:
+    """Stage and replica of a rank. An entry k of the map stands for ranks kT to kT+T-1."""
+    for stage, entries in enumerate(decode_stage_map(stage_map)):
+        if rank // tensor in entries:
+            return stage, entries.index(rank // tensor)
+    return None
+
+
+def _defaults(group: GroupPlan, base: Mapping[str, str], interface: str | None) -> dict[str, str]:
+    threads = max(1, group.cpus // group.ranks) if group.cpus and group.ranks else 1
+    found = {
+        "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", str(threads)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if interface is not None:
+        found.update(dict.fromkeys(INTERFACE_NAMES, interface))
+    return found
+
+
+def _world(plan: Plan, node: NodePlan, local_rank: int, meeting: Meeting) -> dict[str, str]:
+    """The names that torch.distributed reads; never taken from SLURM_*, which het jobs garble."""
+    return {
+        "RANK": str(node.first_rank + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.world),
+        "LOCAL_WORLD_SIZE": str(node.group.ranks),
+        "NODE_RANK": str(node.index),
+        "GROUP_RANK": str(node.index),
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": str(meeting.port),
+    }
+
+
+def _place(plan: Plan, rank: int) -> dict[str, str]:
+    """Where the rank stands in the layout."""
+    found = {
+        "VJOB_STAGE_MAP": plan.stage_map,
+        "VJOB_PIPELINE": str(plan.pipeline),
+        "VJOB_DATA": str(plan.data),
+        "VJOB_TENSOR": str(plan.tensor),
+    }
+    if plan.partition is not None:
+        found["VJOB_PARTITION"] = plan.partition
+    place = find_place(plan.stage_map, plan.tensor, rank)
+    if place is not None:
+        found["VJOB_STAGE"], found["VJOB_REPLICA"] = str(place[0]), str(place[1])
+        found["VJOB_TENSOR_RANK"] = str(rank % plan.tensor)
+    return found
+
+
+def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, str]:
+    return {
+        "VJOB_RUN": str(meeting.run),
+        "VJOB_RUN_ID": plan.run,
+        "VJOB_ATTEMPT": str(meeting.attempt),
+        "VJOB_NODE": meeting.host,
+        "VJOB_GROUP": node.group.name,
+        "VJOB_TRACE": str(meeting.trace / f"{rank}.jsonl"),
+    }

@@ -1,0 +1,97 @@
+"""JSON files that say what they are, of which version, and whether they are as they were written.
+
+    {"varuna_checkpoint": 1, "what": "manifest", "crc32": "89abcdef", "content": {...}}
+
+The checksum is that of the content as JSON with sorted keys and no blanks.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from varuna_core.checkpoint.format.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    ForeignCheckpoint,
+)
+from varuna_core.records.files import write_atomic
+
+VERSION = 1
+MARK = "varuna_checkpoint"
+READABLE = 0o666
+"""Less the user's umask: a checkpoint is for those to read who may read its folder."""
+
+
+def crc_text(data: Any) -> str:
+    return f"{zlib.crc32(data):08x}"
+
+
+def _seal(what: str, content: Any) -> dict[str, Any]:
+    return {MARK: VERSION, "what": what, "crc32": crc_text(_canonical(content)), "content": content}
+
+
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write_document(path: Path, what: str, content: Any, durable: bool = True) -> None:
+    """Land it whole; if `durable`, it is on the disk when this returns, its name too."""
+    text = json.dumps(_seal(what, content)) + "\n"
+    if durable:
+        write_atomic(path, text, READABLE)
+        sync_folder(path.parent)
+        return
+    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.part")
+    part.write_text(text)
+    os.replace(part, path)
+
+
+def read_document(path: Path, what: str) -> Any:
+    """The content; an error names the file and says what is wrong with it."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{path} is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return parse_document(data, path, what)
+
+
+def parse_document(data: bytes, path: Path, what: str) -> Any:
+    """The same of the bytes of a file, which may lie on another machine."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{path} is cut short or changed: it is not JSON") from error
+    if not isinstance(found, dict) or MARK not in found:
+        raise ForeignCheckpoint(f"{path} is not a file of vjob's checkpoints")
+    version = found[MARK]
+    if type(version) is int and version > VERSION:
+        raise ForeignCheckpoint(
+            f"{path} is of format {version}; this version reads up to {VERSION}: "
+            "load it with the vjob that wrote it or a later one"
+        )
+    content = found.get("content")
+    if version != VERSION or found.get("crc32") != crc_text(_canonical(content)):
+        raise DamagedCheckpoint(f"{path} was changed: its checksum differs")
+    if found.get("what") != what:
+        raise DamagedCheckpoint(f"{path} should be a {what} and is a {found.get('what')}")
+    return content
+
+
+def sync_folder(path: Path) -> None:
+    """Names that were made, moved or removed in the folder outlive a power cut from here on."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # File systems that sync names by themselves refuse: FUSE and SMB among them.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,321 @@
+"""What a checkpoint holds: every tensor's pieces with place and checksums, and what JSON can hold.
+
+Each rank writes a **marker**, its own part of this, last of all; the **manifest** is all markers
+added up and checked, so a reader opens one small file and then those that hold what it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from varuna_core.checkpoint.format.box import Box, count_block_rows, find_fault, list_blocks
+from varuna_core.checkpoint.format.document import read_document
+from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
+from varuna_core.checkpoint.format.tensorfile import ITEM_BYTES
+from varuna_core.records.checkpoints import MANIFEST
+
+WEIGHT, BUFFER = "weight", "buffer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A piece of a tensor in a file."""
+
+    kind: str
+    """weight, buffer, or optimizer.<key> for a tensor of the optimizer's state."""
+    name: str
+    """In the plain model; a tied one under its first name."""
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    box: Box
+    """Which part of it this is."""
+    start: int
+    """Where in the file its bytes begin."""
+    rows: int
+    """Rows (of dimension 0) under one checksum."""
+    checks: tuple[str, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return prod(self.box.extent[1:]) * ITEM_BYTES[self.dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.box.volume * ITEM_BYTES[self.dtype]
+
+    def blocks(self) -> Iterable[tuple[Box, int, str]]:
+        """Each block in the piece's own coordinates, its place in the file, its checksum."""
+        for box, check in zip(list_blocks(self.box.extent, self.rows), self.checks, strict=True):
+            row = box.offset[0] if box.offset else 0
+            yield box, self.start + row * self.row_bytes, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldFile:
+    """A tensor file and what is in it."""
+
+    size: int
+    head: str
+    """Checksum of what lies before the first tensor."""
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """Whose checkpoint this is. `save.json`, written as the folder is made."""
+
+    iteration: int
+    save: str
+    """<job>.<n>: the job's n-th save; names the folder while it is written."""
+    job: str
+    line: str
+    """The job that began the training, however many continued it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """What all ranks agree on, from rank 0. Values are what JSON can hold, by `plain.py`."""
+
+    partition: str
+    """Stages as they were, such as 0-11-8-5-0: to look at, loading does not need it."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Every parameter and persistent buffer, tied ones under each name: a checkpoint that lacks
+    one is not complete."""
+    ties: Sequence[Sequence[str]] = ()
+    """Groups of names for one tensor; the first of each leads."""
+    loss_scale: Any = None
+    lr_schedule: Any = None
+    data_position: Any = None
+    user: Any = None
+    """The user's own small state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker:
+    """One rank's part."""
+
+    save: Save
+    rank: int
+    world_size: int
+    files: Mapping[str, HeldFile]
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    """By parameter: its optimizer state, with words in place of the tensors."""
+    own: Any = None
+    """What only this rank has: random states."""
+    state: TrainingState | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The whole checkpoint."""
+
+    save: Save
+    world_size: int
+    state: TrainingState
+    files: Mapping[str, HeldFile]
+    optimizer: Mapping[str, Any]
+    own: Mapping[int, Any]
+
+
+def add_up(markers: Sequence[Marker]) -> Manifest:
+    """The manifest of these markers, one of each rank; an error says what does not fit."""
+    first = min(markers, key=lambda marker: marker.rank)
+    if first.state is None:
+        raise CheckpointError(f"rank {first.rank} gave no training state: rank 0 must")
+    files: dict[str, HeldFile] = {}
+    optimizer: dict[str, Any] = {}
+    for marker in markers:
+        files.update(marker.files)
+        for name, tree in marker.optimizer.items():
+            if optimizer.setdefault(name, tree) != tree:
+                raise CheckpointError(
+                    f"the optimizer state of {name!r} on rank {marker.rank} differs from "
+                    "another rank's: replicas are no longer equal"
+                )
+    manifest = Manifest(
+        save=first.save,
+        world_size=first.world_size,
+        state=first.state,
+        files=files,
+        optimizer=optimizer,
+        own={marker.rank: marker.own for marker in markers if marker.own is not None},
+    )
+    faults = find_faults(manifest)
+    if faults:
+        more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CheckpointError("not a whole checkpoint: " + "; ".join(faults[:5]) + more)
+    return manifest
+
+
+def find_faults(manifest: Manifest) -> list[str]:
+    """Tensors that the pieces do not make up."""
+    faults = []
+    found = group_pieces(manifest)
+    for (kind, name), held in found.items():
+        shapes = {(piece.shape, piece.dtype) for _, piece in held}
+        if len(shapes) > 1:
+            faults.append(f"{kind} {name!r} has pieces of different shapes or types {shapes}")
+            continue
+        fault = find_fault(held[0][1].shape, [piece.box for _, piece in held])
+        if fault:
+            faults.append(f"{kind} {name!r}: {fault}")
+    leads = find_leads(manifest.state.ties)
+    for name, shape in manifest.state.shapes.items():
+        lead = leads.get(name, name)
+        stored = found.get((WEIGHT, lead)) or found.get((BUFFER, lead))
+        if not stored:
+            faults.append(f"nobody wrote {name!r}")
+        elif stored[0][1].shape != tuple(shape):
+            faults.append(f"{name!r} is {list(shape)}, written as {list(stored[0][1].shape)}")
+    return faults
+
+
+def group_pieces(manifest: Manifest) -> dict[tuple[str, str], list[tuple[str, Piece]]]:
+    """File and piece, by kind and name."""
+    found: dict[tuple[str, str], list[tuple[str, Piece]]] = {}
+    for file, held in manifest.files.items():
+        for piece in held.pieces:
+            found.setdefault((piece.kind, piece.name), []).append((file, piece))
+    return found
+
+
+def find_leads(ties: Sequence[Sequence[str]]) -> dict[str, str]:
+    """The name that each tied tensor is stored under."""
+    return {name: names[0] for names in ties for name in names}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    return parse_manifest(read_document(folder / MANIFEST, "manifest"), folder / MANIFEST)
+
+
+# As JSON.
+
+
+def render_marker(marker: Marker) -> dict[str, Any]:
+    return {
+        "save": vars(marker.save),
+        "rank": marker.rank,
+        "world_size": marker.world_size,
+        "files": _render_files(marker.files),
+        "optimizer": dict(marker.optimizer),
+        "own": marker.own,
+        "state": marker.state and _render_state(marker.state),
+    }
+
+
+def render_manifest(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "save": vars(manifest.save),
+        "world_size": manifest.world_size,
+        "state": _render_state(manifest.state),
+        "files": _render_files(manifest.files),
+        "optimizer": dict(manifest.optimizer),
+        "own": {str(rank): own for rank, own in manifest.own.items()},
+    }
+
+
+def parse_marker(content: Any, path: Path) -> Marker:
+    try:
+        return Marker(
+            save=Save(**content["save"]),
+            rank=content["rank"],
+            world_size=content["world_size"],
+            files=_parse_files(content["files"]),
+            optimizer=content["optimizer"],
+            own=content["own"],
+            state=content["state"] and _parse_state(content["state"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedCheckpoint(f"{path} is not a marker as this version writes it") from error
+
+
+def parse_manifest(content: Any, path: Path) -> Manifest:
+    try:
+        return Manifest(
+            save=Save(**content["save"]),
+            world_size=content["world_size"],
+            state=_parse_state(content["state"]),
+            files=_parse_files(content["files"]),
+            optimizer=content["optimizer"],
+            own={int(rank): own for rank, own in content["own"].items()},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedCheckpoint(f"{path} is not a manifest as this version writes it") from error
+
+
+def _render_state(state: TrainingState) -> dict[str, Any]:
+    return {**vars(state), "shapes": dict(state.shapes), "ties": [list(t) for t in state.ties]}
+
+
+def _parse_state(content: Any) -> TrainingState:
+    shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
+    return TrainingState(**{**content, "shapes": shapes})
+
+
+def _render_files(files: Mapping[str, HeldFile]) -> dict[str, Any]:
+    return {
+        name: {
+            "size": file.size,
+            "head": file.head,
+            "pieces": [
+                {
+                    "kind": piece.kind,
+                    "name": piece.name,
+                    "dtype": piece.dtype,
+                    "shape": piece.shape,
+                    "offset": piece.box.offset,
+                    "extent": piece.box.extent,
+                    "start": piece.start,
+                    "rows": piece.rows,
+                    "checks": " ".join(piece.checks),
+                }
+                for piece in file.pieces
+            ],
+        }
+        for name, file in files.items()
+    }
+
+
+def _parse_files(content: Any) -> dict[str, HeldFile]:
+    return {
+        name: HeldFile(
+            size=file["size"],
+            head=file["head"],
+            pieces=tuple(
+                Piece(
+                    kind=piece["kind"],
+                    name=piece["name"],
+                    dtype=piece["dtype"],
+                    shape=tuple(piece["shape"]),
+                    box=Box(tuple(piece["offset"]), tuple(piece["extent"])),
+                    start=piece["start"],
+                    rows=piece["rows"],
+                    checks=tuple(piece["checks"].split()),
+                )
+                for piece in file["pieces"]
+            ),
+        )
+        for name, file in content.items()
+    }
+
+
+def place(
+    *, kind: str, name: str, dtype: str, shape: tuple[int, ...], box: Box, start: int
+) -> Piece:
+    """A piece whose bytes are to be written from `start` on; its checksums are still to come."""
+    rows = count_block_rows(box.extent, ITEM_BYTES[dtype])
+    return Piece(
+        kind=kind,
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        box=box,
+        start=start,
+        rows=rows,
+        checks=(),
+    )

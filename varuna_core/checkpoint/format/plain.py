@@ -1,0 +1,95 @@
+"""Small state as JSON and back, with what JSON lacks spelled out: nothing is ever unpickled.
+
+Plain values stay as they are. Others become an object with the one key "!": tuples, bytes, dicts
+with other keys than words, Counters (schedulers hold them), numpy's numbers as Python's, and small
+tensors.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varuna_core.checkpoint.format.entries import DTYPES, name_dtype
+from varuna_core.checkpoint.format.errors import DamagedCheckpoint
+from varuna_core.checkpoint.format.files import view_bytes
+
+MAX_TENSOR_BYTES = 1 << 20
+"""Larger ones belong into the tensor files."""
+
+
+def to_plain(value: Any, path: str, place: Callable[[str, Tensor], str] | None = None) -> Any:
+    """As JSON takes it; an error names the place in `path`. Tensors go to `place`, if given, which
+    returns the word to remember them by."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, Tensor):
+        if place is not None:
+            return {"!": ["placed", place(path, value)]}
+        return {"!": ["tensor", *_render_tensor(value, path)]}
+    if isinstance(value, bytes):
+        return {"!": ["bytes", base64.b64encode(value).decode()]}
+    if isinstance(value, (list, tuple)):
+        items = [to_plain(item, f"{path}/{i}", place) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"!": ["tuple", items]}
+    if isinstance(value, Mapping):
+        pairs = [(key, to_plain(item, f"{path}/{key}", place)) for key, item in value.items()]
+        if isinstance(value, Counter) or "!" in value or not all(type(k) is str for k, _ in pairs):
+            word = "counter" if isinstance(value, Counter) else "dict"
+            return {"!": [word, [[to_plain(k, path), item] for k, item in pairs]]}
+        return dict(pairs)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # numpy's
+        return to_plain(value.item(), path)
+    raise TypeError(
+        f"{path} is a {type(value).__name__}, which a checkpoint does not hold: give numbers, "
+        "words, bytes, lists, tuples, dicts and small tensors of them"
+    )
+
+
+def from_plain(value: Any, take: Callable[[str], Tensor] | None = None) -> Any:
+    """What `to_plain` was given; `take` finds the tensors that were placed."""
+    if isinstance(value, list):
+        return [from_plain(item, take) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "!" not in value:
+        return {key: from_plain(item, take) for key, item in value.items()}
+    word, *rest = value["!"]
+    if word == "tuple":
+        return tuple(from_plain(item, take) for item in rest[0])
+    if word in ("dict", "counter"):
+        pairs = {from_plain(key): from_plain(item, take) for key, item in rest[0]}
+        return Counter(pairs) if word == "counter" else pairs
+    if word == "bytes":
+        return base64.b64decode(rest[0])
+    if word == "tensor":
+        return _parse_tensor(*rest)
+    if word == "placed" and take is not None:
+        return take(rest[0])
+    raise DamagedCheckpoint(f"a value of kind {word!r}, which this version does not know")
+
+
+def _render_tensor(tensor: Tensor, path: str) -> tuple[str, list[int], str]:
+    if tensor.numel() * tensor.element_size() > MAX_TENSOR_BYTES:
+        raise TypeError(f"{path} is a tensor of {list(tensor.shape)}: too large for small state")
+    held = tensor.detach().cpu().contiguous()
+    data = base64.b64encode(view_bytes(held)).decode()
+    return name_dtype(tensor.dtype, path), list(tensor.shape), data
+
+
+def _parse_tensor(dtype: str, shape: list[int], data: str) -> Tensor:
+    made = torch.empty(shape, dtype=DTYPES[dtype])
+    try:
+        if made.numel():
+            view_bytes(made)[:] = base64.b64decode(data)
+    except (ValueError, binascii.Error) as error:
+        raise DamagedCheckpoint("a tensor of the small state is torn") from error
+    return made

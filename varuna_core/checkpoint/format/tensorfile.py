@@ -1,0 +1,104 @@
+"""The safetensors layout: eight bytes of length, a JSON header, the tensors' bytes without holes.
+
+Written by hand because the library writes without fsync and checksums; docs/decisions.md.
+Little endian, as every machine that torch trains on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from varuna_core.checkpoint.format.errors import DamagedCheckpoint
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+"""What safetensors calls the types, and the bytes of an element."""
+
+MAX_HEADER_BYTES = 100_000_000
+"""The library's own limit: a longer header is a torn length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laid:
+    """A tensor in a file; `start` is counted from the beginning of the file."""
+
+    key: str
+    dtype: str
+    extent: tuple[int, ...]
+    start: int
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.extent) * ITEM_BYTES[self.dtype]
+
+
+def lay_out(
+    tensors: Sequence[tuple[str, str, Sequence[int]]], notes: Mapping[str, str]
+) -> tuple[bytes, list[Laid]]:
+    """The file's head, and where each (key, type, extent) lies behind it, in the given order.
+
+    Give the widest types first and every tensor is aligned.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **notes}}
+    at = 0
+    for key, dtype, extent in tensors:
+        end = at + prod(extent) * ITEM_BYTES[dtype]
+        if key in header:
+            raise ValueError(f"two tensors of one file are called {key!r}")
+        header[key] = {"dtype": dtype, "shape": list(extent), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = struct.pack("<Q", len(text)) + text
+    laid = []
+    at = len(head)
+    for key, dtype, extent in tensors:
+        laid.append(Laid(key=key, dtype=dtype, extent=tuple(extent), start=at))
+        at += laid[-1].num_bytes
+    return head, laid
+
+
+def read_head(path: Path) -> tuple[bytes, list[Laid]]:
+    """The head and what lies behind it, of any safetensors file; checked with its size."""
+
+    def damaged(what: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(f"{path} is not a whole safetensors file: {what}")
+
+    try:
+        with open(path, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            start = handle.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+                raise damaged(f"it has {size} bytes")
+            text = handle.read(length)
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{path} is missing") from error
+    laid = []
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        for key, value in header.items():
+            low, high = value["data_offsets"]
+            one = Laid(
+                key=key,
+                dtype=value["dtype"],
+                extent=tuple(int(e) for e in value["shape"]),
+                start=8 + length + int(low),
+            )
+            if one.num_bytes != high - low or low < 0 or 8 + length + high > size:
+                raise damaged(f"{key!r} does not fit in it")
+            laid.append(one)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(f"its header is torn or of a later format ({error})") from error
+    return start + text, laid

@@ -1,0 +1,1 @@
+"""Folders of checkpoints: written, read, verified, owned, cleared."""

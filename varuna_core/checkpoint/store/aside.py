@@ -1,0 +1,113 @@
+"""Which checkpoint a training goes on from: the newest that is whole. A damaged one is set aside.
+
+    varuna_ckpt_200                      one rename: nothing is deleted, and the short name is free
+    ─► varuna_ckpt_200.<save>.damaged/   for the same iteration, trained anew
+         damage.json                     why, for whoever looks
+
+What cannot be renamed (in a folder that is only read) is passed over by this job alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+from varuna_core.checkpoint.format.document import READABLE
+from varuna_core.checkpoint.format.errors import DamagedCheckpoint
+from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.store import find_complete, read_save
+from varuna_core.records.checkpoints import DAMAGE, NAME, list_complete, list_damaged, name_of
+from varuna_core.records.files import write_json
+
+log = logging.getLogger(__name__)
+
+
+class Choice:
+    """The checkpoint of a load: the one that was named, or the newest that is whole."""
+
+    def __init__(self, store: Path, iteration: int | None, check_complete: bool) -> None:
+        self.store, self.iteration, self.check_complete = store, iteration, check_complete
+        self._refused: dict[Path, str] = {}
+        """Damaged, and why."""
+
+    def refuse(self, folder: Path, error: DamagedCheckpoint) -> None:
+        """By every rank: it is damaged. Raises it where that one was asked for."""
+        if self.iteration is not None:
+            raise error
+        self._refused[folder] = str(error)
+
+    def take(self) -> Path:
+        """By one rank: what is left, its manifest and files looked at; sets aside what is not."""
+        while True:
+            self._set_aside()
+            folder = self._find()
+            try:
+                CheckpointReader(folder, self.check_complete).close()
+                return folder
+            except DamagedCheckpoint as error:
+                self.refuse(folder, error)
+
+    def _find(self) -> Path:
+        """An error where none is whole: a start from nothing would hide what was lost."""
+        if self.iteration is not None:
+            return find_complete(self.store, self.iteration).path
+        for found in reversed(list_complete(self.store)):
+            if found.path not in self._refused:
+                return found.path
+        aside = {Path(one.path): one.reason for one in list_damaged(self.store)}
+        damaged = {**aside, **self._refused}
+        if not damaged:
+            return find_complete(self.store).path
+        last, reason = max(damaged.items(), key=lambda one: _iteration_of(one[0]))
+        raise DamagedCheckpoint(
+            f"{self.store} holds no checkpoint that is whole: {len(damaged)} damaged, "
+            f"{last.name}: {reason}; to train from the beginning, name another folder"
+        )
+
+    def _set_aside(self) -> None:
+        for folder, reason in list(self._refused.items()):
+            if not folder.exists():  # it got its short name meanwhile, or another job has it
+                del self._refused[folder]
+                continue
+            try:
+                aside = set_aside(folder, reason)
+            except OSError as error:
+                log.warning("%s is damaged and cannot be renamed: %s", folder, error)
+                continue
+            del self._refused[folder]
+            log.warning("a damaged checkpoint is set aside as %s: %s", aside, reason)
+
+
+def set_aside(folder: Path, reason: str) -> Path:
+    """Rename it to what no job loads, replaces or clears away; its new path."""
+    save = read_save(folder)
+    told = {
+        "reason": reason,
+        "host": socket.gethostname(),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+    try:
+        write_json(folder / DAMAGE, told, READABLE)
+    except OSError as error:  # a full disk: the name says enough
+        log.warning("%s: why it is damaged cannot be written there: %s", folder, error)
+    word, number = (save.save if save else "x"), 0
+    while True:
+        aside = folder.with_name(f"{name_of(_iteration_of(folder))}.{word}.damaged")
+        try:
+            os.rename(folder, aside)
+            return aside
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        number += 1
+        word = f"{save.save if save else 'x'}.{number}"
+
+
+def _iteration_of(folder: Path) -> int:
+    match = NAME.fullmatch(folder.name)
+    assert match, folder
+    return int(match[1])

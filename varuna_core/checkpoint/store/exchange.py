@@ -1,0 +1,187 @@
+"""To and from one plain state dict: a safetensors file, or one that `torch.save` wrote.
+
+What is read of `torch.save`'s is read by `weights_only=True`: tensors, and nothing that runs.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from varuna_core.checkpoint.format.box import whole
+from varuna_core.checkpoint.format.document import sync_folder
+from varuna_core.checkpoint.format.entries import DTYPES, Entry, RankPart, make_entry
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.format.files import view_bytes, write_file
+from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT, TrainingState
+from varuna_core.checkpoint.format.tensorfile import Laid, read_head
+from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.writer import CheckpointWriter
+
+SAFETENSORS = ".safetensors"
+TORCH = (".pt", ".pth", ".bin")
+
+
+def export_checkpoint(folder: Path, target: Path) -> int:
+    """Weights and buffers in one file, tied ones under each of their names; how many names.
+
+    A safetensors file is written tensor by tensor; one for `torch.save` needs the memory of all.
+    """
+    with CheckpointReader(folder) as reader:
+        names = list(dict.fromkeys([*reader.state.shapes, *_list_names(reader)]))
+        part = target.with_name(f".{target.name}.{uuid4().hex}.part")
+        try:
+            if target.suffix == SAFETENSORS:
+                entries = [_read_later(reader, name) for name in names]
+                notes = {"iteration": str(reader.iteration)}
+                with ThreadPoolExecutor(1) as beside:
+                    write_file(part, entries, notes, beside).result()
+            elif target.suffix in TORCH:
+                leads = {name: names[0] for names in reader.state.ties for name in names}
+                held = {lead: reader.read(lead) for lead in {leads.get(n, n) for n in names}}
+                with open(part, "xb") as handle:
+                    torch.save({name: held[leads.get(name, name)] for name in names}, handle)
+                    handle.flush()
+                    os.fsync(handle.fileno())
+            else:
+                raise CheckpointError(f"{target}: end its name in {SAFETENSORS} or {TORCH[0]}")
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+    sync_folder(target.parent)
+    return len(names)
+
+
+def _list_names(reader: CheckpointReader) -> list[str]:
+    return [*reader.names(WEIGHT), *reader.names(BUFFER)]
+
+
+def _read_later(reader: CheckpointReader, name: str) -> Entry:
+    shape = reader.shape(name)
+    word = next(word for word, dtype in DTYPES.items() if dtype == reader.dtype(name))
+    return Entry(
+        kind=WEIGHT,
+        name=name,
+        shape=shape,
+        box=whole(shape),
+        dtype=word,
+        load=lambda: reader.read(name),
+    )
+
+
+def import_checkpoint(
+    source: Path, store: Path, iteration: int = 0, ties: Sequence[Sequence[str]] = ()
+) -> Path:
+    """A checkpoint of weights alone, which any layout loads; its folder.
+
+    Names that share memory in the file of `torch.save` are tied; `ties` says so of others.
+    """
+    if source.suffix == SAFETENSORS:
+        entries = _open_safetensors(source)
+    else:
+        tensors = _load_torch(source)
+        ties = [*ties, *_find_ties(tensors)]
+        entries = [make_entry(WEIGHT, name, tensor) for name, tensor in tensors.items()]
+    held = {entry.name: entry for entry in entries}
+    for names in ties:
+        _check_tie(held, names)
+    later = {name for names in ties for name in names[1:]}
+    writer = CheckpointWriter(store, job=f"import-{uuid4().hex[:12]}")
+    writer.save(
+        RankPart(
+            iteration=iteration,
+            segments={0: [entry for entry in entries if entry.name not in later]},
+            state=TrainingState(
+                partition="",
+                shapes={name: entry.shape for name, entry in held.items()},
+                ties=[list(names) for names in ties],
+                user={"imported from": source.name},
+            ),
+        )
+    )
+    writer.close()
+    return store / f"varuna_ckpt_{iteration}"
+
+
+def _open_safetensors(source: Path) -> list[Entry]:
+    _, laid = read_head(source)
+    entries = []
+    for one in laid:
+        if one.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{source}: {one.key!r} is of type {one.dtype}, which is not read"
+            )
+        entries.append(
+            Entry(
+                kind=WEIGHT,
+                name=one.key,
+                shape=one.extent,
+                box=whole(one.extent),
+                dtype=one.dtype,
+                load=_load_laid(source, one),
+            )
+        )
+    return entries
+
+
+def _load_laid(source: Path, one: Laid) -> Callable[[], Tensor]:
+    def load() -> Tensor:
+        made = torch.empty(one.extent, dtype=DTYPES[one.dtype])
+        with open(source, "rb") as handle:
+            handle.seek(one.start)
+            if handle.readinto(view_bytes(made)) != one.num_bytes:
+                raise CheckpointError(f"{source} is cut short")
+        return made
+
+    return load
+
+
+def _load_torch(source: Path) -> dict[str, Tensor]:
+    try:
+        found: Any = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        first = str(error).strip().splitlines()[0]
+        text = f"{source} is not a state dict that can be read safely: {first}"
+        raise CheckpointError(text) from error
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
+    if isinstance(found, Mapping):
+        for key in ("state_dict", "model", "module"):
+            if isinstance(found.get(key), Mapping):
+                found = found[key]
+    if not isinstance(found, Mapping) or not found:
+        raise CheckpointError(f"{source} holds a {type(found).__name__}, not a state dict")
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise CheckpointError(f"{source}: {name!r} is a {kind}, so it is not a state dict")
+    return dict(found)
+
+
+def _find_ties(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Names of one tensor: the same memory, seen in the same way."""
+    groups: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            groups.setdefault(key, []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _check_tie(held: Mapping[str, Entry], names: Sequence[str]) -> None:
+    for name in names:
+        if name not in held:
+            raise CheckpointError(f"tied {name!r} is not in the file")
+    first = held[names[0]]
+    for name in names[1:]:
+        other = held[name]
+        if other.shape != first.shape or not torch.equal(other.load(), first.load()):
+            raise CheckpointError(f"{names[0]!r} and {name!r} are not equal, so they are not tied")

@@ -1,0 +1,226 @@
+"""Writes this rank's part of each checkpoint, in the step loop or beside it.
+
+    writer = CheckpointWriter(store, job=job, rank=rank, world_size=world_size, keep=3)
+    writer.save(part)           # an error of an earlier save in the background comes out here
+    writer.close()              # and here
+
+No rank waits for another. The last to finish completes the checkpoint; if any fails or dies, it
+stays incomplete, is never loaded, and is cleared away after the next one that succeeds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import shutil
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from varuna_core.checkpoint.format.entries import RankPart
+from varuna_core.checkpoint.format.errors import CheckpointError, FolderTaken
+from varuna_core.checkpoint.format.files import write_file
+from varuna_core.checkpoint.format.manifest import Marker, Save
+from varuna_core.checkpoint.format.plain import to_plain
+from varuna_core.checkpoint.store.owner import Owner
+from varuna_core.checkpoint.store.staging import Staging
+from varuna_core.checkpoint.store.store import SaveFolder, read_save
+
+log = logging.getLogger(__name__)
+
+
+def write_rank(folder: SaveFolder, part: RankPart, rank: int, world_size: int) -> None:
+    """This rank's files, then its marker."""
+    folder.make()
+    landing = {}
+    ending = f".rank-{rank:04d}" if part.shared else ""
+    with ThreadPoolExecutor(2) as beside:  # one for checksums while the other waits for the disk
+        for number, entries in part.segments.items():
+            if entries:
+                name = f"segment-{number:04d}{ending}.safetensors"
+                notes = {"iteration": str(part.iteration), "segment": str(number)}
+                landing[name] = write_file(folder.path / name, entries, notes, beside)
+    folder.mark(
+        Marker(
+            save=folder.save,
+            rank=rank,
+            world_size=world_size,
+            files={name: landed.result() for name, landed in landing.items()},
+            optimizer=part.optimizer,
+            own=part.own,
+            state=part.state,
+        )
+    )
+
+
+class CheckpointWriter:
+    """One rank's, for the whole of a job."""
+
+    def __init__(
+        self,
+        store: Path | str,
+        *,
+        job: str,
+        rank: int = 0,
+        world_size: int = 1,
+        line: str | None = None,
+        keep: int | None = None,
+        background: bool = False,
+        tempdir: Path | str | None = None,
+    ) -> None:
+        """`job` is a word of this start alone, the same on all ranks; `line` that of the loaded
+        checkpoint (`reader.line`), if one was loaded. In the background, a copy of the state is
+        held in memory, or in the local folder `tempdir`.
+        """
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep={keep}: at least one checkpoint stays")
+        self.store, self.job, self.line = Path(store), job, line or job
+        self.rank, self.world_size, self.keep = rank, world_size, keep
+        self._owner = Owner(self.store, job, self.line)
+        self._count = 0
+        self._claimed = False
+        self._last: SaveFolder | None = None
+        self._background = background or tempdir is not None
+        self._staging = Staging(Path(tempdir) if tempdir is not None else None)
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        _OPEN.add(self)
+
+    def set_background(self, tempdir: Path | str | None) -> None:
+        """Let the next saves be written beside training from a copy in this folder, or at once."""
+        if tempdir is not None and Path(tempdir) != self._staging.folder:
+            self._staging = Staging(Path(tempdir))
+        self._background = tempdir is not None
+
+    def save(self, part: RankPart) -> SaveFolder:
+        """Add this rank's part of a checkpoint; in the background, once the last one is written.
+
+        The folder is that of all ranks, which shows when the checkpoint is complete.
+        """
+        # Of calls, not of successes: this rank's next save is the next of the others too.
+        self._count += 1
+        self.wait()
+        save = Save(
+            iteration=part.iteration,
+            save=f"{self.job}.{self._count}",
+            job=self.job,
+            line=self.line,
+        )
+        folder = SaveFolder(self.store, save)
+        part = encode_part(part)
+        if not self._background:
+            self._write(folder, part)
+            return folder
+        part = replace(part, segments=self._staging.take(part.segments))
+        self._thread = threading.Thread(
+            target=self._write_beside, args=(folder, part), name="checkpoint"
+        )
+        self._thread.start()
+        return folder
+
+    @property
+    def num_saves(self) -> int:
+        """Begun so far."""
+        return self._count
+
+    @property
+    def is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait for the last save, and complete it if nobody has."""
+        self.wait()
+        self._settle()
+
+    def wait(self) -> None:
+        """Until this rank's last save is written; raises its error."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """As `finish`; no more saves follow."""
+        _OPEN.discard(self)
+        self.finish()
+
+    def _write_beside(self, folder: SaveFolder, part: RankPart) -> None:
+        try:
+            self._write(folder, part)
+        except Exception as error:  # comes out at the next call
+            self._error = error
+
+    def _write(self, folder: SaveFolder, part: RankPart) -> None:
+        self._settle()
+        if self.rank == 0:
+            self._look_around(folder)
+        try:
+            write_rank(folder, part, self.rank, self.world_size)
+            self._last = folder
+            complete = folder.complete()
+        except (OSError, CheckpointError) as error:
+            is_taken_back = isinstance(error, FileNotFoundError) and not folder.path.exists()
+            # It can never be complete: its space is wanted, and the other ranks are to know.
+            shutil.rmtree(folder.path, ignore_errors=True)
+            why = f": {error}"
+            if is_taken_back:
+                why = ", for another rank could not save its part and took all of it back"
+            text = f"iteration {part.iteration} was not saved by rank {self.rank}{why}"
+            raise CheckpointError(text) from error
+        if complete:
+            self._publish(folder)
+
+    def _look_around(self, folder: SaveFolder) -> None:
+        if self._claimed:
+            self._owner.check()
+        else:
+            self._owner.claim()
+            self._claimed = True
+        there = read_save(folder.final)
+        if folder.final.exists() and not self._owner.may_replace(there):
+            raise FolderTaken(folder.describe_taken(there))
+
+    def _publish(self, folder: SaveFolder) -> None:
+        """By the rank that was the last to finish."""
+        folder.publish(self._owner.may_replace)
+        if self.keep is not None:
+            self._owner.keep(self.keep, folder.save)
+        self._owner.clean(folder.save)
+
+    def _settle(self) -> None:
+        """Complete this job's last save, where a stale listing hid the markers from everybody."""
+        if self._last is not None and self._last.path.exists() and self._last.complete():
+            self._publish(self._last)
+
+
+def encode_part(part: RankPart) -> RankPart:
+    """Everything that goes into JSON as JSON takes it, copied, before training goes on."""
+    state = part.state
+    if state is not None:
+        state = replace(
+            state,
+            loss_scale=to_plain(state.loss_scale, "loss_scale"),
+            lr_schedule=to_plain(state.lr_schedule, "lr_schedule"),
+            data_position=to_plain(state.data_position, "data_position"),
+            user=to_plain(state.user, "user"),
+        )
+    return replace(part, state=state, own=to_plain(part.own, "own"))
+
+
+_OPEN: weakref.WeakSet[CheckpointWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def _report() -> None:
+    """The error of a last save that nobody asked after."""
+    for writer in list(_OPEN):
+        try:
+            writer.wait()
+        except Exception:
+            with contextlib.suppress(ValueError):  # a closed stream
+                log.exception("the last checkpoint was not written")

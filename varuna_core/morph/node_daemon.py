@@ -1,0 +1,304 @@
+"""`stay`: what a node runs for as long as its job lasts, however often the ranks start anew.
+
+    presence ──► manager                 orders ──► RUN attempt N: open (on its first node), node
+    each second, and at each change                  leave: end the ranks, go home
+
+The agent of each attempt is a child: it starts afresh, and dies with us as its ranks die with it.
+So there is no thread here, and whoever kills this process has killed the node's part of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+from typing import Optional
+
+from varuna_core.agent.meeting.opening import open_attempt
+from varuna_core.agent.processes.process import start_agent
+from varuna_core.agent.processes.signals import Signals
+from varuna_core.agent.setup.errors import STOPPED, Refusal
+from varuna_core.agent.setup.host import find_index, host_name, load_plan
+from varuna_core.morph.manager_liveness import Hearing
+from varuna_core.morph.memory import Home
+from varuna_core.morph.orders import (
+    ENDED,
+    GONE,
+    IDLE,
+    RUNNING,
+    Orders,
+    Presence,
+    Task,
+    follow,
+    is_for_guest,
+    read_orders,
+    write_presence,
+)
+from varuna_core.morph.standby import can_wait
+from varuna_core.records.exits import NOT_READY
+from varuna_core.records.memory_copies import HOME, list_held
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import RunFolder
+
+POLL_S = 0.25
+NODES_PER_POLL_S = 200.0
+"""On a large run all poll less often, for the file server's sake."""
+BEAT_S = 1.0
+BEATS_PER_S = 50.0
+
+
+def poll_s(plan: Plan) -> float:
+    return max(POLL_S, plan.num_nodes / NODES_PER_POLL_S)
+
+
+def beat_s(plan: Plan) -> float:
+    """Between two signs of life."""
+    return max(BEAT_S, plan.num_nodes / BEATS_PER_S)
+
+
+def stay(
+    run: RunFolder,
+    plan: Plan,
+    session: str,
+    given_index: Optional[int],
+    orphaned: str = "",
+    tether: Optional[int] = None,
+) -> int:
+    """The exit code of the node: 0 when the run ended, whatever its ranks came to.
+
+    Without a session of its own it is a guest (orders.py). `orphaned` is a line of shell that this
+    process becomes where the manager is gone for good: it gives the job back to the scheduler.
+    `tether` is an input by which whoever started us over ssh tells that it lives.
+    """
+    seat = find_index(plan, given_index, os.environ)
+    host = host_name(plan, seat, os.environ, os.uname().nodename)
+    run.morph.make()
+    home = _open_home(run, plan)
+    me = Presence(
+        seat=seat,
+        key=uuid.uuid4().hex,
+        session=session,
+        host=host,
+        pid=os.getpid(),
+        count=0,
+        state=IDLE,
+        attempt=-1,
+        code=0,
+    )
+    node = Stay(run, plan, me, home, tether)
+    try:
+        code = node.run()
+    finally:
+        if home is not None:
+            home.close()
+    if node.is_orphaned and orphaned:
+        os.execvp("sh", ["sh", "-c", orphaned])
+    return code
+
+
+def _open_home(run: RunFolder, plan: Plan) -> Optional[Home]:
+    """The folder for copies of the training, told to ranks by the environment; None without."""
+    if plan.morphing is None or not plan.morphing.memory or plan.containers:
+        return None
+    try:
+        home = Home(run.path.name)
+    except OSError as error:
+        print(f"no copies in this node's memory: {error}", file=sys.stderr, flush=True)
+        return None
+    os.environ[HOME] = str(home.path)
+    return home
+
+
+class Stay:
+    """One node of the job."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        plan: Plan,
+        me: Presence,
+        home: Optional[Home],
+        tether: Optional[int] = None,
+    ) -> None:
+        self._run, self._plan, self._me, self._home = run, plan, me, home
+        self._signals = Signals()
+        if tether is not None:
+            self._signals.hold(tether, plan.timing.lost_s)
+        self._child: Optional[subprocess.Popen[bytes]] = None
+        self._is_guest = not me.session
+        self.is_orphaned = False
+        self._manager = Hearing(plan.timing.lost_s)
+        self._is_mute = False
+        """Our own sign of life did not land: then the manager's may not either."""
+        self._manager_beat = 0.0
+        self._next: Optional[subprocess.Popen[bytes]] = None
+        """The agent of the next attempt, whose ranks wait."""
+        self._next_since = -1
+        """The attempt during which one was started: at most one in each."""
+        self._knows_session = False
+        self._next_beat = 0.0
+        self._begun = time.monotonic()
+        self._leaving = ""
+        self._kill_at = float("inf")
+
+    def run(self) -> int:
+        while True:
+            self._reap()
+            if self._leaving and self._child is None:
+                self._say(f"leaving: {self._leaving}")
+                self._change(state=GONE)
+                return STOPPED if self._signals.ending else 0
+            self._heed_signals()
+            if not self._leaving:
+                self._heed_orders()
+            if self._child is not None and time.monotonic() >= self._kill_at:
+                self._child.kill()
+            if time.monotonic() >= self._next_beat:
+                self._beat()
+            self._signals.wait(poll_s(self._plan))
+
+    def _heed_signals(self) -> None:
+        for number in self._signals.take_forwarded():
+            if self._child is not None:
+                self._child.send_signal(number)
+        if self._signals.ending is not None:
+            self._leave(self._signals.ending)
+
+    def _heed_orders(self) -> None:
+        orders = read_orders(self._run.morph)
+        if self._is_guest and orders is not None:
+            self._visit(orders)
+        is_ours = orders is not None and orders.session == self._me.session
+        self._knows_session = self._knows_session or is_ours
+        waited = time.monotonic() - self._begun
+        if (self._is_guest or not self._knows_session) and waited > self._plan.timing.join_s:
+            self._leave(f"no word from the manager for {waited:.0f} s")
+            return
+        if self._is_guest and not is_ours:
+            return
+        if self._knows_session and not self._is_guest:
+            beat = orders.beat if orders is not None and is_ours and not self._is_mute else None
+            if self._manager.is_lost(beat, time.monotonic()):
+                self.is_orphaned = True
+                silent_s = self._manager.limit_s
+                self._leave(
+                    f"the manager gave no sign of life for {silent_s:g} s: nobody owns the run"
+                )
+                return
+        if orders is not None and orders.ending and is_ours:
+            self._next_beat = 0.0
+        task = follow(orders, self._me, knows_session=self._knows_session)
+        if task.leave:
+            self._leave(task.leave)
+        elif task.attempt is not None and self._child is None:
+            self._start(task)
+        elif orders is not None and orders.trained and self._child is not None:
+            self._prepare_next(orders)
+
+    def _prepare_next(self, orders: Orders) -> None:
+        """Once the ranks train: before that they need the node for themselves."""
+        me = self._me
+        is_member = orders.attempt == me.attempt and me.name in orders.nodes
+        if not is_member or self._next_since == me.attempt or not can_wait(self._plan):
+            return
+        self._next_since = me.attempt
+        node = str(orders.nodes.index(me.name))
+        options = ["--run", str(self._run.path), "--attempt", str(me.attempt), "--node", node]
+        with contextlib.suppress(OSError):  # the next attempt starts without
+            words = [str(self._run.agent), "morph", "standby", *options]
+            self._next = start_agent(words, waits=True)
+
+    def _visit(self, orders: Orders) -> None:
+        """As a guest: note that the manager lives, and go over to its session without ranks."""
+        if orders.beat != self._manager_beat:
+            self._manager_beat, self._begun = orders.beat, time.monotonic()
+        if not is_for_guest(orders, self._me):
+            return
+        if self._child is not None:
+            self._end_ranks()
+            return
+        self._knows_session = True
+        key = uuid.uuid4().hex
+        self._change(session=orders.session, key=key, attempt=-1, state=IDLE, code=0)
+
+    def _start(self, task: Task) -> None:
+        assert task.attempt is not None
+        number = str(task.attempt)
+        self._change(attempt=task.attempt, state=RUNNING, code=0)
+        try:
+            if task.node == 0:  # where rank 0 will be: its address and a port that is free here
+                plan = load_plan(self._run, task.attempt)
+                open_attempt(self._run, plan, task.attempt, None, self._me.session)
+        except Refusal as refusal:
+            self._say(refusal.reason)
+            self._change(state=ENDED, code=refusal.code)
+            return
+        self._child, self._next = self._call_next(task), None
+        if self._child is not None:
+            return
+        options = ["--run", str(self._run.path), "--attempt", number, "--node", str(task.node)]
+        try:
+            self._child = start_agent([str(self._run.agent), "node", *options])
+        except OSError as error:
+            self._say(f"the agent does not start: {error}")
+            self._change(state=ENDED, code=NOT_READY)
+
+    def _call_next(self, task: Task) -> Optional[subprocess.Popen[bytes]]:
+        """The agent that waits, told what to do; None where there is none."""
+        agent = self._next
+        if agent is None or agent.stdin is None or agent.poll() is not None:
+            return None
+        words = {"attempt": task.attempt, "node": task.node}
+        with contextlib.suppress(OSError), agent.stdin as pipe:
+            pipe.write(json.dumps(words).encode() + b"\n")
+            pipe.flush()
+            return agent
+        return None
+
+    def _reap(self) -> None:
+        if self._child is None:
+            return
+        code = self._child.poll()
+        if code is not None:
+            self._child, self._kill_at = None, float("inf")
+            state = GONE if self._leaving else ENDED
+            self._change(state=state, code=128 - code if code < 0 else code)
+
+    def _leave(self, reason: str) -> None:
+        if self._leaving:
+            return
+        self._leaving = reason
+        if self._next is not None:
+            self._next.kill()  # and so its ranks
+            self._next.wait()
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        if self._child is not None and self._kill_at == float("inf"):
+            self._child.send_signal(signal.SIGTERM)
+            timing = self._plan.timing
+            self._kill_at = time.monotonic() + timing.grace_s + timing.lost_s
+
+    def _change(self, **changes: object) -> None:
+        self._me = replace(self._me, **changes)  # type: ignore[arg-type]
+        self._beat()
+
+    def _beat(self) -> None:
+        held = () if self._home is None else list_held(self._home.path)
+        self._me = replace(self._me, count=self._me.count + 1, held=held)
+        self._next_beat = time.monotonic() + beat_s(self._plan)
+        try:
+            write_presence(self._run.morph, self._me)
+            self._is_mute = False
+        except OSError:  # on a full disk the next one may land
+            self._is_mute = True
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(f"{self._me.host}: {text}", file=sys.stderr, flush=True)

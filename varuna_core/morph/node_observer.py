@@ -1,0 +1,125 @@
+"""What the manager sees of its nodes: files, turned into inputs of the state machine.
+
+A sign of life counts when it changed, by our own clock. While ranks train, silence is long before
+it means anything; once an attempt is being stopped, whoever does not end with it is soon known.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+
+from varuna_core.morph.machine import ATTEMPTING, RUNNING, SAVING, STOPPING, State
+from varuna_core.morph.messages import (
+    AskedToLeave,
+    CalledToEnd,
+    Input,
+    Joined,
+    Lost,
+    RankFailed,
+    RanksEnded,
+    Saved,
+)
+from varuna_core.morph.orders import ENDED, GONE, Presence, get_seat
+
+SUSPECT_BEATS = 8.0
+"""So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at
+each look then (`stay.py`)."""
+
+
+class Sight(NamedTuple):
+    """What the run folder shows at one moment."""
+
+    presences: Dict[int, Presence]
+    stop: Optional[Dict[str, object]]
+    """stop.json of the attempt."""
+    refused: Dict[int, str]
+    """Seats whose preflight said no, and why."""
+    leave: Dict[int, str]
+    """Seats that were asked to leave, and why where no person did."""
+    saved: int
+
+
+class Ears:
+    """Remembers when each node last changed its sign of life."""
+
+    def __init__(self, lost_s: float, beat_s: float, poll_s: float) -> None:
+        """`beat_s` between two signs of life, `poll_s` once an attempt is ending."""
+        self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * poll_s
+        self._beat_s = beat_s
+        self._heard: Dict[str, Tuple[int, float]] = {}
+        """Of each node the last count, and when it was new."""
+        self._listened: Optional[float] = None
+
+    def listen(self, state: State, sight: Sight, now: float) -> List[Input]:
+        """Inputs in the order in which they are to count."""
+        self._forgive(now)
+        said: List[Input] = [Saved(sight.saved)] if sight.saved != state.whole else []
+        present = {item.name: item for item in sight.presences.values()}
+        known, living = {*state.nodes, *state.fenced}, frozenset(state.living)
+        # Those that left no trace any more were there when an earlier manager looked.
+        for name in state.nodes:
+            self._heard.setdefault(name, (-1, now))
+        hosts = {present[name].host for name in state.nodes if name in present}
+        for name, item in present.items():
+            count, since = self._heard.get(name, (-1, now))
+            if count != item.count:
+                self._heard[name] = (item.count, now)
+            elif self._is_silent(state, since, now):
+                continue  # left by an agent of this session that is gone
+            if name in known or item.state == GONE:
+                continue
+            if item.host in hosts:  # files have names of hosts: one of them would be lost
+                said.append(Lost(name, f"{item.host} takes part already, in another job"))
+            else:
+                hosts.add(item.host)
+                said.append(Joined(name))
+        for name in state.nodes:
+            said += self._ask_after(state, sight, name, present.get(name), now, living)
+        if state.phase in (RUNNING, SAVING) and sight.stop is not None:
+            reason = str(sight.stop.get("reason"))
+            is_asked = sight.stop.get("kind") == "cancel"
+            said.append(CalledToEnd(reason) if is_asked else RankFailed(reason, state.attempt))
+        return said
+
+    def when(self, node: str) -> Optional[float]:
+        """When this node last gave a sign of life, by our clock."""
+        return self._heard[node][1] if node in self._heard else None
+
+    def _forgive(self, now: float) -> None:
+        """While we ourselves stood still (a file server that hangs) nobody was silent."""
+        gap = 0.0 if self._listened is None else now - self._listened
+        self._listened = now
+        if gap > self._beat_s:
+            self._heard = {name: (count, at + gap) for name, (count, at) in self._heard.items()}
+
+    def _ask_after(
+        self,
+        state: State,
+        sight: Sight,
+        name: str,
+        item: Optional[Presence],
+        now: float,
+        living: FrozenSet[str],
+    ) -> List[Input]:
+        seat = get_seat(name)
+        if item is None and seat in sight.presences:
+            host = sight.presences[seat].host
+            return [Lost(name, f"the agent of {host} was replaced by another one")]
+        host = item.host if item is not None else f"node {seat}"
+        if item is not None and item.state == GONE:
+            return [Lost(name, f"{host} has left: its job ends, or somebody ended its agent")]
+        silent_s = now - self._heard[name][1]
+        if self._is_silent(state, self._heard[name][1], now):
+            return [Lost(name, f"{host} was lost: no sign of life for {silent_s:.1f} s")]
+        said: List[Input] = []
+        if seat in sight.refused and name in state.members:
+            said.append(Lost(name, f"{host} is not fit: {sight.refused[seat]}"))
+        if seat in sight.leave:
+            said.append(AskedToLeave(name, sight.leave[seat]))
+        has_ended = item is not None and (item.state, item.attempt) == (ENDED, state.attempt)
+        if has_ended and name in living and state.phase in ATTEMPTING:
+            said.append(RanksEnded(name, state.attempt))
+        return said
+
+    def _is_silent(self, state: State, since: float, now: float) -> bool:
+        return now - since > (self._suspect_s if state.phase == STOPPING else self._lost_s)

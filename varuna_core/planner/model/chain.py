@@ -1,0 +1,276 @@
+"""A pipeline whose stages have their places, and whose cuts are yet to be found.
+
+It times partitions (one, or many at once) by the actions that the engine would run, and bounds
+them from below. A stage i cannot begin before the forwards upstream, has all its work to do, and
+then the gradients upstream follow; so for any schedule, with the costs of stages as they are cut
+
+    time >= max over i of  work_i + sum over k < i of (forward_k + backward_k + messages_k)
+
+The sum is over what lies before, so the least bound of all partitions is found exactly from behind:
+
+    least[i][a] = min over e of max(work_i(a, e), upstream_i(a, e) + least[i + 1][e])
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from varuna_core.planner.model.behind import Behind, find_behind, find_end
+from varuna_core.planner.model.compiled import Compiled
+from varuna_core.planner.model.roles import Work
+from varuna_core.planner.model.sites import Placed
+from varuna_core.planner.model.stage_table import find_stage
+from varuna_core.planner.model.step import Column, StageMemory, StepCosts, simulate_step
+from varuna_core.planner.model.tables import Shape, Tables
+
+Array = Any
+Bounds = tuple[int, ...]
+"""Where stages begin and end: 0, the first stage's end, ..., the number of segments."""
+
+
+class Chain:
+    """One stage a rank."""
+
+    def __init__(
+        self, tables: Tables, shape: Shape, placed: Placed, work: Work, least: int = 1
+    ) -> None:
+        """`least` segments on each stage but the first and the last, which have one or more."""
+        self.tables, self.shape, self.placed = tables, shape, placed
+        self.schedule, self.num_stages = work, len(work.roles)
+        self.size = tables.size
+        self.blocking = not tables.training.overlap_sends
+        last = self.num_stages - 1
+        inner = max(0, least)
+        self.least = [max(1, inner) if s in (0, last) else inner for s in range(last + 1)]
+        self.hops = [tables.find_hops(boundary, shape) for boundary in placed.boundaries]
+        self.sums = [tables.find_sums(site, shape) for site in placed.sites]
+        self.stages = [
+            find_stage(
+                tables,
+                shape,
+                placed.sites[s].kinds,
+                placed.boundaries[s - 1] if s else None,
+                placed.boundaries[s] if s < last else None,
+                work.roles[s],
+                self.least[s],
+            )
+            for s in range(last + 1)
+        ]
+
+    @property
+    def compiled(self) -> Compiled:
+        return self.schedule.compiled
+
+    # Costs of stages as cut.
+
+    def build_costs(self, bounds: Bounds) -> StepCosts:
+        """Of one partition."""
+        pairs = list(itertools.pairwise(bounds))
+        stages = range(self.num_stages)
+        costs = tuple(
+            float(self.stages[s].kinds[kind][pairs[s]]) for kind in range(6) for s in stages
+        )
+        hops, holds = (
+            tuple(
+                0.0 if self.blocking else float(self.hops[s][way][bounds[s + 1]])
+                for s in stages[:-1]
+                for way in ways
+            )
+            for ways in ((0, 1), (2, 3))
+        )
+        buckets = self.tables.find_buckets(self.shape)
+        return StepCosts(
+            columns=(Column(costs=costs, hops=hops, holds=holds),),
+            reduce_s=tuple(float(self.sums[s][0][pairs[s]]) for s in stages),
+            num_buckets=tuple(int(buckets[pair]) for pair in pairs),
+            ties=self._find_ties(bounds),
+            optimizer_s=tuple(float(self.stages[s].optimizer[pairs[s]]) for s in stages),
+            exchange_s=tuple(float(self.sums[s][1][pairs[s]]) for s in stages),
+            data_s=self.tables.training.data_s,
+            overlap_reduction=self.tables.training.overlap_reduction,
+        )
+
+    def _find_ties(self, bounds: Bounds) -> tuple[tuple[tuple[int, ...], float], ...]:
+        ties = []
+        for tie in self.tables.profile.model.ties:
+            stages = tuple(
+                s
+                for s in range(self.num_stages)
+                if any(bounds[s] <= segment < bounds[s + 1] for segment in tie.segments)
+            )
+            if len(stages) > 1:
+                ties.append((stages, self._time_tie(stages, tie.parameters)))
+        return tuple(ties)
+
+    def _time_tie(self, stages: Sequence[int], parameters: int) -> float:
+        """The copies of each replica are summed at once: over the same links, or within a node."""
+        num_bytes = parameters / self.shape.tensor * self.tables.training.reduced_bytes
+        network = self.tables.profile.network
+        sites = [self.placed.sites[s] for s in stages]
+        between = self.placed.boundaries[stages[0] : stages[-1]]
+        if all(route.where == "intra" for boundary in between for route in boundary.routes):
+            together = [(sites[0].kinds[0], len(sites))]
+            return float(network.find_all_reduce(together, num_bytes)[0])
+        sharing = max(max(n for _, n in site.group) for site in sites) * self.shape.tensor
+        nodes = [(site.kinds[0], 1) for site in sites]
+        return float(network.find_all_reduce(nodes, num_bytes, sharing)[0])
+
+    # Memory.
+
+    def list_memory(self, bounds: Bounds) -> list[StageMemory]:
+        fixed = self.tables.find_fixed(self.shape)
+        found = []
+        for s, pair in enumerate(itertools.pairwise(bounds)):
+            found.append(
+                StageMemory(
+                    fixed=float(fixed[pair]),
+                    graph=float(self.stages[s].graph[pair]),
+                    inputs=float(self.stages[s].inputs[pair[0]]),
+                    work=float(self.stages[s].times.work_bytes[pair]),
+                )
+            )
+        return found
+
+    # Bounds.
+
+    @cached_property
+    def puts_off(self) -> bool:
+        """Weight gradients are put off: a stage's last action then frees nobody upstream."""
+        return any(stage.puts_off for stage in self.stages)
+
+    @cached_property
+    def upstream(self) -> list[Array]:
+        """What lies before a later stage's first action and after its last one."""
+        if self.puts_off:
+            return [stage.way_down for stage in self.stages]
+        return [stage.way for stage in self.stages]
+
+    @cached_property
+    def tail(self) -> float:
+        """What follows the pipeline of any partition."""
+        training = self.tables.training
+        every = {id(stage): stage.optimizer.diagonal(1) for stage in self.stages}
+        fastest = np.min(list(every.values()), axis=0).sum()
+        tail = training.data_s + float(fastest) / self.num_stages
+        return tail + float(self.sums[0][1][0, 1])
+
+    @cached_property
+    def tied_tail(self) -> float:
+        """What the tied weights of the first and the last stage add, once the pipeline is over."""
+        if self.puts_off:  # then the pipeline may end on another stage than the first
+            return 0.0
+        tail = 0.0
+        for tie in self.tables.profile.model.ties:
+            if 0 in tie.segments and self.size - 1 in tie.segments and self.num_stages > 1:
+                tail += self._time_tie((0, self.num_stages - 1), tie.parameters)
+        return tail
+
+    @cached_property
+    def behind(self) -> list[Behind]:
+        """Of each stage, and behind the last one."""
+        found = [find_end(self.tables)]
+        for stage, sums in zip(reversed(self.stages), reversed(self.sums), strict=True):
+            found.append(
+                find_behind(self.tables, self.shape, stage, sums, found[-1], self.puts_off)
+            )
+        return found[::-1]
+
+    @cached_property
+    def first_tail(self) -> Array:
+        """By the first stage's end, what follows the pipeline: its own sum, then tied weights."""
+        if self.puts_off:
+            return np.zeros(self.size + 1)
+        return self.behind[0].unhidden[0] + self.tied_tail
+
+    @cached_property
+    def bound(self) -> float:
+        """No partition of this chain takes less; inf if none fits."""
+        first, own, after = self.stages[0], self.behind[0], self.behind[1]
+        bound = np.maximum(first.work[0], self.upstream[0][0] + after.least)
+        if not self.puts_off:
+            beyond = np.maximum(own.find_beyond(0), after.largest)
+            bound = np.maximum(bound, first.way[0] + after.round + beyond)
+        bound = float((bound + self.first_tail).min())
+        return max(bound, float(own.summed[0])) + self.tail
+
+    def follow_bound(self) -> Bounds | None:
+        """The partition that has the least bound."""
+        if not np.isfinite(self.behind[0].least[0]):
+            return None
+        bounds = [0]
+        for s in range(self.num_stages):
+            a = bounds[-1]
+            after = self.behind[s + 1].least
+            row = np.maximum(self.stages[s].work[a], self.upstream[s][a] + after)
+            bounds.append(int(row.argmin()))
+        return tuple(bounds)
+
+    # Times.
+
+    def find_steps(self, partitions: Sequence[Bounds] | Array) -> Array:
+        """Step times, as `simulate_step` finds them."""
+        if not len(partitions):
+            return np.zeros(0)
+        cuts = np.array(partitions)
+        begins, ends = cuts[:, :-1], cuts[:, 1:]
+        stages = range(self.num_stages)
+        costs = np.empty((len(cuts), 6 * self.num_stages))
+        for s in stages:
+            a, e = begins[:, s], ends[:, s]
+            for kind, table in enumerate(self.stages[s].kinds):
+                costs[:, kind * self.num_stages + s] = table[a, e]
+        hops, holds = np.zeros((2, len(cuts), 2 * (self.num_stages - 1)))
+        if not self.blocking:
+            for s in stages[:-1]:
+                hops[:, 2 * s : 2 * s + 2] = self.hops[s][:2, ends[:, s]].T
+                holds[:, 2 * s : 2 * s + 2] = self.hops[s][2:, ends[:, s]].T
+        makespan, free, last = self.compiled.run_batch(costs, hops, holds)
+        lag = (holds - hops).max(axis=1, initial=0.0)
+        return lag + self._add_tail(begins, ends, costs, makespan, free, last)
+
+    def find_step(self, bounds: Bounds) -> float:
+        return simulate_step(self.compiled, self.build_costs(bounds)).step_s
+
+    def _add_tail(
+        self, begins: Array, ends: Array, costs: Array, makespan: Array, free: Array, last: Array
+    ) -> Array:
+        training = self.tables.training
+        buckets = self.tables.find_buckets(self.shape)
+        done = np.empty_like(free)
+        optimizer = np.zeros(len(makespan))
+        exchange = np.zeros(len(makespan))
+        for s in range(self.num_stages):
+            a, e = begins[:, s], ends[:, s]
+            took = self.sums[s][0][a, e]
+            length = costs[:, self.compiled.find_last_cost(s)]
+            end = last[:, s] + length
+            if training.overlap_reduction:
+                count = buckets[a, e]
+                summed = np.maximum(end + took / count, last[:, s] + length / count + took)
+            else:
+                summed = free[:, s] + took
+            done[:, s] = np.where(took > 0, summed, end)
+            optimizer = np.maximum(optimizer, self.stages[s].optimizer[a, e])
+            exchange = np.maximum(exchange, self.sums[s][1][a, e])
+        for tie in self.tables.profile.model.ties:
+            self._add_tie(tie.segments, tie.parameters, ends, done)
+        agreed = np.maximum(makespan, done.max(axis=1))
+        return training.data_s + agreed + optimizer + exchange
+
+    def _add_tie(self, segments: Sequence[int], parameters: int, ends: Array, done: Array) -> None:
+        """The stages that hold the copies differ from row to row."""
+        holders = np.sort(
+            np.stack([(ends <= segment).sum(axis=1) for segment in segments], axis=1), axis=1
+        )
+        for stages in {tuple(row) for row in holders.tolist()}:
+            held = sorted(set(stages))
+            if len(held) < 2:
+                continue
+            rows = (holders == np.array(stages)).all(axis=1)
+            after = done[rows][:, held].max(axis=1) + self._time_tie(held, parameters)
+            done[np.ix_(np.flatnonzero(rows), held)] = after[:, None]

@@ -1,0 +1,233 @@
+"""The nodes there are, and the ways to lay stages on them.
+
+```
+tensor 1, replicas 2, nodes of 4 GPUs       node A: stages 0 1   node B: stages 2 3
+tensor 1, replicas 8, nodes of 4 GPUs       nodes A and B: stage 0   nodes C and D: stage 1
+```
+
+Ranks that share layers lie on one node. Nodes are filled in turn; where replicas do not fill them,
+the rest of their GPUs is left over, and so are nodes behind the last stage.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from varuna_core.planner.model.sites import Boundary, Placed, Route, Site
+from varuna_core.planner.profile.errors import PlanningError
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """Nodes that are alike."""
+
+    name: str
+    gpu: str
+    """As the profile calls it."""
+    gpus: int
+    """On each node."""
+    count: int
+    price_per_hour: float | None = None
+    """Of one node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """All that a plan may use."""
+
+    kinds: tuple[NodeKind, ...]
+
+    def __post_init__(self) -> None:
+        names = [kind.name for kind in self.kinds]
+        if not names or len(set(names)) < len(names):
+            raise PlanningError(f"a cluster of nodes {names}: each kind once, at least one")
+        for kind in self.kinds:
+            if kind.gpus < 1 or kind.count < 1:
+                raise PlanningError(f"{kind.count} nodes {kind.name!r} of {kind.gpus} GPUs")
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(kind.gpus * kind.count for kind in self.kinds)
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(kind.count for kind in self.kinds)
+
+
+Order = tuple[tuple[NodeKind, int], ...]
+"""Nodes, and the most stages that each takes: fewer than it could where a block of a kind ends."""
+
+
+_Slot = tuple[tuple[int, str, int], ...]
+"""One stage's replicas: node after node its place, its GPU and how many lie there."""
+
+
+def place(nodes: Order, stages: int, tensor: int, replicas: int) -> Placed | None:
+    """So many stages on these nodes in turn; None if they do not suffice, or one is not needed."""
+    slots: list[_Slot] = []
+    filling: list[tuple[int, str, int]] = []
+    missing = replicas
+    for number, (node, most) in enumerate(nodes):
+        if len(slots) == stages:
+            return None
+        groups = node.gpus // tensor
+        if not groups:
+            return None
+        if filling or groups < replicas:
+            filling.append((number, node.gpu, min(groups, missing)))
+            missing -= filling[-1][2]
+            if not missing:
+                slots.append(tuple(filling))
+                filling, missing = [], replicas
+        else:
+            for _ in range(min(groups // replicas, most, stages - len(slots))):
+                slots.append(((number, node.gpu, replicas),))
+    if filling or len(slots) < stages:
+        return None
+    return _join(slots, tensor, tuple(node.name for node, _ in nodes))
+
+
+def place_in_turn(nodes: Sequence[NodeKind], stages: int, tensor: int, replicas: int) -> Placed:
+    """Tensor groups one after another, no GPU left out: a stage may begin where another ends.
+
+    That is how ranks of a run lie (parallel.order data); PlanningError if the nodes do not suffice.
+    """
+    rooms = [[number, node.gpus // tensor] for number, node in enumerate(nodes)]
+    rooms.reverse()
+    slots: list[_Slot] = []
+    for _ in range(stages):
+        missing, slot = replicas, []
+        while missing:
+            if not rooms:
+                raise PlanningError(f"{stages} x {replicas} x {tensor} ranks on fewer GPUs")
+            number, room = rooms[-1]
+            some = min(room, missing)
+            if some:
+                slot.append((number, nodes[number].gpu, some))
+            missing -= some
+            rooms[-1][1] -= some
+            if not rooms[-1][1]:
+                rooms.pop()
+        slots.append(tuple(slot))
+    used = slots[-1][-1][0] + 1
+    return _join(slots, tensor, tuple(node.name for node in nodes[:used]))
+
+
+def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> Placed:
+    """Stages whose replicas lie on several nodes share the links of those that they have both."""
+    spread = Counter(one[0] for slot in slots if len(slot) > 1 for one in slot)
+    sites = tuple(
+        _make_site(
+            tuple(one[1:] for one in slot),
+            tensor * (max(spread[one[0]] for one in slot) if len(slot) > 1 else 1),
+        )
+        for slot in slots
+    )
+    boundaries = []
+    for before, after in itertools.pairwise(slots):
+        first = before[0][0]
+        pair = [tuple((one[0] - first, *one[1:]) for one in slot) for slot in (before, after)]
+        boundaries.append(_make_boundary(pair[0], pair[1], tensor))
+    return Placed(sites, tuple(boundaries), names)
+
+
+@lru_cache(maxsize=4096)
+def _make_site(group: tuple[tuple[str, int], ...], sharing: int) -> Site:
+    return Site(tuple(sorted({gpu for gpu, _ in group})), group, sharing)
+
+
+@lru_cache(maxsize=16384)
+def _make_boundary(before: _Slot, after: _Slot, tensor: int) -> Boundary:
+    """Nodes are numbered from the first one on: where they are among all does not matter."""
+    pairs = list(_pair_up(before, after))
+    leaving: Counter[int] = Counter()
+    coming: Counter[int] = Counter()
+    for (a, _), (b, _), count in pairs:
+        if a != b:
+            leaving[a] += count
+            coming[b] += count
+    routes = set()
+    for (a, sender), (b, receiver), _ in pairs:
+        if a == b:
+            routes.add(Route(sender, receiver, "intra", 1))
+        else:
+            flows = max(leaving[a], coming[b]) * tensor
+            routes.add(Route(sender, receiver, "inter", flows))
+    return Boundary(tuple(sorted(routes, key=str)))
+
+
+def _pair_up(before: _Slot, after: _Slot) -> Iterator[tuple[tuple[int, str], tuple[int, str], int]]:
+    """Replica by replica, those that lie alike at once: both nodes, and how many."""
+    there = iter(after)
+    node, gpu, left = next(there)
+    for number, sender, count in before:
+        while count:
+            if not left:
+                node, gpu, left = next(there)
+            some = min(count, left)
+            yield (number, sender), (node, gpu), some
+            count, left = count - some, left - some
+
+
+def count_stages(kind: NodeKind, tensor: int, replicas: int) -> int:
+    """The most that all nodes of a kind hold by themselves."""
+    groups = kind.gpus // tensor
+    if not groups:
+        return 0
+    if groups >= replicas:
+        return kind.count * (groups // replicas)
+    return kind.count // -(-replicas // groups)
+
+
+def list_all_orders(cluster: Cluster, most: int) -> list[Order] | None:
+    """Every order of every choice of nodes; None if there are more than `most`."""
+    counts = tuple(kind.count for kind in cluster.kinds)
+    if not has_few_orders(counts, most):  # before thousands of nodes are put in orders
+        return None
+    orders: list[Order] = []
+    waiting: list[tuple[Order, tuple[int, ...]]] = [((), counts)]
+    while waiting:
+        order, left = waiting.pop()
+        if order:
+            orders.append(order)
+        for number, kind in reversed(list(enumerate(cluster.kinds))):
+            if left[number]:
+                rest = (*left[:number], left[number] - 1, *left[number + 1 :])
+                waiting.append(((*order, (kind, kind.gpus)), rest))
+    return orders
+
+
+def has_few_orders(counts: Sequence[int], most: int) -> bool:
+    """Whether so many nodes of each kind, or some of them, have at most so many orders."""
+    total = -1  # no node at all is no order
+    for chosen in itertools.product(*(range(count + 1) for count in counts)):
+        ways, length = 1, 0
+        for number in chosen:
+            length += number
+            ways *= math.comb(length, number)
+        total += ways
+        if total > most:
+            return False
+    return True
+
+
+def list_blocks(
+    cluster: Cluster, counts: Sequence[int], tensor: int, replicas: int
+) -> Iterator[Order]:
+    """Nodes for `counts` stages of each kind, the kinds' blocks in every order."""
+    used = [(kind, n) for kind, n in zip(cluster.kinds, counts, strict=True) if n]
+    for order in itertools.permutations(used):
+        nodes: list[tuple[NodeKind, int]] = []
+        for kind, stages in order:
+            groups = kind.gpus // tensor
+            if groups >= replicas:
+                each = groups // replicas
+                nodes += [(kind, min(each, stages - n)) for n in range(0, stages, each)]
+            else:
+                nodes += [(kind, 1)] * (stages * -(-replicas // groups))
+        yield tuple(nodes)

@@ -1,0 +1,261 @@
+"""How long one step takes: the schedule's actions, sums, the optimizer, as in the engine.
+
+```
+stage 0   F F ..  B .. B ─┐              ┌ norm of all ┬ optimizer ┬ weights back (ZeRO)
+stage 1   .. F .. B .. ├──sum over replicas──tied──────┤           │
+          last backward │  buckets as they fill         └ everybody waits for the slowest
+```
+
+A column is a set of replicas that are alike (same kinds of GPU, same links); a stage's sum over the
+replicas begins when its slowest column is there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from varuna_core.planner.model.compiled import Compiled, Timed, list_stages
+from varuna_core.planner.profile.errors import PlanningError
+
+BUCKET_BYTES = 25 * 2**20
+"""As varuna_core/runtime/optim/buckets.py fills them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What the actions of some replicas cost."""
+
+    costs: tuple[float, ...]
+    """By kind, then by stage: `compiled.list_costs`."""
+    hops: tuple[float, ...]
+    """Two a boundary, activations and gradients: until a message is there."""
+    holds: tuple[float, ...] | None = None
+    """For how long its link is then taken, by those of the other replicas too; None: as long."""
+
+    @property
+    def lag_s(self) -> float:
+        """All replicas begin at once, and what they send first meets on a link: from then on they
+        follow one another, and the last one is behind by so much."""
+        if self.holds is None:
+            return 0.0
+        pairs = zip(self.hops, self.holds, strict=True)
+        return max((hold - hop for hop, hold in pairs), default=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCosts:
+    """All that a step is made of; tuples have one figure a stage."""
+
+    columns: tuple[Column, ...]
+    reduce_s: tuple[float, ...]
+    num_buckets: tuple[int, ...]
+    ties: tuple[tuple[tuple[int, ...], float], ...] = ()
+    """Stages that share a weight, and the time of its sum."""
+    optimizer_s: tuple[float, ...]
+    exchange_s: tuple[float, ...]
+    """Weights from their owners, as the next step begins (ZeRO)."""
+    data_s: float = 0.0
+    """What the first stage waits for its samples."""
+    overlap_reduction: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTime:
+    """One stage's part of a step, in seconds; of the slowest column."""
+
+    work_s: float
+    idle_s: float
+    """Between its actions and until the last stage's pipeline is done."""
+    reduce_s: float
+    """Of the sum over replicas what the pipeline did not hide."""
+    reduced_at_s: float
+    """When it is done, from the step's first action on."""
+    optimizer_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """A simulated step."""
+
+    step_s: float
+    lag_s: float
+    """What the last replica is behind the first one (`Column.lag_s`)."""
+    pipeline_s: float
+    """Until the last action of any stage, the last replica's."""
+    reduced_s: float
+    """Until all sums over replicas are done."""
+    tied_s: float
+    """Until those of tied weights are."""
+    optimizer_s: float
+    exchange_s: float
+    data_s: float
+    bubble_share: float
+    stages: tuple[StageTime, ...]
+    timed: tuple[Timed, ...]
+    """Of each column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jitter:
+    """Each action takes longer by |normal(0, share)| of itself; the seed makes it repeatable."""
+
+    share: float
+    seed: int
+
+
+def simulate_step(
+    compiled: Compiled,
+    costs: StepCosts,
+    *,
+    jitter: Jitter | None = None,
+    keep_starts: bool = False,
+) -> StepTime:
+    """One step; PlanningError if the costs are not of this many stages."""
+    stages = compiled.num_stages
+    if not costs.columns or any(len(c.costs) != 6 * stages for c in costs.columns):
+        raise PlanningError(f"costs of other stages than the {stages} of {compiled.schedule}")
+    timed = []
+    for number, column in enumerate(costs.columns):
+        factors = None
+        if jitter is not None:
+            draw = random.Random(f"{jitter.seed}/{number}")
+            factors = [1 + abs(draw.gauss(0, jitter.share)) for _ in compiled.ops]
+        timed.append(
+            compiled.run(
+                column.costs,
+                column.hops,
+                holds=column.holds,
+                keep_starts=keep_starts,
+                factors=factors,
+            )
+        )
+    lag = max(column.lag_s for column in costs.columns)
+    pipeline = lag + max(one.makespan for one in timed)
+    reduced = [lag + _find_reduced(compiled, costs, timed, stage) for stage in range(stages)]
+    tied = list(reduced)
+    for held, took in costs.ties:
+        done = max(tied[stage] for stage in held) + took
+        for stage in held:
+            tied[stage] = done
+    agreed = max(pipeline, *tied)
+    optimizer, exchange = max(costs.optimizer_s), max(costs.exchange_s)
+    step = costs.data_s + agreed + optimizer + exchange
+    busy = [max(one.busy[r] for one in timed) for r in range(compiled.num_ranks)]
+    return StepTime(
+        step_s=step,
+        lag_s=lag,
+        pipeline_s=pipeline,
+        reduced_s=max(pipeline, *reduced),
+        tied_s=agreed,
+        optimizer_s=optimizer,
+        exchange_s=exchange,
+        data_s=costs.data_s,
+        bubble_share=1 - sum(busy) / (pipeline * len(busy)) if pipeline else 0.0,
+        stages=_list_stage_times(compiled, costs, timed, reduced, pipeline),
+        timed=tuple(timed),
+    )
+
+
+def _find_reduced(
+    compiled: Compiled, costs: StepCosts, timed: Sequence[Timed], stage: int
+) -> float:
+    """When a stage's gradients are summed over the replicas.
+
+    Buckets fill evenly while the last action that makes weight gradients runs; each is summed when
+    it is full and the one before is done.
+    """
+    took, buckets = costs.reduce_s[stage], max(1, costs.num_buckets[stage])
+    rank = compiled.schedule.placement[stage]
+    begin = max(one.last_backward[stage] for one in timed)
+    end = max(
+        one.last_backward[stage] + column.costs[compiled.find_last_cost(stage)]
+        for one, column in zip(timed, costs.columns, strict=True)
+    )
+    if not took:
+        return end
+    if not costs.overlap_reduction:
+        return max(one.ends[rank] for one in timed) + took
+    return max(end + took / buckets, begin + (end - begin) / buckets + took)
+
+
+def _list_stage_times(
+    compiled: Compiled,
+    costs: StepCosts,
+    timed: Sequence[Timed],
+    reduced: Sequence[float],
+    pipeline: float,
+) -> tuple[StageTime, ...]:
+    times: list[StageTime] = []
+    for stage in range(compiled.num_stages):
+        uses = range(stage, 6 * compiled.num_stages, compiled.num_stages)
+        work = max(
+            sum(compiled.uses[use] * column.costs[use] for use in uses) for column in costs.columns
+        )
+        rank = compiled.schedule.placement[stage]
+        busy = max(one.busy[rank] for one in timed)
+        times.append(
+            StageTime(
+                work_s=work,
+                idle_s=max(0.0, pipeline - busy),
+                reduce_s=max(0.0, reduced[stage] - pipeline),
+                reduced_at_s=reduced[stage],
+                optimizer_s=costs.optimizer_s[stage],
+            )
+        )
+    return tuple(times)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """What one stage holds of a GPU's memory, in bytes."""
+
+    fixed: float
+    """Weights, gradients, optimizer state, and what the framework takes."""
+    graph: float
+    """Of one micro-batch between its forward and its backward."""
+    inputs: float
+    """Of one micro-batch that keeps nothing else (recompute)."""
+    work: float
+    """While an action runs."""
+
+
+def find_peaks(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float, ...]:
+    """The most that each rank holds at any time of a step."""
+    peaks = []
+    for rank, held in enumerate(compiled.held):
+        own = [memory[stage] for stage in list_stages(compiled.schedule, rank)]
+        fixed = sum(one.fixed for one in own) + max(one.work for one in own)
+        peaks.append(
+            fixed
+            + max(
+                sum(
+                    counts[2 * i] * one.graph + counts[2 * i + 1] * one.inputs
+                    for i, one in enumerate(own)
+                )
+                for counts in held
+            )
+        )
+    return tuple(peaks)
+
+
+def trace_memory(
+    compiled: Compiled, timed: Timed, memory: Sequence[StageMemory]
+) -> list[list[tuple[float, float]]]:
+    """Of each rank (time, bytes held) at each action's begin; needs `keep_starts`."""
+    if len(timed.starts) != len(compiled.actions):
+        raise PlanningError("the step was simulated without keep_starts")
+    fixed = [
+        sum(memory[stage].fixed for stage in list_stages(compiled.schedule, rank))
+        for rank in range(compiled.num_ranks)
+    ]
+    held = list(fixed)
+    lines: list[list[tuple[float, float]]] = [[] for _ in fixed]
+    for start, (rank, kind, stage, _) in zip(timed.starts, compiled.actions, strict=True):
+        one = memory[stage]
+        held[rank] += {"F": one.graph, "f": one.inputs, "R": one.graph - one.inputs}.get(kind, 0.0)
+        lines[rank].append((start, held[rank] + one.work))
+        if kind in ("B", "W"):
+            held[rank] -= one.graph
+    return lines

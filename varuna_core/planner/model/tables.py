@@ -1,0 +1,198 @@
+"""Figures of every run of segments, for one shape: what a stage that holds a..e-1 would take.
+
+Matrices have a row for each begin a and a column for each end e; they are made once for each kind
+of place and shared by all stages and placements that have it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from varuna_core.planner.model.sites import Boundary, Site
+from varuna_core.planner.model.step import BUCKET_BYTES
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.profile import TIMES, Cell, Profile
+
+Array = Any
+
+
+STAGE_BYTES = 60
+"""Of a run of segments in a stage's matrices."""
+MOST_KEPT_BYTES = 6e8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What all stages have in common."""
+
+    tensor: int
+    replicas: int
+    micro_batch: int
+    zero: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Of one kind of place; matrices by begin and end."""
+
+    forward: Array
+    backward: Array
+    """Both gradients at once."""
+    input_grad: Array
+    weight_grad: Array
+    recompute: Array
+    action: dict[str, float]
+    """What is in these of an action itself, whatever it runs; by the profile's name of it."""
+    optimizer: Array
+    graph_bytes: Array
+    work_bytes: Array
+    memory_bytes: float
+    """What a GPU of it has for us."""
+    sources: frozenset[str]
+
+    @property
+    def by_name(self) -> dict[str, Array]:
+        """The times of actions, as the profile calls them."""
+        found = self.forward, self.backward, self.input_grad, self.weight_grad, self.recompute
+        return dict(zip(TIMES, found, strict=True))
+
+
+class Tables:
+    """Of one profile and one way to train."""
+
+    def __init__(self, profile: Profile, training: Training) -> None:
+        self.profile, self.training = profile, training
+        self.size = profile.model.num_segments
+        self._times: dict[tuple[tuple[str, ...], int, int], Times] = {}
+        self._outputs: dict[tuple[str, int, int], Array] = {}
+        self._hops: dict[tuple[Boundary, int, int], Array] = {}
+        self._sums: dict[tuple[Site, int, int, int], tuple[Array, Array]] = {}
+        self._parameters: dict[int, Array] = {}
+        self._buckets: dict[int, Array] = {}
+        self.stages: dict[Any, Any] = {}
+        """Kept by stage_table.find_stage."""
+        self.behind: dict[Any, Any] = {}
+        """Kept by behind.find_behind."""
+
+    def forget(self) -> None:
+        """What is kept of stages, once it is more than a few hundred MB; it can be made again."""
+        if len(self.stages) * (self.size + 1) ** 2 * STAGE_BYTES > MOST_KEPT_BYTES:
+            self.stages.clear()
+            self.behind.clear()
+
+    def find_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> Times:
+        key = kinds, micro_batch, tensor
+        found = self._times.get(key)
+        if found is None:
+            found = self._times[key] = self._make_times(*key)
+        return found
+
+    def _make_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> Times:
+        cells = [self.profile.find_cell(kind, micro_batch, tensor) for kind in kinds]
+
+        def take(name: str) -> Array:
+            figures = spread(np.max([getattr(cell, name) for cell in cells], axis=0))
+            return figures + action.get(name, 0.0)
+
+        most = map(max, zip(*(cell.action_s for cell in cells), strict=True))
+        action = dict(zip(TIMES, most, strict=True))
+        optimizers = [self.profile.find_optimizer(kind, tensor) for kind in kinds]
+        memory = min(self.profile.find_gpu(kind).memory_bytes for kind in kinds)
+        return Times(
+            forward=take("forward_s"),
+            backward=take("backward_s"),
+            input_grad=take("input_grad_s"),
+            weight_grad=take("weight_grad_s"),
+            recompute=take("recompute_s"),
+            action=action,
+            optimizer=spread(np.max(optimizers, axis=0)),
+            graph_bytes=take("graph_bytes"),
+            work_bytes=_find_largest(np.max([cell.work_bytes for cell in cells], axis=0)),
+            memory_bytes=memory * self.training.memory_share,
+            sources=frozenset(cell.source for cell in cells),
+        )
+
+    def find_parameters(self, tensor: int) -> Array:
+        if tensor not in self._parameters:
+            self._parameters[tensor] = spread(
+                np.array(self.profile.find_parameters(tensor), dtype=float)
+            )
+        return self._parameters[tensor]
+
+    def find_outputs(self, kind: str, micro_batch: int, tensor: int) -> Array:
+        """Bytes that cross after e segments, for e from 0 on."""
+        key = kind, micro_batch, tensor
+        if key not in self._outputs:
+            cell: Cell = self.profile.find_cell(kind, micro_batch, tensor)
+            self._outputs[key] = np.concatenate([[0.0], cell.output_bytes])
+        return self._outputs[key]
+
+    def find_hops(self, boundary: Boundary, shape: Shape) -> Array:
+        """A message's time after e segments, in rows: an activation alone and a gradient alone,
+        and with those of all replicas that use the link then."""
+        key = boundary, shape.micro_batch, shape.tensor
+        if key not in self._hops:
+            rows = []
+            network = self.profile.network
+            for forward, together in itertools.product((True, False), (False, True)):
+                longest = np.zeros(self.size + 1)
+                for route in boundary.routes:
+                    ends = (route.sender, route.receiver)
+                    link = network.find(*(ends if forward else ends[::-1]), route.where)
+                    sent = self.find_outputs(route.sender, shape.micro_batch, shape.tensor)
+                    # Ranks that share layers always send at once.
+                    flows = route.flows if together else min(route.flows, shape.tensor)
+                    if self.training.split_messages:
+                        flows = max(1, flows // shape.tensor)
+                    longest = np.maximum(longest, link.find_times(sent * flows))
+                rows.append(longest)
+            self._hops[key] = np.array([rows[0], rows[2], rows[1], rows[3]])
+        return self._hops[key]
+
+    def find_sums(self, site: Site, shape: Shape) -> tuple[Array, Array]:
+        """By begin and end: the sum over the replicas, and the weights that go back (ZeRO)."""
+        key = site, shape.replicas, shape.tensor, shape.zero
+        if key not in self._sums:
+            count = self.find_parameters(shape.tensor)
+            network, training = self.profile.network, self.training
+
+            def sum_up(bytes_each: float) -> Array:
+                return network.find_all_reduce(site.group, count * bytes_each, site.sharing)[0]
+
+            reduce = sum_up(training.reduced_bytes)
+            exchange = np.zeros_like(reduce)
+            if shape.zero and shape.replicas > 1:
+                # A sum is half a reduction to the owners, half its way back.
+                reduce, exchange = reduce / 2, sum_up(training.weight_bytes) / 2
+            self._sums[key] = reduce, exchange
+        return self._sums[key]
+
+    def find_fixed(self, shape: Shape) -> Array:
+        """Bytes that a stage holds whatever it does."""
+        each = self.training.count_fixed_bytes(shape.zero, shape.replicas)
+        return self.find_parameters(shape.tensor) * each + self.training.framework_bytes
+
+    def find_buckets(self, shape: Shape) -> Array:
+        if shape.tensor not in self._buckets:
+            held = self.find_parameters(shape.tensor) * self.training.reduced_bytes
+            self._buckets[shape.tensor] = np.maximum(1, np.ceil(held / BUCKET_BYTES))
+        return self._buckets[shape.tensor]
+
+
+def spread(values: Array) -> Array:
+    """Sums of every run of values, by begin and end."""
+    prefix = np.concatenate([[0.0], np.cumsum(values)])
+    return prefix[None, :] - prefix[:, None]
+
+
+def _find_largest(values: Array) -> Array:
+    """The largest of every run; 0 of an empty one."""
+    size = len(values)
+    found = np.zeros((size + 1, size + 1))
+    for begin in range(size):
+        found[begin, begin + 1 :] = np.maximum.accumulate(values[begin:])
+    return found

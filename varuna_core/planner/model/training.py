@@ -1,0 +1,64 @@
+"""How the program trains: what a parameter holds, what is sent and when. Ours, or another's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from varuna_core.planner.profile.errors import PlanningError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The defaults are this project's engine in half precision with Adam."""
+
+    batch: int
+    """Samples of one step, of all replicas."""
+    weight_bytes: float = 2
+    gradient_bytes: float = 4
+    """Held for a parameter."""
+    state_bytes: float = 12
+    """Master and two moments of a parameter."""
+    reduced_bytes: float = 4
+    """Summed over the replicas for a parameter."""
+    overlap_sends: bool = True
+    """False: a rank that sends waits until the message has arrived."""
+    overlap_reduction: bool = True
+    """Buckets are summed as they fill; False: after the pipeline."""
+    split_messages: bool = False
+    """Each of the ranks that share layers sends its part of an activation, instead of all of it."""
+    framework_bytes: float = 1.5 * 2**30
+    """Of a GPU's memory: context, kernels, communication buffers."""
+    memory_share: float = 0.95
+    """Of a GPU's memory that may be used: the allocator's holes need the rest."""
+    data_s: float = 0.0
+    """What a step waits for its samples."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise PlanningError(f"batch is {self.batch}: expected 1 or more")
+        if not 0 < self.memory_share <= 1:
+            raise PlanningError(f"memory_share is {self.memory_share}: expected 0 to 1")
+
+    def count_micro_batches(self, replicas: int, micro_batch: int) -> int:
+        """Of each replica; 0 where they do not divide the batch."""
+        share = replicas * micro_batch
+        return 0 if self.batch % share else self.batch // share
+
+    def count_fixed_bytes(self, zero: int, replicas: int) -> float:
+        """Of a parameter on each GPU that holds it."""
+        if zero not in (0, 1):
+            raise PlanningError(f"zero {zero} is not modelled, 0 and 1 are")
+        state = self.state_bytes / (replicas if zero else 1)
+        return self.weight_bytes + self.gradient_bytes + state
+
+
+MEGATRON = Training(
+    batch=1,
+    gradient_bytes=2,
+    state_bytes=12,
+    reduced_bytes=2,
+    overlap_sends=False,
+    overlap_reduction=False,
+    split_messages=True,
+)
+"""Megatron-LM of 2023 in fp16 with its local data parallel: sums and sends wait."""

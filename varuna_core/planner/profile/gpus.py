@@ -1,0 +1,106 @@
+"""What vendors say of their GPUs: the ground of estimates where nothing was measured.
+
+Dense half precision with fp32 sums, without sparsity; memory in GB as sold (2^30 bytes); memory and
+link bandwidth in GB/s, the link's as one GPU sends to another of its node. From the vendor's data
+sheets of each product, as of 2024. A figure of this table in a plan is always called an estimate.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from varuna_core.planner.profile.errors import PlanningError
+
+EFFICIENCY = 0.45
+"""Of the peak, in the large products of a transformer; published trainings reach 0.3 to 0.6."""
+LINK_EFFICIENCY = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One product."""
+
+    name: str
+    memory_gb: float
+    half_tflops: float
+    memory_gb_s: float
+    link_gb_s: float
+    """One way: NVLink where the product has it, else PCI Express."""
+    link: str
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory_gb * 2**30
+
+
+def _gpu(
+    name: str, memory_gb: float, half_tflops: float, memory_gb_s: float, link_gb_s: float, link: str
+) -> Gpu:
+    return Gpu(
+        name=name,
+        memory_gb=memory_gb,
+        half_tflops=half_tflops,
+        memory_gb_s=memory_gb_s,
+        link_gb_s=link_gb_s,
+        link=link,
+    )
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("A100-40", 40, 312, 1555, 300, "NVLink 3"),
+        _gpu("A100-80", 80, 312, 2039, 300, "NVLink 3"),
+        _gpu("H100", 80, 989, 3350, 450, "NVLink 4"),
+        _gpu("H100-PCIE", 80, 756, 2000, 64, "PCIe 5"),
+        _gpu("H200", 141, 989, 4800, 450, "NVLink 4"),
+        _gpu("GH200", 96, 989, 4000, 450, "NVLink 4"),
+        _gpu("V100-16", 16, 125, 900, 150, "NVLink 2"),
+        _gpu("V100-32", 32, 125, 900, 150, "NVLink 2"),
+        _gpu("A10", 24, 125, 600, 32, "PCIe 4"),
+        _gpu("A30", 24, 165, 933, 32, "PCIe 4"),
+        _gpu("A40", 48, 150, 696, 32, "PCIe 4"),
+        _gpu("A6000", 48, 155, 768, 32, "PCIe 4"),
+        _gpu("L4", 24, 121, 300, 32, "PCIe 4"),
+        _gpu("L40S", 48, 362, 864, 32, "PCIe 4"),
+        _gpu("T4", 16, 65, 320, 16, "PCIe 3"),
+        _gpu("RTX3090", 24, 71, 936, 32, "PCIe 4"),
+        _gpu("RTX4090", 24, 165, 1008, 32, "PCIe 4"),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """By our name, or what nvidia-smi or a GRES calls it; PlanningError with all names if unknown.
+
+    Of a product with two sizes the size must be told (`A100-SXM4-80GB`, `v100_32gb`).
+    """
+    found = list_gpus(name)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " or ".join(gpu.name for gpu in found)
+        raise PlanningError(f"GPU {name!r} may be {names}: say which")
+    raise PlanningError(f"no GPU {name!r} in the table; there are {', '.join(GPUS)}")
+
+
+def list_gpus(name: str) -> list[Gpu]:
+    """All that it may be, the smallest first."""
+    words = [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
+    sizes = {int(word[:-2]) for word in words if re.fullmatch(r"\d+GB", word)}
+    sizes |= {int(word) for word in words if word.isdigit()}
+    joined = "".join(words)
+    found = []
+    for gpu in GPUS.values():
+        product, *rest = gpu.name.split("-")
+        is_named = product in words or joined.startswith(product + "SXM")
+        is_named |= product.startswith("RTX") and product[3:] in words and "RTX" in joined
+        if not is_named:
+            continue
+        if rest and rest[0].isdigit():
+            if not sizes or int(rest[0]) in sizes:
+                found.append(gpu)
+        elif bool(rest) == ("PCIE" in words):
+            found.append(gpu)
+    return sorted(found, key=lambda gpu: gpu.memory_bytes)

@@ -1,0 +1,224 @@
+"""A profile as JSON, version 2: what `vjob profile` writes and `vjob plan` reads.
+
+{"vjob_profile": 2,
+ "model": {"name": ..., "digest": ..., "num_segments": 50, "parameters": {"1": [...]},
+           "ties": [{"segments": [0, 49], "parameters": 80411200}]},
+ "software": {"torch": "2.13.0", "cuda": "13.0"},
+ "gpus": {"A100": {"memory_bytes": ..., "optimizer_s": {"1": [...]}, "cells":
+           [{"micro_batch": 1, "tensor": 1, "source": "measured", "forward_s": [...], ...,
+             "action_s": {"forward_s": 0.0001, ...}}]}},
+ "links": [{"from": "A100", "to": "A10", "where": "inter", "source": "measured",
+            "points": [[1024, 2e-05], ...]}],
+ "all_reduces": [{"gpu": "A10", "ranks": 8, "on_a_node": 4, "points": [...]}],
+ "details": [{"gpu": "A10", "tensor": 1, ...}]}
+
+Version 1 had neither `backward_s`, which is then the sum of both gradients, nor `action_s`: what an
+action costs by itself was in every segment's figures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.links import LinkKey, LinkTime, Network, Source
+from varuna_core.planner.profile.profile import (
+    FIGURES,
+    TIMES,
+    Cell,
+    GpuProfile,
+    Model,
+    Profile,
+    Tie,
+)
+from varuna_core.records.files import write_atomic
+
+FORMAT = 2
+OLDER = (1,)
+"""Formats that are still read."""
+_SOURCES = ("measured", "interpolated", "estimate")
+
+
+def render_profile(profile: Profile) -> str:
+    """Keys sorted and one cell a line: two profiles can be compared as text."""
+    model, network = profile.model, profile.network
+    fields = {
+        "vjob_profile": FORMAT,
+        "model": {
+            "name": model.name,
+            "digest": model.digest,
+            "num_segments": model.num_segments,
+            "parameters": {str(k): list(v) for k, v in sorted(model.parameters.items())},
+            "ties": [
+                {"segments": list(tie.segments), "parameters": tie.parameters} for tie in model.ties
+            ],
+        },
+        "software": dict(sorted(profile.software.items())),
+        "gpus": {kind: _render_gpu(gpu) for kind, gpu in sorted(profile.gpus.items())},
+        "links": [
+            {"from": a, "to": b, "where": where, "source": link.source, "points": link.points}
+            for (a, b, where), link in sorted(network.links.items())
+        ],
+        "all_reduces": [
+            {
+                "gpu": kind,
+                "ranks": ranks,
+                "on_a_node": on_a_node,
+                "source": link.source,
+                "points": link.points,
+            }
+            for (kind, ranks, on_a_node), link in sorted(network.all_reduces.items())
+        ],
+        "details": list(profile.details),
+    }
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
+    return {
+        "memory_bytes": gpu.memory_bytes,
+        "optimizer_s": {str(k): list(v) for k, v in sorted(gpu.optimizer_s.items())},
+        "optimizer_source": gpu.optimizer_source,
+        "cells": [
+            {
+                "micro_batch": size,
+                "tensor": tensor,
+                "source": cell.source,
+                **{name: list(getattr(cell, name)) for name in FIGURES},
+                "action_s": dict(zip(TIMES, cell.action_s, strict=True)),
+            }
+            for (size, tensor), cell in sorted(gpu.cells.items())
+        ],
+    }
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    write_atomic(path, render_profile(profile))
+
+
+def read_profile(path: Path) -> Profile:
+    """PlanningError with the file's name and what is wrong in it."""
+    try:
+        return parse_profile(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanningError(f"profile {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PlanningError(f"profile {path}: not a text file") from error
+    except PlanningError as error:
+        raise PlanningError(f"profile {path}: {error}") from error
+
+
+def parse_profile(text: str) -> Profile:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanningError(f"not JSON: {error}") from error
+    if not isinstance(fields, dict) or "vjob_profile" not in fields:
+        raise PlanningError("no profile: the key vjob_profile is missing")
+    if fields["vjob_profile"] not in (*OLDER, FORMAT):
+        known = ", ".join(map(str, (*OLDER, FORMAT)))
+        raise PlanningError(
+            f"a profile of version {fields['vjob_profile']!r}, this vjob reads {known}: profile "
+            "again"
+        )
+    try:
+        return _parse(fields)
+    except KeyError as error:
+        raise PlanningError(f"the key {error.args[0]!r} is missing") from error
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise PlanningError(f"a value of the wrong kind: {error}") from error
+    except ValueError as error:  # ours among them
+        raise PlanningError(str(error)) from error
+
+
+def _parse(fields: Mapping[str, Any]) -> Profile:
+    given = fields["model"]
+    model = Model(
+        name=str(given["name"]),
+        digest=str(given["digest"]),
+        num_segments=int(given["num_segments"]),
+        parameters={int(k): tuple(map(int, v)) for k, v in given["parameters"].items()},
+        ties=tuple(
+            Tie(segments=tuple(map(int, t["segments"])), parameters=int(t["parameters"]))
+            for t in given.get("ties", [])
+        ),
+    )
+    if model.num_segments < 1:
+        raise PlanningError(f"num_segments is {model.num_segments}")
+    for tie in model.ties:
+        if len(tie.segments) < 2 or not all(0 <= s < model.num_segments for s in tie.segments):
+            raise PlanningError(f"a tie of segments {tie.segments}")
+    for counts in model.parameters.values():
+        _check_size("parameters", counts, model)
+    is_old = fields["vjob_profile"] in OLDER
+    gpus = {str(kind): _parse_gpu(gpu, model, is_old) for kind, gpu in fields["gpus"].items()}
+    links: dict[LinkKey, LinkTime] = {}
+    for link in fields.get("links", []):
+        where = link["where"]
+        if where not in ("intra", "inter"):
+            raise PlanningError(f"a link where {where!r}: expected intra or inter")
+        links[str(link["from"]), str(link["to"]), where] = _parse_link(link)
+    all_reduces = {
+        (str(one["gpu"]), int(one["ranks"]), int(one["on_a_node"])): _parse_link(one)
+        for one in fields.get("all_reduces", [])
+    }
+    return Profile(
+        model=model,
+        software={str(k): str(v) for k, v in fields["software"].items()},
+        gpus=gpus,
+        network=Network(links=links, all_reduces=all_reduces),
+        details=tuple(map(_parse_detail, fields.get("details", []))),
+    )
+
+
+def _parse_detail(fields: Any) -> Mapping[str, Any]:
+    """What the profiler tells of itself, as it is; only whose it is must be known."""
+    return {**fields, "gpu": str(fields["gpu"]), "tensor": int(fields["tensor"])}
+
+
+def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProfile:
+    cells = {}
+    for given in fields["cells"]:
+        names = [name for name in FIGURES if not (is_old and name == "backward_s")]
+        figures = {name: tuple(map(float, given[name])) for name in names}
+        _check_size("cells", figures["forward_s"], model)
+        if not is_old:
+            figures["action_s"] = tuple(float(given["action_s"][name]) for name in TIMES)
+        key = int(given["micro_batch"]), int(given["tensor"])
+        if min(key) < 1:
+            raise PlanningError(f"a cell of micro-batch {key[0]}, tensor degree {key[1]}")
+        cells[key] = Cell(**figures, source=_parse_source(given))
+    optimizer = {int(k): tuple(map(float, v)) for k, v in fields["optimizer_s"].items()}
+    for times in optimizer.values():
+        _check_size("optimizer_s", times, model)
+        if not all(0 <= time < float("inf") for time in times):
+            raise PlanningError(f"optimizer_s: {times}")
+    memory = float(fields["memory_bytes"])
+    if not 0 < memory < float("inf"):
+        raise PlanningError(f"memory_bytes is {memory}")
+    return GpuProfile(
+        memory_bytes=memory,
+        cells=cells,
+        optimizer_s=optimizer,
+        optimizer_source=_parse_source({"source": fields.get("optimizer_source", "measured")}),
+    )
+
+
+def _parse_link(fields: Mapping[str, Any]) -> LinkTime:
+    points = tuple((float(size), float(took)) for size, took in fields["points"])
+    return LinkTime(points=points, source=_parse_source(fields))
+
+
+def _parse_source(fields: Mapping[str, Any]) -> Source:
+    source: Source = fields.get("source", "measured")
+    if source not in _SOURCES:
+        raise PlanningError(f"source {source!r}: expected one of {', '.join(_SOURCES)}")
+    return source
+
+
+def _check_size(name: str, values: tuple[float, ...], model: Model) -> None:
+    if len(values) != model.num_segments:
+        raise PlanningError(f"{name}: {len(values)} figures for {model.num_segments} segments")

@@ -1,0 +1,167 @@
+"""A profile from a transformer's sizes and data sheets, where nothing was measured: an estimate.
+
+```
+segment 0      embedding        weights h V, a lookup: memory traffic
+segments 1..L  blocks           forward 24 s h^2 (1 + s / 6h) flops a sample, backward twice that
+segment L + 1  norm, head, loss 2 s h V flops a sample; logits held in fp32
+```
+
+Counting as Korthikanti et al. (arXiv 2205.05198) do: a block keeps s h (10 + 24/t + 5 a s / (h t))
+bytes of one sample in half precision; with fused attention (`flash`) the last term is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.gpus import EFFICIENCY, LINK_EFFICIENCY, Gpu, find_gpu
+from varuna_core.planner.profile.links import LinkKey, LinkTime, Network, build_link
+from varuna_core.planner.profile.profile import Cell, GpuProfile, Model, Profile, Tie
+
+LAUNCH_S = 2e-4
+"""Of a block's kernels: what even an empty one takes."""
+LATENCY_S = {"intra": 2e-5, "inter": 5e-5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """A decoder as most are; sizes of one model."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    length: int
+    vocabulary: int
+    feed_forward: int = 0
+    """4 x hidden if 0."""
+    kv_heads: int = 0
+    """As many as heads if 0."""
+    gated: bool = False
+    """Three matrices in the feed-forward part instead of two."""
+    tied: bool = True
+    flash: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.hidden, self.heads, self.length, self.vocabulary)
+        if min(sizes) < 1:
+            raise PlanningError(f"{self.name}: layers, hidden, heads, length, vocabulary {sizes}")
+
+    @property
+    def block_parameters(self) -> int:
+        h, f = self.hidden, self.feed_forward or 4 * self.hidden
+        kv = h * (self.kv_heads or self.heads) // self.heads
+        matrices = 2 * h * h + 2 * h * kv + (3 if self.gated else 2) * h * f
+        return matrices + (2 * h if self.gated else 7 * h + f + 2 * kv)
+
+    @property
+    def block_flops(self) -> float:
+        """Of one sample's forward."""
+        matrices = 2.0 * self.length * self.block_parameters
+        return matrices + 4.0 * self.length**2 * self.hidden
+
+    @property
+    def head_flops(self) -> float:
+        return 2.0 * self.length * self.hidden * self.vocabulary
+
+    @property
+    def num_segments(self) -> int:
+        return self.layers + 2
+
+    def build_model(self, degrees: Iterable[int]) -> Model:
+        embedding = self.hidden * self.vocabulary
+        parameters = {
+            t: (
+                embedding // t + (0 if self.gated else self.hidden * self.length),
+                *(self.block_parameters // t,) * self.layers,
+                embedding // t + 2 * self.hidden,
+            )
+            for t in degrees
+        }
+        ties = (Tie(segments=(0, self.layers + 1), parameters=embedding),) if self.tied else ()
+        words = (self.layers, self.hidden, self.heads, self.length, self.vocabulary)
+        more = (self.feed_forward, self.kv_heads, int(self.gated), int(self.tied), int(self.flash))
+        return Model(
+            name=self.name,
+            digest="transformer " + "-".join(map(str, words + more)),
+            num_segments=self.num_segments,
+            parameters=parameters,
+            ties=ties,
+        )
+
+
+def build_cell(model: Transformer, gpu: Gpu, micro_batch: int, tensor: int = 1) -> Cell:
+    """Times from peak figures and the share of them that trainings reach."""
+    flops_s = gpu.half_tflops * 1e12 * EFFICIENCY
+    memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
+    b, s, h, t = micro_batch, model.length, model.hidden, tensor
+    act = 2.0 * s * b * h
+    # Two sums over the tensor group each way, as a ring.
+    shared = 2 * 2 * (t - 1) / t * act / (gpu.link_gb_s * 1e9 * LINK_EFFICIENCY) if t > 1 else 0.0
+    block = b * model.block_flops / t / flops_s + shared + LAUNCH_S
+    half = b * model.block_flops / t / flops_s + LAUNCH_S
+    head = b * model.head_flops / t / flops_s + 3 * 4.0 * b * s * model.vocabulary / t / memory_s
+    embed = 4 * act / memory_s + LAUNCH_S
+    scores = 0.0 if model.flash else 5.0 * model.heads * s / (h * t)
+    graph = s * b * h * (10 + 24 / t + scores)
+    logits = 4.0 * s * b * model.vocabulary / t
+
+    def spread(first: float, middle: float, last: float) -> tuple[float, ...]:
+        return (first, *(middle,) * model.layers, last)
+
+    return Cell(
+        forward_s=spread(embed, block, head),
+        input_grad_s=spread(0.0, half + shared, head),
+        weight_grad_s=spread(embed, half, head / 2),
+        recompute_s=spread(embed, block, head),
+        output_bytes=spread(act, act, 0.0),
+        graph_bytes=spread(act, graph, logits + 2 * act),
+        work_bytes=spread(act, 4 * act, logits),
+        source="estimate",
+    )
+
+
+def estimate_optimizer(parameters: Sequence[int], gpu: Gpu, bytes_each: float = 28) -> list[float]:
+    """Adam reads and writes masters, two moments, a gradient and half weights: 28 bytes each."""
+    memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
+    return [count * bytes_each / memory_s for count in parameters]
+
+
+def estimate_profile(
+    model: Transformer,
+    gpus: Iterable[str],
+    *,
+    micro_batches: Sequence[int] = (1, 2, 4, 8, 16),
+    degrees: Sequence[int] = (1, 2, 4, 8),
+    inter_gb_s: float,
+) -> Profile:
+    """For GPUs of the table; `inter_gb_s` is one node's link to another, in 10^9 bytes a second."""
+    products = {kind: find_gpu(kind) for kind in gpus}
+    held = model.build_model(degrees)
+    profiles = {
+        kind: GpuProfile(
+            memory_bytes=gpu.memory_bytes,
+            cells={
+                (size, t): build_cell(model, gpu, size, t)
+                for size in micro_batches
+                for t in degrees
+            },
+            optimizer_s={t: tuple(estimate_optimizer(held.parameters[t], gpu)) for t in degrees},
+            optimizer_source="estimate",
+        )
+        for kind, gpu in products.items()
+    }
+    links: dict[LinkKey, LinkTime] = {}
+    for a, gpu in products.items():
+        rate = gpu.link_gb_s * LINK_EFFICIENCY
+        links[a, a, "intra"] = build_link(LATENCY_S["intra"], rate)
+        for b in products:
+            links[a, b, "inter"] = build_link(LATENCY_S["inter"], inter_gb_s)
+    return Profile(
+        model=held,
+        software={},
+        gpus=profiles,
+        network=Network(links=links, all_reduces={}),
+    )

@@ -1,0 +1,145 @@
+"""What a run costs against how long it takes: the best plans of parts of the cluster.
+
+    $ a step │ x
+             │    x               a plan is on the front if no other is
+             │        x  x        both cheaper and faster
+             └──────────────  s a step
+
+Of each kind of node any number may be used where that makes no more than MOST_PARTS; else all, a
+half, a quarter, .. or none, in as fine steps as do. A plan pays for the nodes it uses, whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from varuna_core.planner.model.cluster import Cluster
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.errors import MissingData, PlanningError
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.search.found import Candidate
+from varuna_core.planner.search.search import Search
+from varuna_core.planner.search.space import Wishes
+
+MOST_PARTS = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A plan with its price."""
+
+    candidate: Candidate
+    step_s: float
+    price: float
+    """Of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """Fastest first; each of the others is cheaper than those before it."""
+
+    offers: tuple[Offer, ...]
+    num_parts: int
+    """Of the cluster that were planned for."""
+    num_left: int
+    """For which time did not suffice."""
+
+
+def find_front(
+    profile: Profile,
+    training: Training,
+    cluster: Cluster,
+    wishes: Wishes,
+    known: Sequence[Candidate] = (),
+    *,
+    limit_s: float = 20.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Front:
+    """`known` are plans that were found for all of it. PlanningError where a price is missing."""
+    missing = [kind.name for kind in cluster.kinds if kind.price_per_hour is None]
+    if missing:
+        raise PlanningError(
+            f"no price for {', '.join(missing)}: give prices for every kind of node, such as "
+            f"--prices {cluster.kinds[0].gpu}=2.5 (of a node and hour)"
+        )
+    prices = {kind.name: kind.price_per_hour or 0.0 for kind in cluster.kinds}
+
+    def offer(candidate: Candidate) -> Offer:
+        hourly = sum(prices[name] for name in candidate.placed.nodes)
+        price = hourly * candidate.step_s / 3600
+        return Offer(candidate=candidate, step_s=candidate.step_s, price=price)
+
+    parts = list(list_parts(cluster))
+    until = clock() + limit_s
+    found = [offer(candidate) for candidate in known]
+    done = 0
+    for part in parts:
+        left_s = until - clock()
+        if left_s <= 0:
+            break
+        share_s = left_s / (len(parts) - done)
+        done += 1
+        try:
+            searched = Search(profile, training, part, wishes, limit_s=share_s, clock=clock).run()
+        except MissingData:
+            raise
+        except PlanningError:
+            continue  # it does not fit on so few
+        found += [offer(candidate) for candidate in searched.candidates]
+    return Front(offers=tuple(keep_best(found)), num_parts=done, num_left=len(parts) - done)
+
+
+def list_parts(cluster: Cluster) -> Iterator[Cluster]:
+    """Small ones first: they are quickly planned for."""
+    choices = [list(range(kind.count + 1)) for kind in cluster.kinds]
+    for parts in (64, 16, 8, 4, 2, 1):  # the finest steps that are not too many
+        if math.prod(map(len, choices)) <= MOST_PARTS:
+            break
+        choices = [_list_counts(kind.count, parts) for kind in cluster.kinds]
+    for chosen in sorted(itertools.product(*choices), key=sum):
+        kinds = tuple(
+            replace(kind, count=n) for kind, n in zip(cluster.kinds, chosen, strict=True) if n
+        )
+        if kinds:
+            yield Cluster(kinds=kinds)
+
+
+def _list_counts(count: int, parts: int) -> list[int]:
+    """None, all, and halves of all down to that part of it."""
+    halves = itertools.takewhile(lambda n: n <= parts, (2**i for i in range(1, 7)))
+    return sorted({0, count, *(count // n for n in halves)})
+
+
+def keep_best(offers: Sequence[Offer]) -> Iterator[Offer]:
+    """Those that no other beats in both."""
+    cheapest = float("inf")
+    for one in sorted(offers, key=lambda offer: (offer.step_s, offer.price)):
+        if one.price < cheapest * (1 - 1e-9):
+            cheapest = one.price
+            yield one
+
+
+def choose_within_budget(front: Front, per_step: float) -> Offer:
+    """The fastest that costs no more; PlanningError with the cheapest there is."""
+    for one in front.offers:
+        if one.price <= per_step:
+            return one
+    raise PlanningError(
+        f"no plan costs {per_step:.4g} a step or less; the cheapest costs "
+        f"{front.offers[-1].price:.4g} and takes {front.offers[-1].step_s:.4g} s"
+    )
+
+
+def choose_by_deadline(front: Front, step_s: float) -> Offer:
+    """The cheapest that takes no longer; PlanningError with the fastest there is."""
+    fast = [one for one in front.offers if one.step_s <= step_s]
+    if fast:
+        return fast[-1]
+    raise PlanningError(
+        f"no plan takes {step_s:.4g} s a step or less; the fastest takes "
+        f"{front.offers[0].step_s:.4g} s and costs {front.offers[0].price:.4g}"
+    )

@@ -1,0 +1,130 @@
+"""A plan for people and programs: times, memory, partition text, certificate."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.cluster import Cluster
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.step import StepTime, find_peaks, simulate_step
+from varuna_core.planner.model.tables import Tables
+from varuna_core.planner.search.found import Candidate, Proof, Searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One layout, with all that is predicted of it."""
+
+    candidate: Candidate
+    step: StepTime
+    memory_bytes: tuple[float, ...]
+    """The most that a GPU of each stage holds."""
+    limit_bytes: tuple[float, ...]
+    """What it may hold."""
+    sources: tuple[str, ...]
+    """What the figures are, as one word each: measured, interpolated, estimate."""
+    price_per_hour: float | None
+    """Of the nodes in use; None where one has no price."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Segments of each stage, the embedding and the head counted."""
+        bounds = self.candidate.bounds
+        return tuple(e - a for a, e in itertools.pairwise(bounds))
+
+    @property
+    def partition(self) -> str:
+        """As the conf key has it: every segment counted."""
+        return "-".join(map(str, self.counts))
+
+    @property
+    def price_per_step(self) -> float | None:
+        return (
+            None if self.price_per_hour is None else self.price_per_hour * self.step.step_s / 3600
+        )
+
+    def build_prediction(self) -> dict[str, Any]:
+        """The part of plan.json that `vjob report` reads (reports/load/prediction.py)."""
+        return {
+            "step_s": self.step.step_s,
+            "stage_s": [stage.work_s for stage in self.step.stages],
+            "bubble_share": self.step.bubble_share,
+            "memory_mb": [held / 1e6 for held in self.memory_bytes],
+        }
+
+
+def build_plan(tables: Tables, cluster: Cluster, candidate: Candidate, least: int = 1) -> Plan:
+    """Simulate a candidate once more, for its parts."""
+    chain = build_chain(tables, candidate, least)
+    kinds = {kind.name: kind for kind in cluster.kinds}
+    prices = [kinds[name].price_per_hour for name in candidate.placed.nodes]
+    known = [price for price in prices if price is not None]
+    sources = {source for stage in chain.stages for source in stage.times.sources}
+    return Plan(
+        candidate=candidate,
+        step=simulate_step(chain.compiled, chain.build_costs(candidate.bounds)),
+        memory_bytes=find_peaks(chain.compiled, chain.list_memory(candidate.bounds)),
+        limit_bytes=tuple(stage.times.memory_bytes for stage in chain.stages),
+        sources=tuple(sorted(sources)),
+        price_per_hour=sum(known) if len(known) == len(prices) else None,
+    )
+
+
+def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
+    option = candidate.option
+    work = find_work(
+        option.schedule, len(candidate.placed.sites), option.num_microbatches, option.recompute
+    )
+    return Chain(tables, option.shape, candidate.placed, work, least)
+
+
+def render_certificate(searched: Searched) -> str:
+    """What was proved, of which space."""
+    return "\n".join(_render_proof(searched, proof) for proof in searched.proofs)
+
+
+def _render_proof(searched: Searched, proof: Proof) -> str:
+    space = (
+        f"{searched.num_options} shapes and schedules; placements: {proof.placement_class}; "
+        "every partition"
+    )
+    best = f"{proof.best_s:.4g} s"
+    if proof.gap == 0:
+        return f"no plan in this space is faster than {best} under this model; gap 0 % ({space})"
+    return (
+        f"the best plan found takes {best}, none in this space can take less than "
+        f"{proof.bound_s:.4g} s under this model; gap {proof.gap:.1%}, for want of time ({space})"
+    )
+
+
+def render_table(plan: Plan) -> str:
+    """A line a stage: where it lies, its segments, time and memory."""
+    rows = [("stage", "GPUs", "segments", "work s", "idle s", "memory GB", "of")]
+    placed = plan.candidate.placed
+    for number, (kinds, count) in enumerate(zip(placed.kinds, plan.counts, strict=True)):
+        stage = plan.step.stages[number]
+        rows.append(
+            (
+                str(number),
+                kinds,
+                str(count),
+                f"{stage.work_s:.3f}",
+                f"{stage.idle_s:.3f}",
+                f"{plan.memory_bytes[number] / 2**30:.1f}",
+                f"{plan.limit_bytes[number] / 2**30:.1f}",
+            )
+        )
+    return align(rows)
+
+
+def align(rows: Sequence[tuple[str, ...]]) -> str:
+    """Cells set to the right, two spaces between columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )

@@ -1,0 +1,206 @@
+"""Why no plan exists, in words that help: what contradicts what, by how much, what would do.
+
+smallest set     the fewest wishes that already rule out every plan together
+by how much      the least memory, times that of these GPUs, with which the wishes could be kept
+nearest          the plan that keeps the most wishes, with what it changes
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from varuna_core.planner.model.cluster import Cluster
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.errors import MissingData, PlanningError
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.search.found import Candidate, Searched
+from varuna_core.planner.search.search import Search
+from varuna_core.planner.search.space import Wishes
+
+KEYS: Mapping[str, str] = {
+    "stages": "parallel.pipeline",
+    "replicas": "parallel.data",
+    "tensor": "parallel.tensor",
+    "micro_batch": "train.micro_batch_size",
+    "zero": "parallel.zero",
+    "schedule": "parallel.schedule",
+    "recompute": "parallel.recompute",
+    "partition": "parallel.partition",
+}
+"""The wishes as the conf calls them."""
+MOST_MEMORY = 64.0
+"""Times a GPU's: what does not fit then has other reasons."""
+
+Find = Callable[..., "Candidate | None"]
+"""A plan of a profile and wishes; any, or the best that is found within some seconds."""
+LOOK_S = 2.0
+
+
+def search_or_explain(
+    profile: Profile, training: Training, cluster: Cluster, wishes: Wishes, *, limit_s: float
+) -> Searched:
+    """As `Search.run`; what it refuses comes with the reasons, and with a plan that would do."""
+    impossible = find_impossible(profile, cluster, wishes)
+    try:
+        if not impossible:
+            return Search(profile, training, cluster, wishes, limit_s=limit_s).run()
+    except MissingData:
+        raise
+    except PlanningError as error:
+        impossible = str(error)
+
+    def find(held: Profile, wanted: Wishes, within_s: float = 0.0) -> Candidate | None:
+        if find_impossible(held, cluster, wanted):
+            return None
+        try:
+            return Search(held, training, cluster, wanted, limit_s=within_s).run().best
+        except PlanningError:
+            return None
+
+    lines = [impossible, *_explain(find, profile, cluster, wishes)]
+    raise PlanningError("\n  ".join(lines))
+
+
+def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
+    """What numbers alone say against the wishes; empty if nothing."""
+    segments = profile.model.num_segments
+    if wishes.partition is not None:
+        total = sum(wishes.partition)
+        if total != segments:
+            return (
+                f"parallel.partition counts {total} segments, the model has {segments} (its "
+                "layers, the embedding and the head)"
+            )
+        if wishes.stages is not None and len(wishes.partition) != wishes.stages:
+            return (
+                f"parallel.partition has {len(wishes.partition)} numbers, parallel.pipeline is "
+                f"{wishes.stages}"
+            )
+    stages = wishes.stages or (len(wishes.partition) if wishes.partition is not None else 1)
+    if stages > segments and wishes.least:
+        return (
+            f"{stages} stages are more than the model's {segments} segments (its layers, the "
+            f"embedding and the head): at most {segments} stages, or a partition with zeros"
+        )
+    tensor = wishes.tensor or 1
+    needed = stages * (wishes.replicas or 1) * tensor
+    if needed > cluster.num_gpus:
+        named = " x ".join(
+            f"{KEYS[name]} {value}"
+            for name, value in (
+                ("stages", stages if stages > 1 else None),
+                ("replicas", wishes.replicas),
+                ("tensor", wishes.tensor),
+            )
+            if value is not None
+        )
+        return f"{named} needs {needed} GPUs, there are {cluster.num_gpus}"
+    largest = max(kind.gpus for kind in cluster.kinds)
+    if tensor > largest:
+        return (
+            f"parallel.tensor {tensor} lies within a node, and no node has more than {largest} GPUs"
+        )
+    return ""
+
+
+def _explain(find: Find, profile: Profile, cluster: Cluster, wishes: Wishes) -> Iterator[str]:
+    named = list_wishes(wishes)
+    clash = _find_clash(find, profile, wishes, named)
+    if len(clash) > 1:
+        yield "these cannot be together: " + ", ".join(_say(wishes, name) for name in clash)
+    elif clash:
+        yield f"{_say(wishes, clash[0])} alone rules out every plan of this batch here"
+    factor = _find_memory(find, profile, wishes)
+    if factor is not None:
+        kinds = sorted({kind.gpu for kind in cluster.kinds})
+        words = ", ".join(
+            f"{kind} {profile.find_gpu(kind).memory_bytes * factor / 2**30:.0f} GB instead of "
+            f"{profile.find_gpu(kind).memory_bytes / 2**30:.0f}"
+            for kind in kinds
+        )
+        yield f"with {factor:.2f} times the memory it would fit ({words})"
+    for count in range(1, len(named) + 1):
+        found = []
+        for dropped in itertools.combinations(named, count):
+            best = find(profile, drop(wishes, dropped), LOOK_S)
+            if best is not None:
+                found.append((best.step_s, dropped, best))
+        if found:
+            _, dropped, best = min(found, key=lambda one: one[0])
+            changes = ", ".join(
+                f"{KEYS[name]}: {_get_value(best, name)}"
+                for name in dropped
+                if _get_value(best, name) != str(getattr(wishes, name))
+            )
+            took = f"{best.step_s:.4g} s a step"
+            yield f"the nearest plan that fits has {changes} ({best.option}; {took})"
+            return
+    yield "no choice of these keys fits on these nodes: add nodes, or GPUs with more memory"
+
+
+def list_wishes(wishes: Wishes) -> list[str]:
+    return [name for name in KEYS if getattr(wishes, name) is not None]
+
+
+def drop(wishes: Wishes, names: tuple[str, ...]) -> Wishes:
+    """Without these; stages without segments are for a partition that has them."""
+    left: dict[str, Any] = dict.fromkeys(names)
+    if "partition" in names:
+        left["least"] = 1
+    return replace(wishes, **left)
+
+
+def _find_clash(find: Find, profile: Profile, wishes: Wishes, named: list[str]) -> tuple[str, ...]:
+    """The smallest set of wishes that leaves no plan; empty where none are needed for that."""
+    for count in range(len(named)):
+        for kept in itertools.combinations(named, count):
+            others = tuple(name for name in named if name not in kept)
+            if find(profile, drop(wishes, others)) is None:
+                return kept
+    return tuple(named)
+
+
+def _find_memory(find: Find, profile: Profile, wishes: Wishes) -> float | None:
+    """The least factor of memory with which a plan exists; None if there is none."""
+
+    def scale(factor: float) -> Profile:
+        gpus = {
+            kind: replace(gpu, memory_bytes=gpu.memory_bytes * factor)
+            for kind, gpu in profile.gpus.items()
+        }
+        return replace(profile, gpus=gpus)
+
+    if find(scale(MOST_MEMORY), wishes) is None:
+        return None
+    low, high = 1.0, MOST_MEMORY
+    while high > low * 1.01:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if find(scale(middle), wishes) is not None else (middle, high)
+    return high
+
+
+def _say(wishes: Wishes, name: str) -> str:
+    value = getattr(wishes, name)
+    shown = "-".join(map(str, value)) if isinstance(value, tuple) else value
+    return f"{KEYS[name]} {shown}"
+
+
+def _get_value(best: Candidate, name: str) -> str:
+    option = best.option
+    values = {
+        "stages": len(best.placed.sites),
+        "replicas": option.shape.replicas,
+        "tensor": option.shape.tensor,
+        "micro_batch": option.shape.micro_batch,
+        "zero": option.shape.zero,
+        "schedule": option.schedule,
+        "recompute": option.recompute,
+        "partition": "-".join(str(e - a) for a, e in itertools.pairwise(best.bounds)),
+    }
+    return str(values[name])
+
+
+assert set(KEYS) == {field.name for field in fields(Wishes)} - {"least"}

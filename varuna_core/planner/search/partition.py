@@ -1,0 +1,217 @@
+"""The best partition of a chain, and the proof: branch and bound on the simulated step.
+
+```
+start      the partition with the least bound, the min-max one
+improve    every way to move a segment from one stage to another, until none helps
+prove      stage by stage, all partitions whose bound is below the best; those are simulated
+```
+
+What a budget of nodes or a deadline leaves open is told as a gap, never passed over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from varuna_core.planner.model.chain import Bounds, Chain
+from varuna_core.planner.search.cells import Cells, Prefix, bound_prefix, extend
+
+CLOSE = 1e-9
+"""Times that differ by less, as a share, are one: sums round."""
+BATCH = 256
+TOGETHER = 24
+"""Beginnings that are extended at once: more take less time each, fewer find plans sooner."""
+MOST_MOVES = 400
+COARSE, FINE = (6, 3), (12, 5)
+"""Cells of a bound (cells.py): what it takes to make them grows with their number."""
+
+Array = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The best partition that was found."""
+
+    bounds: Bounds
+    step_s: float
+    bound_s: float
+    """No partition takes less; `step_s` itself once that is proved."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(e - a for a, e in zip(self.bounds, self.bounds[1:], strict=False))
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1 - self.bound_s / self.step_s) if self.step_s else 0.0
+
+
+def find_partition(
+    chain: Chain,
+    *,
+    incumbent: float = float("inf"),
+    max_nodes: int = 100_000,
+    deadline: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
+    improving: bool = True,
+    cells: tuple[int, int] = FINE,
+) -> Found | None:
+    """None if nothing fits, or the bound is no better than `incumbent`; the deadline by `clock`.
+
+    Without `improving` what is no better than the incumbent is proved to be so, not optimised.
+    """
+    if not chain.bound < incumbent * (1 - CLOSE):
+        return None
+    best, best_s = improve(chain) if improving else start(chain)
+    limit = min(best_s, incumbent)
+    proved = chain.bound
+    if proved < limit * (1 - CLOSE):
+        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline, clock, cells)
+        proved = search.run()
+        best, best_s = search.best, search.best_s
+        limit = min(best_s, incumbent)
+    if proved >= limit * (1 - 2 * CLOSE):
+        proved = limit
+    return Found(bounds=best, step_s=best_s, bound_s=min(proved, best_s))
+
+
+def start(chain: Chain) -> tuple[Bounds, float]:
+    """The partition with the least bound."""
+    bounds = chain.follow_bound()
+    assert bounds is not None
+    return bounds, chain.find_step(bounds)
+
+
+def improve(chain: Chain) -> tuple[Bounds, float]:
+    """From the partition with the least bound, until no move helps."""
+    best, best_s = start(chain)
+    while True:
+        moved = _list_moves(chain, best)
+        if not len(moved):
+            return best, best_s
+        times = chain.find_steps(moved)
+        place = int(times.argmin())
+        if not times[place] < best_s * (1 - CLOSE):
+            return best, best_s
+        best, best_s = tuple(moved[place].tolist()), float(times[place])
+
+
+@lru_cache(maxsize=256)
+def _find_shifts(stages: int) -> Array:
+    """The boundaries from one stage's to another's go a segment either way, up to MOST_MOVES."""
+    spans = sorted(
+        ((first, last) for first in range(1, stages) for last in range(first, stages)),
+        key=lambda span: (span[1] - span[0], span),
+    )[: MOST_MOVES // 2]
+    shifts = np.zeros((2 * len(spans), stages + 1), dtype=int)
+    for row, (first, last) in enumerate(spans):
+        shifts[2 * row, first : last + 1] = 1
+        shifts[2 * row + 1, first : last + 1] = -1
+    return shifts
+
+
+def _list_moves(chain: Chain, bounds: Bounds) -> Array:
+    moved = np.array(bounds) + _find_shifts(chain.num_stages)
+    fits = ((moved >= 0) & (moved <= chain.size)).all(axis=1)
+    moved = moved[fits & (np.diff(moved, axis=1) >= 0).all(axis=1)]
+    fits = np.ones(len(moved), dtype=bool)
+    for s in range(chain.num_stages):
+        fits &= chain.stages[s].allowed[moved[:, s], moved[:, s + 1]]
+    return moved[fits]
+
+
+def is_allowed(chain: Chain, bounds: Bounds) -> bool:
+    return all(
+        0 <= a <= e <= chain.size and chain.stages[s].allowed[a, e]
+        for s, (a, e) in enumerate(itertools.pairwise(bounds))
+    )
+
+
+class _Block(NamedTuple):
+    """Beginnings of partitions, in rows, all of as many stages."""
+
+    cuts: Array
+    so_far: Prefix
+    bound: Array
+
+    def pick(self, rows: Array) -> _Block:
+        return _Block(self.cuts[rows], self.so_far.pick(rows), self.bound[rows])
+
+
+class _Search:
+    def __init__(
+        self,
+        chain: Chain,
+        best: Bounds,
+        best_s: float,
+        incumbent: float,
+        max_nodes: int,
+        deadline: float,
+        clock: Callable[[], float],
+        cells: tuple[int, int],
+    ) -> None:
+        self.chain, self.best, self.best_s = chain, best, best_s
+        self.incumbent, self.nodes = incumbent, max_nodes
+        self.deadline, self.clock = deadline, clock
+        self.cells = Cells(chain, min(best_s, incumbent), *cells)
+        self.leaves: list[Bounds] = []
+        self.open = float("inf")
+        """The least bound of what was left unexplored."""
+
+    @property
+    def limit(self) -> float:
+        """What is no better need not be looked at."""
+        return min(self.best_s, self.incumbent) * (1 - CLOSE)
+
+    def run(self) -> float:
+        """What no partition is below."""
+        begin = _Block(np.zeros((1, 1), dtype=int), Prefix(*np.zeros((7, 1))), np.zeros(1))
+        stack = [begin]
+        self.nodes += 1  # the empty beginning costs nothing
+        while stack:
+            block = stack.pop()
+            near = block.bound < self.limit
+            if not near.any():
+                continue
+            if self.nodes <= 0 or self.clock() > self.deadline:
+                self.open = min(self.open, float(block.bound[near].min()))
+                continue
+            stack += self._extend(block.pick(near))
+        self._simulate()
+        return min(self.best_s, self.open)
+
+    def _extend(self, block: _Block) -> list[_Block]:
+        """Each of these beginnings by a stage; what is most promising comes last."""
+        chain, stage = self.chain, block.cuts.shape[1] - 1
+        self.nodes -= len(block.cuts)
+        so_far = Prefix(*(values[:, None] for values in block.so_far))
+        longer = extend(chain, stage, block.cuts[:, -1], so_far)
+        rows, ends = np.nonzero(bound_prefix(chain, stage + 1, longer) < self.limit)
+        cuts = np.concatenate([block.cuts[rows], ends[:, None]], axis=1)
+        if stage == chain.num_stages - 1:
+            self.leaves += map(tuple, cuts[ends == chain.size].tolist())
+            if len(self.leaves) >= BATCH:
+                self._simulate()
+            return []
+        longer = Prefix(*(values[rows, ends] for values in longer))
+        found = _Block(cuts, longer, self.cells.bound(stage + 1, ends, longer))
+        order = np.argsort(found.bound, kind="stable")
+        order = order[found.bound[order] < self.limit]
+        blocks = [found.pick(order[at : at + TOGETHER]) for at in range(0, len(order), TOGETHER)]
+        return blocks[::-1]
+
+    def _simulate(self) -> None:
+        if not self.leaves:
+            return
+        times = self.chain.find_steps(self.leaves)
+        place = int(times.argmin())
+        if times[place] < self.best_s:
+            self.best, self.best_s = self.leaves[place], float(times[place])
+        self.leaves.clear()

@@ -1,0 +1,302 @@
+"""The fastest plan of a space, and the proof that it is.
+
+```
+options      every shape and schedule, by their floors (floor.py)        ─┐ what is above the best
+counts       how many stages on each kind of place, by their floors       │ plan so far is not
+placements   every order; the least bound of any partition (chain.py)     │ looked into
+partitions   branch and bound on the simulated step (partition.py)       ─┘
+```
+
+First plans are found, most promising first; then the rest is proved to be no better. What time did
+not suffice for stays as a gap.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from varuna_core.planner.model.chain import Bounds, Chain
+from varuna_core.planner.model.cluster import Cluster
+from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.tables import Array, Tables
+from varuna_core.planner.model.training import Training
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.search.cells import Cells
+from varuna_core.planner.search.floor import Floors
+from varuna_core.planner.search.found import Candidate, Proof, Searched
+from varuna_core.planner.search.partition import (
+    CLOSE,
+    COARSE,
+    FINE,
+    find_partition,
+    improve,
+    is_allowed,
+)
+from varuna_core.planner.search.placements import NAMES, Placements, Tier
+from varuna_core.planner.search.space import Option, Wishes, list_options
+
+TIER_SHARE = 0.7
+"""Of the time limit, for a class of placements that a larger one follows."""
+DIVE_SHARE = 0.3
+"""Of the time limit, that may pass before anything is ruled out."""
+PROMISING = 1.05
+"""A first partition is improved if it takes no more than the best plan times this."""
+MOST_NODES = 20_000
+"""Of one placement's branch and bound, at first; eight times as many in each round that follows."""
+
+
+_Floor = tuple[Option, list[tuple[str, ...]], Array, Array]
+"""An option; its kinds of places; in rows the stages on each; what each row is not below."""
+
+
+class _Counts(NamedTuple):
+    """The rows of an option that are left, from `at` on in the order of their floors."""
+
+    counts: Array
+    floor: Array
+    order: Array
+    at: int
+
+
+class _Sharp(NamedTuple):
+    """A chain whose bound was found cell by cell."""
+
+    chain: Chain
+
+
+class Search:
+    """One question."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        training: Training,
+        cluster: Cluster,
+        wishes: Wishes | None = None,
+        *,
+        limit_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.wishes = wishes or Wishes()
+        self.tables = Tables(profile, training)
+        self.floors = Floors(self.tables, cluster)
+        self.options = list_options(profile, training, cluster, self.wishes)
+        most = profile.model.num_segments
+        if self.wishes.least == 0:
+            most = max(most, self.wishes.stages or 0)
+        self.placements = Placements(cluster, most)
+        self.clock, self.began = clock, clock()
+        self.deadline = self.began + limit_s
+        self.found: dict[Option, Candidate] = {}
+        self.best_s = float("inf")
+        self.open = float("inf")
+        """The least bound of what is not proved."""
+        self.num_placements = 0
+
+    def run(self) -> Searched:
+        """PlanningError if nothing fits."""
+        proofs = []
+        for tier in self.placements.tiers:
+            self._run_tier(tier)
+            if self.found:
+                proofs.append(
+                    Proof(
+                        placement_class=NAMES[tier],
+                        best_s=self.best_s,
+                        bound_s=min(self.best_s, self.open),
+                    )
+                )
+        if not self.found:
+            raise PlanningError(self._say_nothing_fits())
+        return Searched(
+            candidates=tuple(sorted(self.found.values(), key=lambda one: one.step_s)),
+            proofs=tuple(proofs),
+            num_options=len(self.options),
+            num_placements=self.num_placements,
+            took_s=self.clock() - self.began,
+        )
+
+    def _run_tier(self, tier: Tier) -> None:
+        self.open = float("inf")
+        is_last = tier == self.placements.tiers[-1]
+        until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
+        floors = self._list_floors(tier)
+        self._dive(floors)
+        looked = self._look(tier, floors, until)
+        pending = [(bound, at, (option, chain)) for at, (bound, option, chain) in enumerate(looked)]
+        nodes = MOST_NODES
+        while pending:
+            left = []
+            for bound, at, one in sorted(pending, key=lambda row: row[:2]):
+                if not bound < self.best_s * (1 - CLOSE):
+                    break
+                if self.clock() > until:
+                    self.open = min(self.open, bound)
+                    break
+                proved = max(bound, self._prove(*one, nodes, until))
+                if proved < self.best_s * (1 - 2 * CLOSE):
+                    left.append((proved, at, one))
+            pending, nodes = left, 8 * nodes
+            if self.clock() > until:
+                self.open = min([self.open, *(bound for bound, _, _ in pending)])
+                return
+
+    def _list_floors(self, tier: Tier) -> list[_Floor]:
+        """Each option's counts with their floors, the most promising option first."""
+        listed = []
+        known: dict[tuple[int, int], tuple[list[tuple[str, ...]], Array]] = {}
+        for option in self.options:
+            key = option.shape.tensor, option.shape.replicas
+            if key not in known:
+                known[key] = self.placements.list_counts(*key, self.wishes.stages, tier)
+            columns, counts = known[key]
+            if len(counts):
+                floor = self.floors.find(option, columns, counts)
+                if np.isfinite(floor).any():
+                    listed.append((option, columns, counts, floor))
+        return sorted(listed, key=lambda one: float(one[3].min()))
+
+    def _dive(self, floors: Sequence[_Floor]) -> None:
+        """A plan of each option, of the counts with its least floor: a bar for all that follows.
+
+        One plan is looked for whatever the clock says.
+        """
+        until = self.began + DIVE_SHARE * (self.deadline - self.began)
+        for option, _, counts, floor in floors:
+            row = int(floor.argmin())
+            if self.found and self.clock() > until:
+                return
+            if not floor[row] < self.best_s * (1 - CLOSE):
+                continue
+            for chain in self._make_chains(option, tuple(int(n) for n in counts[row])):
+                if chain.bound < self.best_s * (1 - CLOSE):
+                    self._time(option, chain)
+
+    def _look(
+        self, tier: Tier, floors: Sequence[_Floor], until: float
+    ) -> list[tuple[float, Option, Chain]]:
+        """The chains whose bounds are below the best plan, and plans on the way to them.
+
+        Always what has the least bound comes next: counts give way to their placements, and a
+        placement's first partition is timed, and improved if it comes near the best plan.
+        """
+        turns = itertools.count()
+        heap: list[tuple[float, int, _Counts | Chain | _Sharp, Option]] = []
+
+        def push_counts(option: Option, counts: Array, floor: Array, order: Array, at: int) -> None:
+            if at < len(order):
+                rows = _Counts(counts, floor, order, at)
+                heapq.heappush(heap, (float(floor[order[at]]), next(turns), rows, option))
+
+        limit = self.best_s * (1 - CLOSE)
+        for option, columns, counts, floor in floors:
+            low = floor < limit
+            if low.any():
+                counts, floor = counts[low], floor[low]
+                if tier != "orders":  # there a look is sooner taken
+                    sharp = self.floors.sharpen(option, columns, counts, self.best_s)
+                    floor = np.maximum(floor, sharp)
+                push_counts(option, counts, floor, np.argsort(floor, kind="stable"), 0)
+        open_chains = []
+        while heap and heap[0][0] < self.best_s * (1 - CLOSE):
+            bound, _, one, option = heapq.heappop(heap)
+            if self.clock() > until:
+                self.open = min(self.open, bound)
+                break
+            if isinstance(one, _Sharp):
+                open_chains.append((bound, option, one.chain))
+                self._time(option, one.chain)
+                continue
+            if isinstance(one, Chain):
+                sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
+                if sharp < self.best_s * (1 - CLOSE):
+                    heapq.heappush(heap, (sharp, next(turns), _Sharp(one), option))
+                continue
+            counts, floor, order, at = one
+            push_counts(option, counts, floor, order, at + 1)
+            for chain in self._make_chains(option, tuple(int(n) for n in counts[order[at]])):
+                if chain.bound < self.best_s * (1 - CLOSE):
+                    heapq.heappush(heap, (chain.bound, next(turns), chain, option))
+        return open_chains
+
+    def _make_chains(self, option: Option, counts: tuple[int, ...]) -> Iterator[Chain]:
+        shape = option.shape
+        work = find_work(option.schedule, sum(counts), option.num_microbatches, option.recompute)
+        for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
+            self.num_placements += 1
+            yield Chain(self.tables, shape, placed, work, self.wishes.least)
+
+    def _time(self, option: Option, chain: Chain) -> None:
+        if self.wishes.partition is None:
+            start = chain.follow_bound()
+            if start is None or chain.find_step(start) > self.best_s * PROMISING:
+                return
+        self._keep(option, chain, *self._improve(chain))
+
+    def _improve(self, chain: Chain) -> tuple[Bounds | None, float]:
+        wanted = self.wishes.partition
+        if wanted is None:
+            return improve(chain)
+        bounds = tuple(int(n) for n in np.concatenate([[0], np.cumsum(wanted)]))
+        if len(wanted) != chain.num_stages or bounds[-1] != chain.size:
+            return None, float("inf")
+        if not is_allowed(chain, bounds):
+            return None, float("inf")
+        return bounds, float(chain.find_steps([bounds])[0])
+
+    def _prove(self, option: Option, chain: Chain, nodes: int, until: float) -> float:
+        """Find what is better, or that nothing is; what the chain's plans are not below."""
+        if self.wishes.partition is not None:
+            return self.best_s  # there was but one to be timed
+        found = find_partition(
+            chain,
+            incumbent=self.best_s,
+            max_nodes=nodes,
+            deadline=until,
+            clock=self.clock,
+            improving=False,
+            cells=COARSE if nodes == MOST_NODES else FINE,
+        )
+        if found is None:
+            return self.best_s
+        self._keep(option, chain, found.bounds, found.step_s)
+        return found.bound_s
+
+    def _keep(self, option: Option, chain: Chain, bounds: Bounds | None, step_s: float) -> None:
+        if bounds is None:
+            return
+        known = self.found.get(option)
+        if known is None or step_s < known.step_s:
+            self.found[option] = Candidate(
+                option=option, placed=chain.placed, bounds=bounds, step_s=step_s
+            )
+        self.best_s = min(self.best_s, step_s)
+
+    def _say_nothing_fits(self) -> str:
+        """By how much the largest segment alone lacks memory, where the option is kindest to it."""
+        lacks = []
+        for option in self.options:
+            shape, needs = option.shape, []
+            fixed = self.tables.find_fixed(shape)
+            for kind in {kind.gpu for kind in self.placements.cluster.kinds}:
+                times = self.tables.find_times((kind,), shape.micro_batch, shape.tensor)
+                held = fixed + times.graph_bytes + times.work_bytes
+                needs.append(held.diagonal(1) - times.memory_bytes)
+            lacks.append(float(np.min(needs, axis=0).max()))
+        least = min(lacks)
+        if least > 0:
+            return (
+                f"no plan fits in memory: a segment lacks {least / 2**30:.1f} GB even as a stage "
+                f"of its own ({self.options[lacks.index(least)]})"
+            )
+        return (
+            "no plan fits: each segment would as a stage of its own, but not all of them on these "
+            "nodes and with these wishes; add nodes, or leave more keys to the search"
+        )

@@ -1,0 +1,276 @@
+"""How long messages and sums take: by the channels and groups of the runtime, one pair at a time.
+
+    a ──message of n bytes──► b        time(n) = there and back - half of the quickest of all
+    a ◄──one number────────── b        then the other way round
+
+One pair of ranks stands for all pairs of its class (kind of sender, kind of receiver, on one node
+or two); everybody else waits meanwhile. Of a sum's ranks the slowest one's time counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from varuna_core.planner.profile.links import LinkKey, LinkTime, Network, Where
+from varuna_core.profiling.ranks import Crew, Place
+from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
+from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT
+from varuna_core.runtime.comm.wire import Transport, choose_transport
+
+SIZES = tuple(2**power for power in range(10, 27, 2))
+"""Bytes: 1 KiB to 64 MiB."""
+SMALL = 4
+LEAST, MOST = 3, 30
+"""Messages of a size, after one to warm up."""
+SIZE_S = 0.5
+"""Messages of a size go on for about so long, within these bounds."""
+SLOW_S = 5.0
+"""After a message that takes so long no larger ones are tried."""
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The two ranks that are measured for a class."""
+
+    a: int
+    b: int
+    where: Where
+
+
+def choose_pairs(places: Sequence[Place]) -> list[Pair]:
+    """The first pair of each class."""
+    pairs: dict[Any, Pair] = {}
+    for a, b in itertools.combinations(places, 2):
+        where: Where = "intra" if a.node == b.node else "inter"
+        key = frozenset((a.kind, b.kind)), where
+        pairs.setdefault(key, Pair(a=a.rank, b=b.rank, where=where))
+    return list(pairs.values())
+
+
+def choose_groups(
+    places: Sequence[Place], used: Sequence[Sequence[int]] = ()
+) -> dict[tuple[str, int, int], list[int]]:
+    """Ranks by (kind, how many, how many of them on a node).
+
+    `used` groups as far as they are regular; and of each kind 2, 4, 8 .. all ranks of a node, and
+    one and all ranks of 2, 4, 8 .. all nodes.
+    """
+    found: dict[tuple[str, int, int], list[int]] = {}
+    for ranks in used:
+        by_node = _by_node([places[rank] for rank in ranks])
+        counts = {len(held) for held in by_node.values()}
+        kinds = {places[rank].kind for rank in ranks}
+        if len(kinds) == len(counts) == 1 and len(ranks) > 1:
+            found.setdefault((kinds.pop(), len(ranks), counts.pop()), list(ranks))
+    for kind in dict.fromkeys(place.kind for place in places):
+        nodes = list(_by_node([place for place in places if place.kind == kind]).values())
+        most = max(map(len, nodes))
+        largest = next(held for held in nodes if len(held) == most)
+        for count in _double(most):
+            found.setdefault((kind, count, count), largest[:count])
+        for on_a_node in {1, most}:
+            able = [held[:on_a_node] for held in nodes if len(held) >= on_a_node]
+            for count in _double(len(able)):
+                ranks = [rank for held in able[:count] for rank in held]
+                found.setdefault((kind, len(ranks), on_a_node), ranks)
+    return found
+
+
+def _by_node(places: Sequence[Place]) -> dict[str, list[int]]:
+    nodes: dict[str, list[int]] = {}
+    for place in places:
+        nodes.setdefault(place.node, []).append(place.rank)
+    return nodes
+
+
+def _double(most: int) -> list[int]:
+    """2, 4, 8 .. and `most`; nothing below 2."""
+    sizes = [2**power for power in range(1, most.bit_length()) if 2**power < most]
+    return [*sizes, most] if most > 1 else []
+
+
+def measure_network(
+    crew: Crew,
+    *,
+    sizes: Sequence[int] = SIZES,
+    used: Sequence[Sequence[int]] = (),
+    say: Callable[[str], None] = lambda line: None,
+) -> Network:
+    """All classes of pairs and groups; every rank calls it, and gets the whole."""
+    if crew.world_size == 1:
+        return Network(links={}, all_reduces={})
+    store = dist.distributed_c10d._get_default_store()
+    key = f"varuna/profile/{next(_numbers)}"
+    transport = choose_transport(crew.device, store, key, crew.rank, crew.world_size)
+    links: dict[LinkKey, LinkTime] = {}
+    for pair in choose_pairs(crew.places):
+        kinds = crew.places[pair.a].kind, crew.places[pair.b].kind
+        say(f"messages {kinds[0]} - {kinds[1]}, {pair.where}-node (ranks {pair.a} and {pair.b})")
+        there, back = _measure_pair(crew, transport, pair, sizes)
+        if kinds[0] == kinds[1]:
+            shared = {size: (there[size] + back[size]) / 2 for size in there if size in back}
+            links[kinds[0], kinds[1], pair.where] = make_link(shared)
+        else:
+            links[kinds[0], kinds[1], pair.where] = make_link(there)
+            links[kinds[1], kinds[0], pair.where] = make_link(back)
+    sums = {}
+    for group_key, ranks in choose_groups(crew.places, used).items():
+        kind, count, on_a_node = group_key
+        say(f"sums over {count} {kind}, {on_a_node} on a node")
+        sums[group_key] = make_link(_measure_sum(crew, transport, ranks, sizes))
+    return Network(links=links, all_reduces=sums)
+
+
+def make_link(times: dict[int, float]) -> LinkTime:
+    """A larger message is never taken for quicker: what noise says so gets the time of the one
+    before."""
+    sizes = sorted(times)
+    grown = itertools.accumulate((max(times[size], 1e-9) for size in sizes), max)
+    return LinkTime(points=tuple(zip(map(float, sizes), grown, strict=True)))
+
+
+def _measure_pair(
+    crew: Crew, transport: Transport, pair: Pair, sizes: Sequence[int]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """From a to b and from b to a, on all ranks."""
+    groups = [
+        dist.new_group([pair.a, pair.b], backend=transport.backend, timeout=NO_TIMEOUT)
+        for _ in range(2)
+    ]
+    there: dict[int, float] = {}
+    back: dict[int, float] = {}
+    error: BaseException | None = None
+    end = None
+    if crew.rank in (pair.a, pair.b):
+        is_first = crew.rank == pair.a
+        peer = pair.b if is_first else pair.a
+        out, into = groups if is_first else reversed(groups)
+        arrivals = Arrivals()
+        sender = Sender(transport.make_wire(out, peer), peer, arrivals)
+        receiver = Receiver(transport.make_wire(into, peer), peer, sender, arrivals)
+        end = _End(sender, receiver, crew.device)
+        try:
+            there = end.ask(sizes) if is_first else end.answer(sizes)
+            back = end.answer(sizes) if is_first else end.ask(sizes)
+        except Exception as caught:
+            error = caught
+            end.leave(POISON)
+    crew.agree(error)  # both have taken all messages: a leave may overtake the last one
+    if end is not None:
+        end.leave(BYE)
+    told = crew.gather((there, back))
+    return told[pair.a][0], told[pair.b][1]
+
+
+class _End:
+    """One of two ranks. The one that asks says with each message whether another one follows."""
+
+    def __init__(self, sender: Sender, receiver: Receiver, device: torch.device) -> None:
+        self.sender, self.receiver, self.device = sender, receiver, device
+
+    def leave(self, word: int) -> None:
+        self.sender.close(word)
+        self.receiver.thread.join(JOIN_TIMEOUT_S)
+
+    def _make(self, num_bytes: int, value: int = 1) -> Tensor:
+        count = max(1, num_bytes // 4)
+        return torch.full((count,), value, dtype=torch.float32, device=self.device)
+
+    def ask(self, sizes: Sequence[int]) -> dict[int, float]:
+        """Seconds of a message of each size, until one is slow."""
+        taken = {SMALL: self._time(SMALL)}
+        for size in sizes:
+            taken[size] = self._time(size)
+            if taken[size] > SLOW_S:
+                break
+        self._exchange(self._make(SMALL, 0))
+        answer_s = min(taken.values()) / 2
+        return {size: took - answer_s for size, took in taken.items() if size in sizes}
+
+    def _time(self, size: int) -> float:
+        message = self._make(size)
+        self._exchange(message)
+        taken: list[float] = []
+        while len(taken) < LEAST or (sum(taken) < SIZE_S and len(taken) < MOST):
+            taken.append(self._exchange(message))
+            if taken[-1] > SLOW_S:
+                break
+        return median(taken)
+
+    def _exchange(self, message: Tensor) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        self.sender.send((message,))
+        self.receiver.take()
+        took = time.perf_counter() - begin
+        self.sender.flush()
+        return took
+
+    def answer(self, sizes: Sequence[int]) -> dict[int, float]:
+        """Until the other end sends a 0."""
+        word = self._make(SMALL)
+        while True:
+            (message,) = self.receiver.take().tensors
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.sender.send((word,))
+            self.sender.flush()
+            if message.numel() == word.numel() and not float(message[0]):
+                return {}
+
+
+def _measure_sum(
+    crew: Crew, transport: Transport, ranks: Sequence[int], sizes: Sequence[int]
+) -> dict[int, float]:
+    """Of each size the slowest rank's median, on all ranks."""
+    group = dist.new_group(list(ranks), backend=transport.backend)
+    times: dict[int, float] = {}
+    error: BaseException | None = None
+    if crew.rank in ranks:
+        try:
+            times = _time_sums(group, crew.device, sizes)
+        except Exception as caught:
+            error = caught
+    crew.agree(error)
+    if crew.rank in ranks:
+        dist.destroy_process_group(group)
+    told = crew.gather(times)
+    return {size: max(told[rank][size] for rank in ranks) for size in told[ranks[0]]}
+
+
+def _time_sums(group: Any, device: torch.device, sizes: Sequence[int]) -> dict[int, float]:
+    """The ranks agree before each size how many of it there will be."""
+    times: dict[int, float] = {}
+    for size in sizes:
+        held = torch.zeros(max(1, size // 4), device=device)
+
+        def sum_once(held: Tensor = held) -> float:
+            dist.all_reduce(torch.zeros(1), group=group)  # all are there
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            begin = time.perf_counter()
+            dist.all_reduce(held, group=group)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return time.perf_counter() - begin
+
+        sum_once()
+        first = torch.tensor(sum_once(), dtype=torch.float64)
+        dist.all_reduce(first, op=dist.ReduceOp.MAX, group=group)
+        count = min(MOST, max(LEAST, int(SIZE_S / max(float(first), 1e-6))))
+        times[size] = median(sum_once() for _ in range(count))
+        if float(first) > SLOW_S:
+            break
+    return times

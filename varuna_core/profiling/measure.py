@@ -1,0 +1,300 @@
+"""One tensor degree measured on all ranks: sizes grow until memory runs out, each told to all.
+
+build the rank's segments ─► size 1 ─► gather ─► size 2 ─► gather ─► ..
+                                         a kind of GPU on which a rank has run out stops here
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from varuna_core.profiling.bench import Bench, BuildOptimizer, Figures, join_figures
+from varuna_core.profiling.crossings import Crossings
+from varuna_core.profiling.memory import free_memory, is_out_of_memory
+from varuna_core.profiling.profile_file import Detail
+from varuna_core.profiling.ranks import Crew, deal
+from varuna_core.records.stage_map import parse_stage_map
+from varuna_core.runtime.comm.failure import close_group, is_connection_error
+from varuna_core.runtime.comm.links import connect_sharing
+from varuna_core.runtime.engine.graph_memory import USABLE
+from varuna_core.runtime.split.split import Split
+
+if TYPE_CHECKING:
+    from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+T = TypeVar("T")
+EMPTY = 1
+"""A stage of nothing, between the first segment and the others."""
+NOTHING = -1
+"""In place of its segment."""
+HANG_S = 300.0
+"""Ranks that share layers wait so long for one another."""
+MakeInputs = Callable[[int], Mapping[str, Any]]
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """One kind of GPU at one tensor degree; lists have a figure a segment."""
+
+    kind: str
+    tensor: int
+    parameters: list[int]
+    """A rank's share."""
+    optimizer_s: list[float]
+    cells: dict[int, list[Figures]] = field(default_factory=dict)
+    """By micro-batch size."""
+    empty: dict[int, Figures] = field(default_factory=dict)
+    """The same of a stage that holds nothing: what an action costs by itself."""
+    stopped: str = ""
+
+    def describe(
+        self, classes: Sequence[Sequence[int]], samples: Mapping[int, Sequence[int]]
+    ) -> Detail:
+        return Detail(
+            gpu=self.kind,
+            tensor=self.tensor,
+            equals=[list(held) for held in classes],
+            measured={str(size): list(samples) for size in self.cells},
+            largest_micro_batch=max(self.cells, default=0),
+            stopped=self.stopped,
+        )
+
+
+class Measuring:
+    """One degree; every rank makes one, at the same time."""
+
+    def __init__(
+        self,
+        split: Split,
+        empty: Split | None,
+        crew: Crew,
+        tensor: int,
+        *,
+        classes: Sequence[tuple[int, ...]],
+        samples: Mapping[int, tuple[int, ...]],
+        tensor_plan: Mapping[str, Any] | None,
+        loss_scale: float,
+        seed: int,
+        prepare: Callable[[nn.Module], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`split` has a stage for each segment; in `empty` stage EMPTY holds none, None where the
+        model has one segment alone."""
+        self.split, self.empty, self.crew, self.tensor = split, empty, crew, tensor
+        self.classes, self.samples, self.tensor_plan = classes, samples, tensor_plan
+        self.loss_scale, self.seed, self.say = loss_scale, seed, say
+        self.prepare = prepare
+        self.entries = crew.list_entries(tensor)
+        self.kind_of = {
+            rank: kind for kind, groups in self.entries.items() for held in groups for rank in held
+        }
+        self.own = deal(self.entries, list(samples), crew.rank)
+        self.group: Any = None
+        """Of the ranks that share layers."""
+
+        self.sharding: Sharding | None = None
+        self.benches: dict[int, Bench] = {}
+        """By segment."""
+
+    def run(
+        self,
+        make_inputs: MakeInputs,
+        sizes: Sequence[int],
+        build: BuildOptimizer,
+        limit_s: float | None,
+    ) -> list[Measured]:
+        """Of each kind that has ranks for it, the same on all ranks.
+
+        A size that would, by the one before, end beyond `limit_s` is left out.
+        """
+        for kind in self.crew.kinds:
+            if kind not in self.entries:
+                self.say(f"{kind}: no {self.tensor} ranks on a node for tensor {self.tensor}")
+        if self.tensor > 1:
+            world = self.crew.world_size
+            places = "".join(f"{entry};" for entry in range(world // self.tensor))
+            stages = parse_stage_map(places, world, self.tensor)
+            self.group = connect_sharing(stages, self.crew.rank, self.crew.device, HANG_S)
+        try:
+            found = self._build(build)
+            self._grow(make_inputs, sizes, found, limit_s)
+        finally:
+            self._close()
+        return list(found.values())
+
+    def _close(self) -> None:
+        """Those who wait for this rank go on, with an error: nobody here holds the group then."""
+        group, self.group = self.group, None
+        if self.sharding is not None:
+            self.sharding.let_go()
+        if group is not None:
+            close_group(group)
+
+    def _build(self, build: BuildOptimizer) -> dict[str, Measured]:
+        """This rank's segments, and what is measured without a batch."""
+        optimizers: dict[int, float] = {}
+        crossings = Crossings(self.split)
+        error: BaseException | None = None
+        try:
+            if self.group is not None and self.own:
+                from varuna_core.runtime.tensor_parallel.sharding import (
+                    Sharding,  # half a second, where it is needed
+                )
+
+                self.sharding = Sharding(self.split, self.tensor_plan, self.group, self.crew.device)
+            for segment in self.own:
+                bench = self.benches[segment] = Bench(
+                    self.split,
+                    segment,
+                    crossings,
+                    loss_scale=self.loss_scale,
+                    seed=self.seed,
+                    sharding=self.sharding,
+                )
+                self.prepare(bench.stage.module)
+                optimizers[segment] = bench.measure_optimizer(build)
+                free_memory(self.crew.device)
+            if self.own and self.empty is not None:
+                self.benches[NOTHING] = Bench(
+                    self.empty,
+                    EMPTY,
+                    Crossings(self.empty),
+                    loss_scale=self.loss_scale,
+                    seed=self.seed,
+                    sharding=None,
+                )
+        except Exception as caught:
+            error = caught
+        self.crew.agree(error)
+        counts = {segment: self.benches[segment].num_parameters for segment in optimizers}
+        told = self.crew.gather((counts, optimizers))
+        return {
+            kind: Measured(
+                kind=kind,
+                tensor=self.tensor,
+                parameters=self._fill(_merge([told[rank][0] for rank in ranks], max), max),
+                optimizer_s=self._fill(_merge([told[rank][1] for rank in ranks], max), median),
+            )
+            for kind, ranks in self._list_ranks()
+        }
+
+    def _list_ranks(self) -> list[tuple[str, list[int]]]:
+        return [
+            (k, [rank for held in groups for rank in held]) for k, groups in self.entries.items()
+        ]
+
+    def _grow(
+        self,
+        make_inputs: MakeInputs,
+        sizes: Sequence[int],
+        found: Mapping[str, Measured],
+        limit_s: float | None,
+    ) -> None:
+        """Size by size, until each kind has run out of memory or all sizes are done."""
+        spent = last_s = 0.0
+        for place, size in enumerate(sizes):
+            if limit_s is not None and place:
+                coming_s = last_s * size / sizes[place - 1]
+                if spent + coming_s > limit_s:
+                    self._leave_out(found, size, limit_s)
+                    return
+            begin = time.monotonic()
+            mine = found.get(self.kind_of.get(self.crew.rank, ""))
+            measured: dict[int, Figures] = {}
+            failed = ""
+            if mine is not None and not mine.stopped:
+                measured, failed = self._measure_own(make_inputs, size)
+            else:
+                self.crew.agree(None)
+            after = sizes[place + 1] if place + 1 < len(sizes) else 0
+            too_large = bool(measured) and self._foresee_too_large(measured, after / size)
+            told = self.crew.gather((measured, failed, time.monotonic() - begin, too_large))
+            last_s = max(one[2] for one in told)
+            spent += last_s
+            for kind, ranks in self._list_ranks():
+                one = found[kind]
+                if one.stopped:
+                    continue
+                words = next((told[rank][1] for rank in ranks if told[rank][1]), "")
+                if words:
+                    one.stopped = f"out of memory at micro-batch {size}: {words}"
+                    self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
+                    continue
+                joined = _merge([told[rank][0] for rank in ranks], join_figures)
+                if NOTHING in joined:
+                    one.empty[size] = joined[NOTHING]
+                one.cells[size] = self._fill(joined, lambda many: join_figures(many, median))
+                self.say(f"{kind}, tensor {self.tensor}, micro-batch {size}: measured")
+                if any(told[rank][3] for rank in ranks):
+                    one.stopped = f"micro-batch {after} left out: by this one, it does not fit"
+                    self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
+            if all(one.stopped for one in found.values()):
+                return
+
+    def _foresee_too_large(self, measured: Mapping[int, Figures], growth: float) -> bool:
+        """Whether ranks that share layers had better not try the next size on these GPUs: one that
+        runs out leaves the others in a kernel of NCCL's that nothing ends."""
+        device = self.crew.device
+        if self.tensor == 1 or device.type != "cuda":
+            return False
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        needed = max(f.graph_bytes + f.work_bytes + f.output_bytes for f in measured.values())
+        return needed * growth > USABLE * free
+
+    def _leave_out(self, found: Mapping[str, Measured], size: int, limit_s: float) -> None:
+        for kind, one in found.items():
+            if not one.stopped:
+                one.stopped = f"micro-batch {size} left out: it would end after {limit_s:g} s"
+                self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
+
+    def _measure_own(self, make_inputs: MakeInputs, size: int) -> tuple[dict[int, Figures], str]:
+        """Each segment's figures, or where memory ran out; what else is wrong ends all ranks."""
+        measured: dict[int, Figures] = {}
+        error: BaseException | None = None
+        failed = ""
+        segment = -1
+        try:
+            rounds = {}
+            for segment, bench in self.benches.items():
+                rounds[segment] = bench.begin(make_inputs(size), size)
+            for number in range(max(rounds.values(), default=0)):
+                for segment, bench in self.benches.items():
+                    if number < rounds[segment]:
+                        bench.run_round()
+            for segment, bench in self.benches.items():
+                measured[segment] = bench.finish()
+        except Exception as caught:
+            error, failed = caught, f"segment {segment}"
+        if error is not None and is_out_of_memory(error):
+            error = None  # and with it its frames, and what they hold
+        elif error is not None and self.group is not None and is_connection_error(error):
+            error, failed = None, f"{failed}, on a rank that shares its layers"
+        if failed:
+            self._close()
+            for bench in self.benches.values():
+                bench.clear()
+            free_memory(self.crew.device)
+        self.crew.agree(error)
+        return measured, failed
+
+    def _fill(self, measured: Mapping[int, T], join: Callable[[list[T]], T]) -> list[T]:
+        """Of every segment: its own, or what its measured equals have in common."""
+        filled: dict[int, T] = {}
+        for equals in self.classes:
+            shared = join([measured[segment] for segment in equals if segment in measured])
+            filled |= {segment: measured.get(segment, shared) for segment in equals}
+        return [filled[segment] for segment in sorted(filled)]
+
+
+def _merge(many: Sequence[Mapping[int, T]], join: Callable[[list[T]], T]) -> dict[int, T]:
+    """By segment; ranks that share layers have measured the same ones."""
+    keys = sorted({key for one in many for key in one})
+    return {key: join([one[key] for one in many if key in one]) for key in keys}

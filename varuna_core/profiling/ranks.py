@@ -1,0 +1,112 @@
+"""The ranks of a profile: what each stands on, who measures what, and how results come together.
+
+    ranks   0  1 | 2  3 | 4  5      degree 2: three entries
+    kind    A100 | A100 | A10       of each kind the segments are dealt to its entries in turn
+
+What is gathered goes by gloo and a group of its own. A rank that fails says so in what it gathers,
+and all stop with its words.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.gpus import find_gpu
+from varuna_core.profiling.memory import find_memory
+from varuna_core.runtime.comm.failure import RankFailed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One rank's."""
+
+    rank: int
+    kind: str
+    node: str
+    memory_bytes: int
+
+
+def name_kind(device: torch.device) -> str:
+    """As the planner's table calls the GPU, else as it calls itself; "cpu" without one."""
+    if device.type != "cuda":
+        return device.type
+    name = torch.cuda.get_device_name(device)
+    memory_gb = find_memory(device) / 2**30
+    for words in (name, f"{name} {round(memory_gb)}GB"):
+        try:
+            return find_gpu(words).name
+        except PlanningError:
+            continue
+    return name
+
+
+class Crew:
+    """All ranks, and what they tell one another; alone without a process group."""
+
+    def __init__(self, device: torch.device, kind: str | None = None) -> None:
+        is_joined = dist.is_initialized()
+        self.rank = dist.get_rank() if is_joined else 0
+        self.world_size = dist.get_world_size() if is_joined else 1
+        self.device = device
+        self._group: Any = dist.new_group(backend="gloo") if self.world_size > 1 else None
+        self.places: list[Place] = self.gather(
+            Place(
+                rank=self.rank,
+                kind=kind or name_kind(device),
+                node=os.environ.get("VJOB_NODE") or socket.gethostname(),
+                memory_bytes=find_memory(device),
+            )
+        )
+
+    @property
+    def kinds(self) -> list[str]:
+        return list(dict.fromkeys(place.kind for place in self.places))
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What each rank gives, on all of them."""
+        if self._group is None:
+            return [mine]
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
+
+    def agree(self, error: BaseException | None) -> None:
+        """All ranks come here; if one brings an error all of them raise it."""
+        told = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, words in enumerate(told):
+            if words is not None:
+                raise RankFailed(f"rank {rank}: {words}")
+
+    def meet(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def list_entries(self, tensor: int) -> dict[str, list[list[int]]]:
+        """Of each kind the groups of `tensor` neighbours on one node, all of that kind."""
+        entries: dict[str, list[list[int]]] = {}
+        for first in range(0, self.world_size - tensor + 1, tensor):
+            held = self.places[first : first + tensor]
+            if len({(place.kind, place.node) for place in held}) == 1:
+                entries.setdefault(held[0].kind, []).append([place.rank for place in held])
+        return entries
+
+
+def deal(
+    entries: Mapping[str, Sequence[Sequence[int]]], samples: Sequence[int], rank: int
+) -> tuple[int, ...]:
+    """The segments that a rank measures."""
+    for groups in entries.values():
+        for number, ranks in enumerate(groups):
+            if rank in ranks:
+                return tuple(samples[number :: len(groups)])
+    return ()

@@ -1,0 +1,148 @@
+"""`python -m varuna_core.programs.pretrain training.json`: one rank of a built-in program.
+
+`vjob submit` makes the file of a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
+the ranks; under torchrun, or alone, it runs as well. With `--profile FILE`, as `vjob profile` says
+it, the rank measures what the model costs and does not train. With `--standby` it imports, waits,
+and trains what its standard input says (varuna_core/agent/waiting.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from varuna_core.records.training import Training
+
+
+def run() -> NoReturn:
+    """The whole process: `main`, and then no more than what is registered for its end.
+
+    The interpreter would take torch apart, object by object: half a second of a processor, in which
+    nobody yet knows that this rank has ended.
+    """
+    code = 1  # of an error that nobody caught
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    atexit.register(end)  # the first one is the last that is called
+    try:
+        sys.exit(main())
+    except SystemExit as exit:  # also of ranks that were asked to save and leave
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        raise
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train; 1 and one line where the settings or the data are at fault."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        wanted = _parse(words)
+    except SystemExit as end:  # argparse has said why
+        return int(end.code or 0)
+    if wanted.standby:
+        from varuna_core.programs.standby import wait_for_task
+
+        told = wait_for_task()
+        return 0 if told is None else main(told)
+    if wanted.profile is not None:
+        # torch 2.13 warns of memory from before each look at it.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    # torch 2.13 warns of its own class when the structure of a message is unpickled.
+    warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+    try:
+        import torch  # noqa: F401 # said here, not in a traceback
+    except ModuleNotFoundError as error:
+        print(
+            f"pretrain: {error} for {sys.executable}: pip install 'vjob[train]' there, or set "
+            "container.image to an image that has it",
+            file=sys.stderr,
+        )
+        return 1
+    from varuna_core.checkpoint.format.errors import CheckpointError
+    from varuna_core.data.errors import DataError
+    from varuna_core.planner.profile.errors import PlanningError
+    from varuna_core.programs.errors import ProgramError
+
+    try:
+        if wanted.profile is None:
+            _train(wanted.training)
+        else:
+            _profile(wanted)
+    except (DataError, ProgramError, CheckpointError, PlanningError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    def read_numbers(text: str) -> list[int]:
+        return [int(word) for word in text.split(",")]
+
+    parser = argparse.ArgumentParser(prog="python -m varuna_core.programs.pretrain")
+    parser.add_argument("training", type=Path, metavar="training.json")
+    parser.add_argument("--standby", action="store_true", help="wait for standard input first")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="measure, do not train")
+    parser.add_argument("--sizes", type=read_numbers, metavar="1,2,..", help="micro-batches")
+    parser.add_argument("--tensor", type=read_numbers, metavar="1,2,..", help="tensor degrees")
+    return parser.parse_args(words)
+
+
+def _read(path: Path) -> Training:
+    from varuna_core.programs.errors import ProgramError
+    from varuna_core.records.training import read_training
+
+    try:
+        return read_training(path)
+    except ValueError as error:
+        raise ProgramError(str(error)) from None
+
+
+def _profile(wanted: argparse.Namespace) -> None:
+    from varuna_core.programs.place import find_place, join, leave
+    from varuna_core.programs.profiling import profile_training
+
+    training = _read(wanted.training)
+    place = find_place(training.pipeline, training.tensor)
+    join(place)
+    copy = wanted.training.with_name("profile.json")
+    profile_training(
+        training, place, wanted.profile, copy, sizes=wanted.sizes, degrees=wanted.tensor
+    )
+    leave()
+
+
+def _train(path: Path) -> None:
+    from varuna_core.programs.place import find_place, join, leave
+    from varuna_core.programs.training import Trainer, open_trace
+    from varuna_core.runtime.saving.preemption import ignore_calls
+
+    training = _read(path)
+    place = find_place(training.pipeline, training.tensor)
+    trace_path = os.environ.get("VJOB_TRACE")
+    trace = None
+    if trace_path and training.timeline:
+        trace = open_trace(training, place, Path(trace_path))
+    join(place)
+    trainer = Trainer(training, place, trace)
+    trainer.run()
+    ignore_calls()  # all is saved
+    trainer.close()
+    leave()
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,74 @@
+"""A rank that waits: it imports what a training needs, and then hears which one it is.
+
+    main thread     reads standard input ──────────────────► environment, arguments ─► the training
+    another thread  niceness 10: imports torch and the rest ─┘
+
+Niceness belongs to a thread on Linux, and without privileges nobody gets it back: so the thread
+that imports beside a training is not the one that trains later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import threading
+
+NICE = 10
+"""A tenth of a processor where a training wants all of it: at 19 it would never come to an end."""
+# The optimizers and the meta device load torch._dynamo at first use: half of all that is imported.
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "varuna_core.data.errors",
+    "varuna_core.planner.profile.errors",
+    "varuna_core.runtime.saving.preemption",
+    "varuna_core.programs.place",
+    "varuna_core.programs.training",
+)
+
+
+def wait_for_task() -> list[str] | None:
+    """The arguments of the rank that this is to be, its environment set; None: nobody wants it."""
+    initial = dict(os.environb)
+    importing = threading.Thread(target=_import_all, name="imports", daemon=True)
+    importing.start()
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return None
+    task = json.loads(line)
+    importing.join()
+    # What a module sets for itself as it is imported stays, as it would in any rank.
+    added = {name: value for name, value in os.environb.items() if name not in initial}
+    told = {_encode(name): _encode(value) for name, value in task["env"].items()}
+    os.environb.clear()
+    os.environb.update({**added, **told})
+    arguments: list[str] = task["arguments"]
+    sys.argv[1:] = arguments
+    _forget_input()
+    return arguments
+
+
+def _import_all() -> None:
+    with contextlib.suppress(OSError):  # a kernel without niceness a thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except Exception:  # the training imports it again, and says what is wrong
+            return
+
+
+def _forget_input() -> None:
+    """From now on standard input is empty, as every rank's is."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 # for as long as we live
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

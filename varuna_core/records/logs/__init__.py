@@ -1,0 +1,1 @@
+"""Lines and events that ranks write and others read: training lines, traces, times."""

@@ -1,0 +1,299 @@
+"""trace/<rank>.jsonl: when a rank did what. One writer a file, one JSON line a thing.
+
+{"trace": 1, "rank": 3, "stages": [1], ..., "columns": [...]}     first, and after a restart again
+["F", 20, 1, 4, 81200345, 1200, 903411, 65536, ""]                an event; COLUMNS names its places
+{"step": 20, "begin": ..., "took": ..., "sums": {"F": [8, wait, work]}, ...}      after every step
+{"offset": ..., "residual": ..., "at": ...}                       the clock against rank 0's
+
+Times are whole nanoseconds of a clock that never jumps, counted from the header's `origin` (the
+wall clock when the file was opened). Events are arrays because they are the bulk: a third of the
+size of objects, and commas alone take them apart, which is what makes the reader fast.
+docs/report.md has the schema.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import platform
+import re
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from varuna_core.records.files import PRIVATE_FILE
+from varuna_core.records.logs.clock import Exchange, choose_offset
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+COLUMNS = ("kind", "step", "stage", "microbatch", "begin", "wait", "work", "bytes", "what")
+"""`begin`, then `wait` ns for its message, then `work` ns. Text at both ends, numbers between; -1
+where there is no stage or micro-batch."""
+
+COMPUTE = ("F", "f", "R", "B", "I", "W")
+"""Kinds that are actions of a schedule (varuna_core/schedule/actions.py)."""
+COMMUNICATION = ("send", "all-reduce")
+OTHERS = ("optimizer", "checkpoint", "data")
+
+FLUSH_BYTES = 64 * 1024
+FLUSH_S = 5.0
+"""A killed rank loses at most so much of its trace."""
+
+_ACTION = re.compile(r"(\d+)([A-Za-z]+)(\d+)")
+_FOREIGN = re.compile(r"[^A-Za-z0-9 ._:/+-]")
+_Event = Tuple[str, int, int, float, float, float, int, str]
+
+
+class _Names(Dict[str, str]):
+    """Names as they are written: nothing in them that JSON or the reader would trip over."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = _FOREIGN.sub("_", str(name))
+        return self[name]
+
+
+def _read_both_clocks() -> Tuple[float, int]:
+    """`perf_counter` and the wall clock of one moment: the tightest of a few tries.
+
+    A process that is put aside between the two would be milliseconds off the others of its node.
+    """
+    tries = []
+    for _ in range(16):
+        before, wall, after = time.perf_counter(), time.time_ns(), time.perf_counter()
+        tries.append((after - before, before + (after - before) / 2, wall))
+    _, middle, wall = min(tries)
+    return middle, wall
+
+
+class TraceWriter:
+    """Writes one rank's trace; given as `trace=` to Varuna it takes the engine's actions.
+
+    Nothing here raises into the training: what goes wrong stops the trace, with one warning.
+    Events may come from any thread; steps begin and end in one.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rank: int,
+        *,
+        stages: Sequence[int] = (0,),
+        replica: int = 0,
+        log_every: int = 10,
+        facts: Optional[Dict[str, Any]] = None,
+    ) -> None:
+        """Details are written of every step that `log_every` divides, 1 for all.
+
+        `facts` join the header; the report knows `device` (the GPU's name) and `partition`.
+        """
+        self.path, self.log_every = Path(path), max(1, log_every)
+        self.is_stopped = False
+        self._stage = stages[0] if stages else -1
+        self._events: List[_Event] = []
+        self._step: Optional[int] = None
+        self._begun = 0.0
+        self._lines: List[str] = []
+        self._size = 0
+        self._actions: Dict[str, Tuple[str, int, int]] = {}
+        self._names = _Names()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._fd: Optional[int] = None
+        self._origin_s, self._origin_ns = _read_both_clocks()
+        self._flushed = self._origin_s
+        self._add_line(
+            {
+                "trace": FORMAT,
+                "rank": rank,
+                "stages": list(stages),
+                "replica": replica,
+                "host": platform.node(),
+                "origin": self._origin_ns,
+                "log_every": self.log_every,
+                "columns": COLUMNS,
+                **(facts or {}),
+            }
+        )
+        self.flush()
+        atexit.register(self.close)
+
+    # What happens.
+
+    def __call__(self, action: str, begin: float, ready: float, end: float) -> None:
+        """An action of the engine, in seconds of `time.perf_counter`."""
+        found = self._actions.get(action)
+        if found is None:
+            match = _ACTION.fullmatch(action)
+            stage, kind, microbatch = match.groups() if match else (-1, action, -1)
+            found = self._actions[action] = kind, int(stage), int(microbatch)
+        self._events.append((*found, begin, ready, end, 0, ""))
+
+    def add(
+        self,
+        kind: str,
+        begin: float,
+        end: float,
+        *,
+        ready: Optional[float] = None,
+        stage: Optional[int] = None,
+        microbatch: int = -1,
+        num_bytes: int = 0,
+        what: str = "",
+    ) -> None:
+        """Anything else, of COMMUNICATION or OTHERS; `what` names it further (`gradients`)."""
+        stage = self._stage if stage is None else stage
+        ready = begin if ready is None else ready
+        self._events.append((kind, stage, microbatch, begin, ready, end, num_bytes, what))
+
+    @contextmanager
+    def span(self, kind: str, **facts: Any) -> Iterator[None]:
+        """`add` for the time that the block takes."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(kind, begin, time.perf_counter(), **facts)
+
+    def begin_step(self, step: int) -> None:
+        """What came since the last step's end (data, a checkpoint) counts to this step."""
+        now = time.perf_counter()
+        self._finish(now)
+        self._step, self._begun = step, now
+
+    def end_step(self) -> None:
+        """Without it a step goes on to the next one's begin."""
+        self._finish(time.perf_counter())
+
+    # The clock.
+
+    def read_clock(self) -> int:
+        """Nanoseconds since 1970 by this file's clock, for `Exchange`."""
+        return self._origin_ns + self._count_ns(time.perf_counter())
+
+    def add_exchanges(self, exchanges: Iterable[Exchange]) -> None:
+        """Record how far rank 0's clock is, at the start and every few minutes."""
+        found = choose_offset(exchanges)
+        if found is not None:
+            at = self._count_ns(time.perf_counter())
+            fields = {"offset": found.offset_ns, "residual": found.residual_ns, "at": at}
+            self._add_line(fields)
+
+    # The file.
+
+    def flush(self) -> None:
+        """Write what is held, whole lines in one go."""
+        with self._lock:
+            lines, self._lines, self._size = self._lines, [], 0
+            self._flushed = time.perf_counter()
+            if lines and not self.is_stopped:
+                try:
+                    self._write("".join(lines).encode())
+                except OSError as error:
+                    self._stop(error.strerror or str(error))
+
+    def close(self) -> None:
+        """The step that was cut short keeps its events, but has no sums."""
+        if os.getpid() != self._pid:  # a forked data loader's exit
+            return
+        atexit.unregister(self.close)
+        if self._step is not None and self._events:
+            self._add_events(self._step, self._take())
+        self._step = None
+        self.flush()
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+            self._fd = None
+            self.is_stopped = True
+
+    def _write(self, data: bytes) -> None:
+        if self._fd is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            self._fd = os.open(self.path, flags, PRIVATE_FILE)
+            size = os.fstat(self._fd).st_size
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                data = b"\n" + data  # an older writer's last line is torn
+        written = os.write(self._fd, data)
+        if written < len(data):
+            self._stop("no space left")
+
+    def _stop(self, reason: str) -> None:
+        self.is_stopped = True
+        self._events.clear()
+        log.warning("%s ends here, the training goes on: %s", self.path, reason)
+
+    def _count_ns(self, seconds: float) -> int:
+        return round((seconds - self._origin_s) * 1e9)
+
+    def _take(self) -> List[_Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _finish(self, now: float) -> None:
+        """The lines of the step that ends now."""
+        if self.is_stopped:
+            self._events.clear()
+            return
+        if self._step is None:
+            return
+        step, self._step = self._step, None
+        events = self._take()
+        try:
+            if step % self.log_every == 0:
+                self._add_events(step, events)
+            begin = self._count_ns(self._begun)
+            fields = {"step": step, "begin": begin, "took": self._count_ns(now) - begin}
+            self._add_line({**fields, **self._add_up(events)})
+        except (TypeError, ValueError) as error:  # what a caller gave is no number
+            self._stop(str(error))
+        if self._size > FLUSH_BYTES or now - self._flushed > FLUSH_S:
+            self.flush()
+
+    def _add_up(self, events: List[_Event]) -> Dict[str, Any]:
+        """[count, wait, work] of each kind, and from when to when the actions ran."""
+        sums: Dict[str, List[float]] = {}
+        first = last = None
+        for kind, _, _, begin, ready, end, _, _ in events:
+            found = sums.get(kind)
+            if found is None:
+                found = sums[kind] = [0, 0.0, 0.0]
+            found[0] += 1
+            found[1] += ready - begin
+            found[2] += end - ready
+            if kind in COMPUTE:
+                first = begin if first is None or begin < first else first
+                last = end if last is None or end > last else last
+        fields: Dict[str, Any] = {
+            "sums": {
+                kind: [count, round(wait * 1e9), round(work * 1e9)]
+                for kind, (count, wait, work) in sums.items()
+            }
+        }
+        if first is not None and last is not None:
+            fields["first"], fields["last"] = self._count_ns(first), self._count_ns(last)
+        return fields
+
+    def _add_events(self, step: int, events: List[_Event]) -> None:
+        origin, names = self._origin_s, self._names
+        lines = []
+        for kind, stage, microbatch, begin, ready, end, num_bytes, what in events:
+            start, done = round((begin - origin) * 1e9), round((end - origin) * 1e9)
+            middle = round((ready - origin) * 1e9)
+            lines.append(
+                f'["{names[kind]}",{step:d},{stage:d},{microbatch:d},{start},{middle - start},'
+                f'{done - middle},{num_bytes:d},"{names[what]}"]\n'
+            )
+        self._extend(lines)
+
+    def _add_line(self, fields: Dict[str, Any]) -> None:
+        self._extend([json.dumps(fields, separators=(",", ":")) + "\n"])
+
+    def _extend(self, lines: List[str]) -> None:
+        with self._lock:
+            self._lines += lines
+            self._size += sum(map(len, lines))

@@ -1,0 +1,146 @@
+"""Where each stage and replica runs, as Varuna writes it: `0,3;1,4;2,5;`. No torch.
+
+A field a place in the pipeline, in it the ranks of its replicas in order:
+
+    "0,3;1,4;2,5;"   replica 0: rank 0 -> 1 -> 2      place 0: ranks 0 and 3
+                     replica 1: rank 3 -> 4 -> 5      place 1: ranks 1 and 4, and so on
+
+Place k holds stage k, or several stages:
+
+    interleaved, two a rank    stages 0 3 | 1 4 | 2 5    round and round
+    zbv                        stages 0 5 | 1 4 | 2 3    down and up again
+
+With tensor parallelism of degree T an entry k stands for the ranks kT to kT+T-1. Those of one
+tensor rank t are a layout of their own, a slice: one StageMap is one slice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMap:
+    """The ranks of every place, and the place of every stage."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    """Of each place its replicas' ranks, those of this slice."""
+
+    placement: tuple[int, ...] = ()
+    """The place of each stage; by default one stage a place."""
+
+    tensor: int = 1
+    """Ranks that share each place's layers."""
+
+    tensor_rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.placement:
+            object.__setattr__(self, "placement", tuple(range(len(self.ranks))))
+
+    @property
+    def depth(self) -> int:
+        """Ranks of one pipeline."""
+        return len(self.ranks)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.placement)
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.ranks[0])
+
+    @property
+    def world_size(self) -> int:
+        return self.depth * self.num_replicas * self.tensor
+
+    @property
+    def neighbours(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of places between which activations go, each once, in the order of the stages."""
+        pairs = itertools.pairwise(self.placement)
+        return tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))
+
+    def find(self, rank: int) -> tuple[int, int]:
+        """The place and the replica of a rank, of whichever slice."""
+        own = rank - rank % self.tensor + self.tensor_rank
+        for place, ranks in enumerate(self.ranks):
+            if own in ranks:
+                return place, ranks.index(own)
+        raise ValueError(f"rank {rank} has no place in stage_to_rank_map {str(self)!r}")
+
+    def slice(self, tensor_rank: int) -> StageMap:
+        """The layout of the ranks of this tensor rank."""
+        step = tensor_rank - self.tensor_rank
+        moved = tuple(tuple(rank + step for rank in ranks) for ranks in self.ranks)
+        return replace(self, ranks=moved, tensor_rank=tensor_rank)
+
+    def sharing(self, place: int, replica: int) -> list[int]:
+        """The ranks that share the layers of a place, in one replica."""
+        first = self.ranks[place][replica] - self.tensor_rank
+        return list(range(first, first + self.tensor))
+
+    def stages_of(self, place: int) -> tuple[int, ...]:
+        return tuple(stage for stage, owner in enumerate(self.placement) if owner == place)
+
+    def places_of(self, stages: Sequence[int]) -> tuple[int, ...]:
+        """Those that hold these stages, each once, in the order of the stages."""
+        return tuple(dict.fromkeys(self.placement[stage] for stage in stages))
+
+    def name(self, rank: int) -> str:
+        place, replica = self.find(rank)
+        stages = self.stages_of(place)
+        word = "stage" if len(stages) == 1 else "stages"
+        held = f"{word} {' and '.join(map(str, stages))}, replica {replica}"
+        if self.tensor > 1:
+            held += f", tensor rank {rank % self.tensor}"
+        return f"rank {rank} ({held})"
+
+    def with_stages(self, schedule: str, stages_per_rank: int) -> StageMap:
+        """The same ranks with the stages as this schedule places them."""
+        if schedule == "zbv":
+            return replace(self, placement=place_v(self.depth))
+        stages = range(self.depth * stages_per_rank)
+        return replace(self, placement=tuple(stage % self.depth for stage in stages))
+
+    def __str__(self) -> str:
+        """As it was given: the entries."""
+        fields = ([str(rank // self.tensor) for rank in ranks] for ranks in self.ranks)
+        return "".join(",".join(field) + ";" for field in fields)
+
+
+def parse_stage_map(
+    value: str | Sequence[Sequence[int]], world_size: int, tensor: int = 1
+) -> StageMap:
+    """From the text, or from a list of ranks for each place; every rank of the world once.
+
+    With `tensor` they are entries, each for so many ranks; the slice is that of tensor rank 0.
+    """
+    if tensor < 1 or world_size % tensor:
+        raise ValueError(f"tensor {tensor}: it must divide the {world_size} ranks")
+    entries = world_size // tensor
+    if isinstance(value, str):
+        fields = value.strip().removesuffix(";").split(";")
+        words = [[word.strip() for word in field.split(",")] for field in fields]
+        if not all(word.isdecimal() for field in words for word in field):
+            raise ValueError(f"stage_to_rank_map {value!r}: want ranks as in '0,3;1,4;2,5;'")
+        ranks = tuple(tuple(map(int, field)) for field in words)
+    else:
+        ranks = tuple(tuple(field) for field in value)
+    if not ranks or not ranks[0] or any(len(field) != len(ranks[0]) for field in ranks):
+        raise ValueError(f"stage_to_rank_map {value!r}: every stage needs as many ranks as stage 0")
+    if sorted(rank for field in ranks for rank in field) != list(range(entries)):
+        what = f"ranks 0 to {entries - 1}"
+        if tensor > 1:
+            what = f"entries 0 to {entries - 1} (of {tensor} ranks each, of {world_size})"
+        raise ValueError(f"stage_to_rank_map {value!r} must name each of the {what} once")
+    return StageMap(
+        ranks=tuple(tuple(rank * tensor for rank in field) for field in ranks), tensor=tensor
+    )
+
+
+def place_v(num_ranks: int) -> tuple[int, ...]:
+    """The ranks of 2p stages: 0 1 2 3 3 2 1 0."""
+    return (*range(num_ranks), *reversed(range(num_ranks)))

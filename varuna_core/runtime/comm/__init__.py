@@ -1,0 +1,1 @@
+"""How ranks talk: tensors through channels, process groups, failures, agreement."""

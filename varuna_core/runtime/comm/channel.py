@@ -1,0 +1,280 @@
+"""One direction between two ranks: messages of tensors, first in first out, over its own group.
+
+    sender's main thread            receiver's standing thread       receiver's main thread
+    send(): isend the tensors  ───► irecv, wait, irecv the rest ───► queue (bounded) ─► take()
+
+A message is described only when it differs from the last one in shapes, types or structure; then a
+head goes before it, and the description. So shapes may change from message to message, and None,
+numbers, tuples and dicts cross, and a message like the last one is its tensors and nothing else.
+
+    like the last one    tensors
+    otherwise            HEAD, a byte in place of the first tensor, description, tensors
+
+The receiver waits for the first tensor of a message like the last one, and looks then whether a
+head has come for it (one may be there for a later message, hence its number): heads have a gloo tag
+and a standing receive of their own, and a gloo pair moves what it is given in order. Where tensors
+go by another way (`wire.in_order` is False), or the last message had none, every message has one.
+
+gloo's `isend` is a rendezvous: it moves nothing before the other side has posted its `irecv`, and
+`is_completed` of a receive tells nothing before `wait` (torch 2.13), hence the thread. A sender
+waits for its oldest message only when as many are under way as the receiver's queue holds.
+
+A thread that waits in gloo cannot be called off. So who leaves says so, and the neighbour's thread
+answers for its own side before it ends. The group's own methods are called, which work after the
+user's `destroy_process_group` too: the leave is taken at exit.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varuna_core.runtime.comm.failure import ChannelClosed, describe_error
+from varuna_core.runtime.comm.values import Crossing, Structure
+from varuna_core.runtime.comm.wire import HEAD_TAG, Wire
+
+log = logging.getLogger(__name__)
+
+# A head: the message's number, a word (the length of the description, or one of these), the mark.
+POISON = -2
+BYE = -1
+SAME = 0  # described as the last one
+MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part has it not
+
+
+class Arrivals:
+    """Something may have come from any neighbour: the receivers of a rank tell it here."""
+
+    def __init__(self, patience_s: float | None = None) -> None:
+        self.changed = threading.Condition()
+        self.patience_s = patience_s
+        """How long a rank waits for another one; None: for ever."""
+
+    def wait(self, has_come: Callable[[], bool], peers: Sequence[int]) -> None:
+        with self.changed:
+            if not self.changed.wait_for(has_come, self.patience_s):
+                raise describe_hanging(peers, self.patience_s)
+
+
+def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelClosed:
+    who = " or ".join(f"rank {peer}" for peer in dict.fromkeys(peers))
+    return ChannelClosed(
+        f"nothing has moved to or from {who} for {patience_s:g} s (hang_timeout_s): it hangs, or "
+        "waits for one that does, or one action takes longer"
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class Layout:
+    """What a message holds, but for the values."""
+
+    specs: list[tuple[torch.Size, torch.dtype] | None]
+    structure: Structure | None
+
+    def __eq__(self, other: object) -> bool:
+        """To the types of what crosses as it is: 1, 1.0 and True are equal, and not the same."""
+        if not isinstance(other, Layout) or self.specs != other.specs:
+            return False
+        mine, theirs = self.structure, other.structure
+        if mine is theirs:
+            return True
+        if mine is None or theirs is None:
+            return False
+        types = [type(leaf) for leaf in mine.leaves] == [type(leaf) for leaf in theirs.leaves]
+        return types and mine == theirs
+
+    @property
+    def has_data(self) -> bool:
+        return any(spec is not None and spec[0].numel() for spec in self.specs)
+
+
+def describe(tensors: Sequence[Tensor | None], structure: Structure | None) -> Layout:
+    return Layout(
+        specs=[None if t is None else (t.shape, t.dtype) for t in tensors], structure=structure
+    )
+
+
+class Sender:
+    """The sending end."""
+
+    def __init__(self, wire: Wire, peer: int, arrivals: Arrivals) -> None:
+        self.wire, self.peer, self.arrivals = wire, peer, arrivals
+        self.capacity = 1
+        self._number = 0
+        self._layout: Layout | None = None
+        self._is_awaited = False
+        """The receiver stands ready for another message like the last one."""
+
+        self._under_way: deque[list[tuple[Any, Tensor]]] = deque()
+        self._last_words: list[tuple[Any, Tensor]] = []
+
+    def send(self, tensors: Sequence[Tensor | None], structure: Structure | None = None) -> None:
+        """Hand over the tensors; what they hold must not change before `flush`."""
+        while len(self._under_way) >= self.capacity:
+            self._wait_for_oldest()
+        layout = describe(tensors, structure)
+        works: list[tuple[Any, Tensor]] = []
+        if layout != self._layout:
+            text = io.BytesIO()
+            pickle.dump((layout.specs, layout.structure), text)
+            described = torch.frombuffer(bytearray(text.getvalue()), dtype=torch.uint8)
+            self._post_head(works, described.numel())
+            works.append(self.wire.post(described))
+            self._layout = layout
+            self._is_awaited = self.wire.in_order and layout.has_data
+        elif not self._is_awaited:
+            self._post_head(works, SAME)
+        for tensor in tensors:
+            if tensor is not None and tensor.numel():
+                works.append(self.wire.send(tensor))
+        self._under_way.append(works)
+        self._number += 1
+
+    def _post_head(self, works: list[tuple[Any, Tensor]], word: int) -> None:
+        works.append(self.wire.post(torch.tensor([self._number, word, MARK]), HEAD_TAG))
+        if self._is_awaited:
+            works.append(self.wire.post(torch.zeros(1, dtype=torch.uint8)))
+
+    def _wait_for_oldest(self) -> None:
+        patience_s = self.arrivals.patience_s
+        for work, _ in self._under_way.popleft():
+            if patience_s is None:
+                work.wait()
+                continue
+            try:
+                work.wait(timedelta(seconds=patience_s))
+            except RuntimeError as error:
+                if "imed out" not in str(error):
+                    raise
+                raise describe_hanging([self.peer], patience_s) from error
+
+    def flush(self) -> None:
+        while self._under_way:
+            self._wait_for_oldest()
+
+    def close(self, word: int) -> None:
+        """Tell the other side's thread that nothing follows; waits for nobody."""
+        try:
+            self._post_head(self._last_words, word)
+        except (RuntimeError, ValueError) as error:  # the neighbour, or the group, went first
+            log.debug("rank %d not told: %s", self.peer, error)
+
+
+class Receiver:
+    """The receiving end, with the thread that stands ready for messages."""
+
+    def __init__(self, wire: Wire, peer: int, back: Sender, arrivals: Arrivals) -> None:
+        self.wire, self.peer, self.arrivals = wire, peer, arrivals
+        self.back = back
+        """The other direction, to the same neighbour."""
+
+        self.capacity = 1
+        self._messages: deque[Crossing] = deque()
+        self._changed = arrivals.changed
+        self._error: BaseException | None = None
+        self._discarding = False
+        self.thread = threading.Thread(target=self._stand, daemon=True, name=f"from rank {peer}")
+        self.thread.start()
+
+    def is_there(self) -> bool:
+        """`take` would not wait."""
+        return bool(self._messages) or self._error is not None
+
+    def take(self) -> Crossing:
+        """The next message, waited for; tensors may be None where the sender had none."""
+        if not self._messages:
+            self.arrivals.wait(self.is_there, [self.peer])
+        with self._changed:
+            if not self._messages:
+                assert self._error is not None
+                raise ChannelClosed(
+                    f"nothing comes from rank {self.peer}: {describe_error(self._error)}"
+                ) from self._error
+            message = self._messages.popleft()
+            self._changed.notify_all()
+        self.wire.enter(message.tensors)
+        return message
+
+    def find_loss(self) -> str:
+        """Why nothing more will come; empty while something may."""
+        error = self._error
+        return "" if error is None else f"rank {self.peer}: {describe_error(error)}"
+
+    def hold(self, capacity: int) -> None:
+        """Let so many messages wait to be taken."""
+        with self._changed:
+            self.capacity = capacity
+            self._changed.notify_all()
+
+    def discard(self) -> None:
+        """Read on and drop what comes: the sender is not to wait for a rank that failed."""
+        with self._changed:
+            self._discarding = True
+            self._changed.notify_all()
+
+    def _stand(self) -> None:
+        try:
+            self._read_on()
+        except BaseException as error:  # whatever ends the thread, `take` must not wait for ever
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+        finally:
+            self.wire.let_go()
+
+    def _read_on(self) -> None:
+        layout = Layout(specs=[], structure=None)
+        head, coming = self._await_head()
+        for number in itertools.count():
+            tensors = self.wire.make(layout.specs)
+            places = [i for i, t in enumerate(tensors) if t is not None and t.numel()]
+            if self.wire.in_order and places:
+                self.wire.receive([tensors[places[0]]])
+                if not _is_head_of(number, head):
+                    self.wire.receive([tensors[i] for i in places[1:]])
+                    self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
+                    continue
+            coming.wait()
+            word = int(head[1])
+            if word in (BYE, POISON):
+                self.back.close(BYE)
+                raise ChannelClosed("it has ended" if word == BYE else "it has failed")
+            # Ready for the next head before what follows this one, so that it overtakes nothing.
+            head, coming = self._await_head()
+            if word != SAME:
+                text = torch.empty(word, dtype=torch.uint8)
+                self.wire.receive_text(text)
+                specs, structure = pickle.loads(bytes(text.tolist()))
+                layout = Layout(specs=specs, structure=structure)
+                tensors = self.wire.make(specs)
+            self.wire.receive([t for t in tensors if t is not None and t.numel()])
+            self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
+
+    def _await_head(self) -> tuple[Tensor, Any]:
+        head = torch.tensor([-1, SAME, 0])
+        return head, self.wire.await_head(head)
+
+    def _put(self, message: Crossing) -> None:
+        with self._changed:
+            while len(self._messages) >= self.capacity and not self._discarding:
+                self._changed.wait()
+            if not self._discarding:
+                self._messages.append(message)
+            self._changed.notify_all()
+
+
+def _is_head_of(number: int, head: Tensor) -> bool:
+    """A head has come, and it is this message's, or the last."""
+    its_number, word, mark = head.tolist()
+    return mark == MARK and (its_number == number or word in (BYE, POISON))

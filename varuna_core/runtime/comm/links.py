@@ -1,0 +1,207 @@
+"""The process groups of a layout, and a rank's channels to its neighbours.
+
+place a ──activations──► place b      a group of two each way, a replica, for each two places that
+place a ◄──gradients──── place b      hold a stage s and a stage s + 1
+the ranks of a replica (verdicts), the replicas of a place (gradients), the places of a replica
+that hold copies of a weight
+
+With tensor parallelism all but the verdicts' group are made for each slice of the stage map; the
+ranks that share a place's layers have one more (`connect_sharing`).
+
+With several stages a rank two places may have both kinds of channel in both directions; what
+crosses between two stages of one rank is the engine's matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from varuna_core.records.stage_map import StageMap
+from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
+from varuna_core.runtime.comm.failure import FailureBoard, close_group
+from varuna_core.runtime.comm.wire import choose_transport
+
+# A standing receive may wait through the user's longest pause; what has failed closes its groups.
+NO_TIMEOUT = timedelta(days=365)
+JOIN_TIMEOUT_S = 2.0
+
+_numbers = itertools.count()
+
+
+@dataclass(kw_only=True)
+class Links:
+    """All that ties a rank to the others; None where there is nobody."""
+
+    stage_map: StageMap
+    place: int
+    """This rank's field of the stage map: its stage, where it holds one alone."""
+
+    replica: int
+    board: FailureBoard
+    activations_in: dict[int, Receiver] = field(default_factory=dict)
+    """By the place at the other end; so are the next three."""
+
+    gradients_in: dict[int, Receiver] = field(default_factory=dict)
+    activations_out: dict[int, Sender] = field(default_factory=dict)
+    gradients_out: dict[int, Sender] = field(default_factory=dict)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    pipeline: Any = None
+    """All ranks of the replica."""
+
+    replicas: Any = None
+    tensor: Any = None
+    """Those that share the layers of this place."""
+
+    mesh: Any = None
+    """As `replicas`, for torch's modules that keep it; no message goes through it."""
+
+    sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    """By the places that share weights."""
+
+    on_abort: Callable[[], None] = lambda: None
+    """Lets go of groups that are held elsewhere: a group closes when nobody holds it."""
+
+    closed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.stage_map.name(self.stage_map.ranks[self.place][self.replica])
+
+    @property
+    def senders(self) -> Iterator[Sender]:
+        return itertools.chain(self.activations_out.values(), self.gradients_out.values())
+
+    @property
+    def receivers(self) -> Iterator[Receiver]:
+        return itertools.chain(self.activations_in.values(), self.gradients_in.values())
+
+    def find_loss(self) -> str:
+        """The first neighbour that has gone, and how; empty while all are there."""
+        return next(filter(None, (receiver.find_loss() for receiver in self.receivers)), "")
+
+    def hold(self, capacity: int) -> None:
+        """Let so many messages a channel be sent and not yet taken."""
+        for sender in self.senders:
+            sender.capacity = capacity
+        for receiver in self.receivers:
+            receiver.hold(capacity)
+
+    def flush(self) -> None:
+        for sender in self.senders:
+            sender.flush()
+
+    def close(self) -> None:
+        """Take leave of the neighbours; a step is no longer possible."""
+        if self._say(BYE):
+            for receiver in self.receivers:
+                receiver.thread.join(JOIN_TIMEOUT_S)
+
+    def abort(self) -> None:
+        """Make everybody's wait for this rank end with an error."""
+        if not self._say(POISON):
+            return
+        for receiver in self.receivers:
+            receiver.discard()
+        self.on_abort()
+        for group in (self.pipeline, self.replicas, self.tensor, *self.sharing.values()):
+            if group is not None:
+                close_group(group)
+        self.pipeline = self.replicas = self.tensor = None
+        self.sharing.clear()
+
+    def _say(self, word: int) -> bool:
+        if self.closed:
+            return False
+        self.closed = True
+        for sender in self.senders:
+            sender.close(word)
+        return True
+
+
+def connect(
+    stage_map: StageMap,
+    rank: int,
+    sharing: Sequence[tuple[int, ...]],
+    device: torch.device,
+    hang_timeout_s: float | None = None,
+    has_mesh: bool = False,
+) -> Links:
+    """Make the groups, the same on every rank and in the same order, and this rank's channels."""
+    place, replica = stage_map.find(rank)
+    if stage_map.world_size == 1:
+        return Links(stage_map=stage_map, place=0, replica=0, board=FailureBoard(None, ""))
+    store = dist.distributed_c10d._get_default_store()
+    key = f"varuna/{next(_numbers)}"
+    board = FailureBoard(store, f"{key}/failure")
+    transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
+    links = Links(
+        stage_map=stage_map,
+        place=place,
+        replica=replica,
+        board=board,
+        arrivals=Arrivals(hang_timeout_s),
+    )
+    patience = None if hang_timeout_s is None else timedelta(seconds=hang_timeout_s)
+
+    def make(ranks: Sequence[int], timeout: timedelta | None = patience) -> Any:
+        group = dist.new_group(list(ranks), backend=transport.backend, timeout=timeout)
+        return group if rank in ranks else None
+
+    def send_to(group: Any, peer: int) -> Sender:
+        return Sender(transport.make_wire(group, peer), peer, links.arrivals)
+
+    def receive_from(group: Any, peer: int, back: Sender) -> Receiver:
+        return Receiver(transport.make_wire(group, peer), peer, back, links.arrivals)
+
+    slices = [stage_map.slice(tensor_rank) for tensor_rank in range(stage_map.tensor)]
+    for r in range(stage_map.num_replicas):
+        everyone: list[int] = []
+        for held in slices:
+            ranks = [held.ranks[p][r] for p in range(held.depth)]
+            everyone += ranks
+            for a, b in held.neighbours:
+                first, second = ranks[a], ranks[b]
+                forward, backward = (make((first, second), NO_TIMEOUT) for _ in range(2))
+                if rank == first:
+                    links.activations_out[b] = sender = send_to(forward, second)
+                    links.gradients_in[b] = receive_from(backward, second, sender)
+                if rank == second:
+                    links.gradients_out[a] = sender = send_to(backward, first)
+                    links.activations_in[a] = receive_from(forward, first, sender)
+            for places in sharing:
+                group = make([ranks[p] for p in places])
+                if group is not None:
+                    links.sharing[places] = group
+        if len(everyone) > 1:
+            links.pipeline = make(everyone) or links.pipeline
+    if stage_map.num_replicas > 1:
+        for held in slices:
+            for ranks_of_place in held.ranks:
+                links.replicas = make(ranks_of_place) or links.replicas
+                if has_mesh:
+                    links.mesh = make(ranks_of_place) or links.mesh
+    return links
+
+
+def connect_sharing(
+    stage_map: StageMap, rank: int, device: torch.device, hang_timeout_s: float | None = None
+) -> Any:
+    """The group of the ranks that share this rank's layers; every rank calls it."""
+    store = dist.distributed_c10d._get_default_store()
+    key = f"varuna/{next(_numbers)}"
+    transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
+    patience = None if hang_timeout_s is None else timedelta(seconds=hang_timeout_s)
+    mine = None
+    for place in range(stage_map.depth):
+        for replica in range(stage_map.num_replicas):
+            ranks = stage_map.sharing(place, replica)
+            group = dist.new_group(ranks, backend=transport.backend, timeout=patience)
+            mine = group if rank in ranks else mine
+    return mine

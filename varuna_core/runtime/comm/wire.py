@@ -1,0 +1,157 @@
+"""How tensors travel between two ranks: the one place that knows gloo from NCCL, CPU from GPU.
+
+    device      ranks on      tensors go by           `in_order`
+    cpu         -             gloo                    yes
+    cuda        shared GPUs   gloo, pinned memory     yes
+    cuda        a GPU each    NCCL                    no: heads are no part of its stream
+
+Heads and descriptions always go by gloo; with NCCL a group has both. On a GPU a receiver's thread
+works on a stream of its own and waits there, so that a message that is there has really come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from varuna_core.runtime.comm.backend import GLOO, choose_backend, name_gpu
+
+HEAD_TAG = 1
+
+
+class Wire:
+    """One direction between two ranks, through CPU memory."""
+
+    in_order = True
+
+    def __init__(self, group: Any, place: int) -> None:
+        self.group = group
+        self._place = place
+        """The other side's rank in the group."""
+
+    # The sender's side.
+
+    def post(self, tensor: Tensor, tag: int = 0) -> tuple[Any, Tensor]:
+        """Begin to send what lies in CPU memory; the tensor must live as long as the work."""
+        return self.group.send([tensor], self._place, tag), tensor
+
+    def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
+        """Begin to send a stage's tensor."""
+        return self.post(tensor.detach().contiguous())
+
+    # The receiver's side, in its thread.
+
+    def await_head(self, head: Tensor) -> Any:
+        return self.group.recv([head], self._place, HEAD_TAG)
+
+    def receive_text(self, text: Tensor) -> None:
+        self.group.recv([text], self._place, 0).wait()
+
+    def make(self, specs: Sequence[Any]) -> list[Any]:
+        """Room for a message; None where there is no tensor."""
+        return [None if s is None else torch.empty(s[0], dtype=s[1]) for s in specs]
+
+    def receive(self, tensors: Sequence[Tensor]) -> None:
+        works = [self.group.recv([tensor], self._place, 0) for tensor in tensors]
+        for work in works:
+            work.wait()
+
+    def bring(self, tensors: list[Any]) -> list[Any]:
+        """Where the stage wants them."""
+        return tensors
+
+    def let_go(self) -> None:
+        """Keep no group open after the thread's end."""
+        self.group = None
+
+    # The receiver's side, in the main thread.
+
+    def enter(self, tensors: Sequence[Any]) -> None:
+        """The stage is about to use them."""
+
+
+class PinnedWire(Wire):
+    """From GPU to GPU through pinned memory."""
+
+    def __init__(self, group: Any, place: int, device: torch.device) -> None:
+        super().__init__(group, place)
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
+
+    def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
+        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        staged.copy_(tensor.detach(), non_blocking=True)
+        torch.cuda.current_stream(self.device).synchronize()
+        return self.post(staged)
+
+    def make(self, specs: Sequence[Any]) -> list[Any]:
+        return [
+            None if s is None else torch.empty(s[0], dtype=s[1], pin_memory=True) for s in specs
+        ]
+
+    def bring(self, tensors: list[Any]) -> list[Any]:
+        with torch.cuda.stream(self.stream):
+            brought = [t if t is None else t.to(self.device, non_blocking=True) for t in tensors]
+        self.stream.synchronize()
+        return brought
+
+    def enter(self, tensors: Sequence[Any]) -> None:
+        record_use(tensors, self.device)
+
+
+class NcclWire(Wire):
+    """From GPU to GPU by NCCL, on a group that has gloo for CPU memory."""
+
+    in_order = False
+
+    def __init__(self, group: Any, place: int, device: torch.device) -> None:
+        super().__init__(group, place)
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
+
+    def make(self, specs: Sequence[Any]) -> list[Any]:
+        with torch.cuda.stream(self.stream):
+            return [
+                None if s is None else torch.empty(s[0], dtype=s[1], device=self.device)
+                for s in specs
+            ]
+
+    def receive(self, tensors: Sequence[Tensor]) -> None:
+        with torch.cuda.stream(self.stream):
+            super().receive(tensors)
+        self.stream.synchronize()
+
+    def enter(self, tensors: Sequence[Any]) -> None:
+        record_use(tensors, self.device)
+
+
+def record_use(tensors: Sequence[Any], device: torch.device) -> None:
+    """They were made on the thread's stream: their memory is not free before this one is done."""
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.record_stream(torch.cuda.current_stream(device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """What all ranks use."""
+
+    device: torch.device
+    backend: str
+
+    def make_wire(self, group: Any, peer: int) -> Wire:
+        place = dist.get_group_rank(group, peer)
+        if self.device.type != "cuda":
+            return Wire(group, place)
+        make = PinnedWire if self.backend == GLOO else NcclWire
+        return make(group, place, self.device)
+
+
+def choose_transport(device: torch.device, store: Any, key: str, rank: int, size: int) -> Transport:
+    backend = choose_backend(store, key, rank, size, name_gpu(device))
+    return Transport(device=device, backend=backend)

@@ -1,0 +1,333 @@
+"""Runs one rank's list of actions on micro-batches: the only place where a schedule becomes work.
+
+```
+F  take an activation, forward, send        f  the same, without a graph
+R  forward again, with a graph              B  take a gradient, backward, send
+I  as B, weight gradients put off           W  make those
+```
+
+The loss is summed on its device and not read. Buffers that a forward changes (batch norm) change
+once a micro-batch: a recompute sees them as its forward did and leaves no trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.runtime.comm.channel import Receiver, Sender
+from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.comm.values import Crossing
+from varuna_core.runtime.engine.graph_memory import GraphMeter
+from varuna_core.runtime.engine.microbatch import MicroBatch
+from varuna_core.runtime.engine.outputs import find_loss
+from varuna_core.runtime.engine.random_streams import build_seeder
+from varuna_core.runtime.engine.weight_grads import WeightGrads, Work
+from varuna_core.runtime.split.stage import Stage
+from varuna_core.schedule.actions import FORWARDS, Action
+from varuna_core.schedule.ahead import run_ahead
+
+Trace = Callable[[str, float, float, float], None]
+"""Called after an action: its spelling, then when it began, had its message, and ended (seconds
+of `time.perf_counter`)."""
+
+BeforeGradients = Callable[[Sequence[nn.Parameter], Sequence[Work] | None], None]
+"""Called before each action that makes gradients of parameters, with those that it is the last one
+for, and with the products of a W (else None)."""
+
+
+@dataclass(kw_only=True)
+class Held:
+    """What a stage keeps of one micro-batch until its backward."""
+
+    received: Crossing | None
+    output: Any = None
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    work: list[Work] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Seat:
+    """A stage of the rank, and its channels; None where nobody is, or a stage of the same rank."""
+
+    stage: Stage
+    is_first: bool
+    is_last: bool
+    changing: list[str]
+    activations_in: Receiver | None
+    gradients_in: Receiver | None
+    activations_out: Sender | None
+    gradients_out: Sender | None
+
+
+def take_seat(stage: Stage, links: Links) -> Seat:
+    """The channels follow from where the stages before and after this one lie."""
+    placement, index = links.stage_map.placement, stage.index
+    before = placement[index - 1] if index else None
+    after = placement[index + 1] if index + 1 < len(placement) else None
+    return Seat(
+        stage=stage,
+        is_first=before is None,
+        is_last=after is None,
+        changing=stage.list_changing(),
+        activations_in=links.activations_in.get(before) if before is not None else None,
+        gradients_out=links.gradients_out.get(before) if before is not None else None,
+        activations_out=links.activations_out.get(after) if after is not None else None,
+        gradients_in=links.gradients_in.get(after) if after is not None else None,
+    )
+
+
+class Engine:
+    """One rank's stages at work."""
+
+    def __init__(
+        self, stages: Sequence[Stage], links: Links, *, seed: int, trace: Trace | None = None
+    ) -> None:
+        self.links, self.seed, self.trace = links, seed, trace
+        self.seats = {stage.index: take_seat(stage, links) for stage in stages}
+        self.holds_last = any(seat.is_last for seat in self.seats.values())
+        self.device = stages[0].device
+        self.weight_grads = WeightGrads()
+        self.loss_scale = 1.0  # what the loss is multiplied by before its backward
+        self.before_gradients: BeforeGradients | None = None
+        self.after_gradients: Callable[[], None] = lambda: None  # after each B and each W
+        self._held: dict[tuple[int, int], Held] = {}
+        self._handed: dict[tuple[bool, int, int], Crossing] = {}
+        self._step = self._total = 0
+        self._count: Callable[[], int] | None = None
+        self._ready = 0.0
+        self.ahead = 0
+        """Forwards that may be run before their turn when a gradient is late."""
+
+        self.meter: GraphMeter | None = None
+
+    def run(
+        self,
+        actions: Sequence[Action],
+        microbatches: Sequence[MicroBatch],
+        step: int,
+        count: Callable[[], int],
+    ) -> Tensor:
+        """The sum over the samples of this rank's losses (0 without the last stage).
+
+        `count` gives the samples of the global batch; it is asked as late as possible.
+        """
+        self._start(step)
+        self._count, self._total = count, 0
+        run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
+        run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
+        actions = tuple(actions)
+        finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
+        self.weight_grads.adding, begun = self.before_gradients is None, set[int]()
+        order: Iterable[Action] = actions
+        if self.ahead:
+            order = run_ahead(actions, self.ahead, self._has_come, self._wait_for_either)
+        for action in order:
+            begin = self._ready = time.perf_counter()
+            number, seat = action.microbatch, self.seats[action.stage]
+            if self.before_gradients is not None and action.kind in "BIW":
+                held = self._held[action.stage, number]
+                last_for = finishing.get(action, [])
+                self.before_gradients(last_for, held.work if action.kind == "W" else None)
+                # Seen by autograd's hooks are the first ones, which teach what to wait for, and
+                # the last, which are waited for.
+                self.weight_grads.adding = action.stage in begun and not last_for
+                begun.add(action.stage)
+            run[action.kind](seat, number, microbatches[number])
+            if self.trace is not None:
+                self.trace(str(action), begin, self._ready, time.perf_counter())
+        self.links.flush()
+        return self._loss
+
+    def _list_finishing(self, actions: Sequence[Action]) -> dict[Action, list[nn.Parameter]]:
+        """The parameters that have all their gradients after an action; these keep their order."""
+        if not actions:  # no samples for this replica
+            return {}
+        last = {a.stage: place for place, a in enumerate(actions) if a.kind in "BIW"}
+        final: dict[nn.Parameter, int] = {}
+        for index, seat in self.seats.items():
+            for parameter in seat.stage.parameters().values():
+                final[parameter] = max(final.get(parameter, 0), last.get(index, 0))
+        finishing: dict[Action, list[nn.Parameter]] = {}
+        for parameter, place in final.items():
+            finishing.setdefault(actions[place], []).append(parameter)
+        return finishing
+
+    def evaluate(
+        self,
+        actions: Iterable[Action],
+        microbatches: Sequence[MicroBatch],
+        step: int,
+        keep: Callable[[int, Any], None] | None = None,
+    ) -> Tensor:
+        """The forwards among the actions, alone; the sum over the samples of the losses.
+
+        `keep` takes the number of a micro-batch and what the model returns for it; then that need
+        hold no loss.
+        """
+        self._start(step)
+        with torch.no_grad():
+            for action in actions:
+                if action.kind in FORWARDS:
+                    seat, number = self.seats[action.stage], action.microbatch
+                    received = self._take_activation(seat, number)
+                    output = self._call(seat, microbatches[number], received)
+                    if seat.is_last and keep is not None:
+                        keep(number, output)
+                    else:
+                        self._pass_on(seat, number, output, microbatches[number])
+        self.links.flush()
+        return self._loss
+
+    def _start(self, step: int) -> None:
+        self._step = step
+        self._held.clear()
+        self._handed.clear()
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+
+    # Forwards.
+
+    def _forward(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        received = self._take_activation(seat, number)
+        output = self._call(seat, micro, received)
+        output = self._pass_on(seat, number, output, micro)
+        self._held[seat.stage.index, number] = Held(received=received, output=output)
+
+    def _forward_only(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        received = self._take_activation(seat, number)
+        held = Held(received=received, buffers=self._copy_buffers(seat))
+        with torch.no_grad():
+            self._pass_on(seat, number, self._call(seat, micro, received), micro)
+        self._held[seat.stage.index, number] = held
+
+    def _recompute(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        held = self._held[seat.stage.index, number]
+        with self._buffers_as(seat, held.buffers):
+            output = self._call(seat, micro, held.received)
+        held.buffers.clear()
+        held.output = find_loss(output) if seat.is_last else output
+
+    def _call(self, seat: Seat, micro: MicroBatch, received: Crossing | None) -> Any:
+        on_segment = build_seeder(self.seed, self._step, micro.first_sample, self.device)
+        if not seat.is_first:
+            on_segment(0)  # code before the stage draws too, from the first segment's stream
+        if self.meter is not None and torch.is_grad_enabled():
+            return self.meter.run(seat.stage, micro, received, on_segment)
+        return seat.stage.forward(micro.inputs, received, on_segment)
+
+    def _take_activation(self, seat: Seat, number: int) -> Crossing | None:
+        if seat.is_first:
+            return None
+        return self._take(seat.activations_in, (True, seat.stage.index, number))
+
+    def _pass_on(self, seat: Seat, number: int, output: Any, micro: MicroBatch) -> Any:
+        """Send what crosses, or add up the loss; what the backward starts from."""
+        if seat.is_last:
+            loss = find_loss(output)
+            self._loss.add_(loss.detach(), alpha=micro.size)
+            return loss
+        self._send(seat.activations_out, (True, seat.stage.index + 1, number), output)
+        return output
+
+    # Messages: through a channel, or handed over to another stage of the rank.
+
+    def _find_channel(self, action: Action) -> Receiver | None:
+        seat = self.seats[action.stage]
+        return seat.activations_in if action.kind in FORWARDS else seat.gradients_in
+
+    def _has_come(self, action: Action) -> bool:
+        channel = self._find_channel(action)
+        return channel is None or channel.is_there()
+
+    def _wait_for_either(self, *actions: Action) -> None:
+        channels = [c for c in map(self._find_channel, actions) if c is not None]
+        self.links.arrivals.wait(
+            lambda: any(channel.is_there() for channel in channels), [c.peer for c in channels]
+        )
+
+    def _take(self, channel: Receiver | None, key: tuple[bool, int, int]) -> Crossing:
+        if channel is None:
+            return self._handed.pop(key)
+        received = channel.take()
+        self._ready = time.perf_counter()
+        return received
+
+    def _send(self, channel: Sender | None, key: tuple[bool, int, int], crossing: Crossing) -> None:
+        if channel is not None:
+            channel.send(crossing.tensors, crossing.structure)
+            return
+        # Tensors of their own, on the same memory: the next stage collects gradients in them.
+        detached = tuple(None if t is None else t.detach() for t in crossing.tensors)
+        self._handed[key] = crossing._replace(tensors=detached)
+
+    # Backwards.
+
+    def _backward(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        self._run_backward(seat, number, self._held.pop((seat.stage.index, number)), micro)
+        self.after_gradients()
+
+    def _backward_inputs(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        held = self._held[seat.stage.index, number]
+        self.weight_grads.putting_off = True
+        try:
+            self._run_backward(seat, number, held, micro)
+        finally:
+            self.weight_grads.putting_off = False
+        held.work = self.weight_grads.take()
+        held.received = held.output = None
+
+    def _backward_weights(self, seat: Seat, number: int, micro: MicroBatch) -> None:
+        for work in self._held.pop((seat.stage.index, number)).work:
+            work()
+        self.after_gradients()
+
+    def _run_backward(self, seat: Seat, number: int, held: Held, micro: MicroBatch) -> None:
+        if seat.is_last:
+            weight = micro.size / self._total_samples()
+            seed = torch.full_like(held.output, weight * self.loss_scale)
+            torch.autograd.backward(held.output, seed)
+        else:
+            gradients = self._take(seat.gradients_in, (False, seat.stage.index, number)).tensors
+            pairs = [
+                (sent, gradient)
+                for sent, gradient in zip(held.output.tensors, gradients, strict=True)
+                if gradient is not None and sent.requires_grad
+            ]
+            if pairs:
+                torch.autograd.backward([s for s, _ in pairs], [g for _, g in pairs])
+        if not seat.is_first:
+            assert held.received is not None
+            gradient = Crossing(tuple(t.grad for t in held.received.tensors), None)  # type: ignore[misc]
+            self._send(seat.gradients_out, (False, seat.stage.index - 1, number), gradient)
+
+    def _total_samples(self) -> int:
+        if not self._total:
+            assert self._count is not None
+            self._total = self._count()
+        return self._total
+
+    # Buffers that change.
+
+    def _copy_buffers(self, seat: Seat) -> dict[str, Tensor]:
+        return {name: seat.stage.module.get_buffer(name).clone() for name in seat.changing}
+
+    @contextmanager
+    def _buffers_as(self, seat: Seat, values: Mapping[str, Tensor]) -> Iterator[None]:
+        kept = {name: seat.stage.module.get_buffer(name) for name in values}
+        _put_buffers(seat.stage, values)
+        try:
+            yield
+        finally:
+            _put_buffers(seat.stage, kept)
+
+
+def _put_buffers(stage: Stage, values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        path, _, own = name.rpartition(".")
+        stage.module.get_submodule(path)._buffers[own] = value

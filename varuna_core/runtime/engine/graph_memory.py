@@ -1,0 +1,113 @@
+"""What a micro-batch's graph holds of a rank's memory, measured once, and how much there is.
+
+`recompute="auto"` runs the first step with everything recomputed and measures each stage's first
+graph on the way: what autograd saves, what comes in and what goes out. By the next step gradients
+and optimizer state are where they will be, so the rest of a GPU's memory is what micro-batches may
+hold. The ranks agree on the figures, so that all build the same schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.comm.values import Crossing, tensors_of
+from varuna_core.runtime.engine.microbatch import MicroBatch
+from varuna_core.runtime.split.stage import Stage
+from varuna_core.schedule.recompute import Memory
+
+# Of a GPU's free memory: the allocator cannot use all of it, and layers need room to work.
+USABLE = 0.9
+
+
+class GraphMeter:
+    """Measures the first graph of each stage of a rank."""
+
+    def __init__(self, chunk_size: int) -> None:
+        self.chunk_size = chunk_size
+        self.graphs: dict[int, float] = {}
+        self.inputs: dict[int, float] = {}
+
+    def run(
+        self,
+        stage: Stage,
+        micro: MicroBatch,
+        received: Crossing | None,
+        on_segment: Callable[[int], None],
+    ) -> Any:
+        """The stage's forward with a graph, measured if it is the first."""
+        if stage.index in self.graphs:
+            return stage.forward(micro.inputs, received, on_segment)
+        if stage.stubs:
+            stage.plan_for(micro.inputs)  # a dry run of a new shape saves tensors too, fake ones
+        incoming = _measure([] if received is None else received.tensors)
+        held: dict[int, int] = {}
+        known = _measure([*stage.module.parameters(), *stage.module.buffers()])
+        known |= _measure(tensors_of(micro.inputs))
+
+        def note(tensor: Tensor) -> Tensor:
+            held.update(_measure([tensor]))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            output = stage.forward(micro.inputs, received, on_segment)
+        held |= _measure(output.tensors if isinstance(output, Crossing) else tensors_of(output))
+        held |= incoming
+        scale = max(1.0, self.chunk_size / micro.size)
+        self.inputs[stage.index] = scale * sum(incoming.values())
+        self.graphs[stage.index] = scale * sum(held[key] for key in held.keys() - known.keys())
+        return output
+
+
+def _measure(tensors: Iterable[Any]) -> dict[int, int]:
+    """The bytes of the storages, each once."""
+    found: dict[int, int] = {}
+    for held in tensors:
+        tensor = _find_memory(held)
+        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+    return found
+
+
+def _find_memory(held: Any) -> Any:
+    """Of a DTensor its share; of what a collective is making what it makes (torch 2.13)."""
+    if hasattr(held, "to_local"):
+        with torch.no_grad():
+            held = held.to_local()
+    return getattr(held, "elem", held)
+
+
+def find_limit(device: torch.device, parameters: Iterable[nn.Parameter]) -> float:
+    """Bytes of a GPU that micro-batches may hold: what is free, less gradients yet to be made."""
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    gradients = sum(
+        p.numel() * p.itemsize for p in parameters if p.requires_grad and p.grad is None
+    )
+    return USABLE * (free + cached) - gradients
+
+
+def agree_on_memory(meter: GraphMeter, limit: float, links: Links) -> Memory | None:
+    """The largest graphs and the least memory of all replicas; None if one is not measured yet."""
+    stages, depth = links.stage_map.num_stages, links.stage_map.depth
+    figures = torch.full((2 * stages + depth,), -torch.inf, dtype=torch.float64)
+    for stage, graph in meter.graphs.items():
+        figures[stage], figures[stages + stage] = graph, meter.inputs[stage]
+    figures[2 * stages + links.place] = -limit
+    for group in (links.replicas, links.pipeline):
+        if group is not None:
+            dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=group)
+    if bool(figures.isinf().any()):
+        return None
+    agreed = figures.tolist()
+    return Memory(
+        graphs=tuple(agreed[:stages]),
+        inputs=tuple(agreed[stages : 2 * stages]),
+        limits=tuple(-limit for limit in agreed[2 * stages :]),
+    )

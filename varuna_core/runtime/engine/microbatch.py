@@ -1,0 +1,139 @@
+"""A replica's batch cut into micro-batches, the last one smaller when it does not divide.
+
+Which inputs hold one entry a sample is learnt from the dummy inputs: tensors whose first dimension
+is that of the first tensor, or, where a function makes batches of any size, whatever dimension
+grows with the size. The rest goes whole to each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from varuna_core.runtime.comm.values import map_leaves
+
+GetBatch = Callable[..., Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """What one pass through the pipeline is fed."""
+
+    inputs: Mapping[str, Any]
+    size: int
+    first_sample: int
+    """Its place in the global batch."""
+
+
+def deal_samples(batch_size: int, chunk_size: int, num_replicas: int) -> list[range]:
+    """The samples of each replica: whole micro-batches, so that these are the same in any layout.
+
+    The first replicas get one more when they do not divide; the last micro-batch may be smaller.
+    """
+    chunks = -(-batch_size // chunk_size)
+    each, more = divmod(chunks, num_replicas)
+    begins = [r * each + min(r, more) for r in range(num_replicas + 1)]
+    bounds = [min(begin * chunk_size, batch_size) for begin in begins]
+    return [range(bounds[r], bounds[r + 1]) for r in range(num_replicas)]
+
+
+def find_first(
+    size: int, batch_size: int, samples: range, replica: int, num_replicas: int, *, bounded: bool
+) -> int:
+    """The place of a replica's batch in the global one: its even share, or the one dealt to it."""
+    too_large = size > len(samples)
+    if size * num_replicas == batch_size or (too_large and not bounded):
+        return replica * size
+    if too_large:
+        raise ValueError(
+            f"a batch of {size} samples: replica {replica} of {num_replicas} takes "
+            f"{len(samples)} of {batch_size} (model.samples says which)"
+        )
+    return samples.start
+
+
+class BatchSplitter:
+    """Knows which dimension of which input grows with the batch."""
+
+    def __init__(self, dims: dict[Any, int | None]) -> None:
+        self.dims = dims
+        """Of each tensor among the dummy inputs; None for one that goes whole."""
+
+    @staticmethod
+    def from_inputs(inputs: Mapping[str, Any]) -> BatchSplitter:
+        flat = [(path, leaf) for path, leaf in _flatten(inputs) if leaf.dim()]
+        size = flat[0][1].shape[0] if flat else None
+        whole = dict.fromkeys((path for path, _ in _flatten(inputs)), None)
+        return BatchSplitter(whole | {p: 0 for p, leaf in flat if leaf.shape[0] == size})
+
+    @staticmethod
+    def from_function(get_batch: GetBatch, size: int) -> BatchSplitter:
+        one, two = dict(_flatten(get_batch(size))), dict(_flatten(get_batch(size + 1)))
+        dims: dict[Any, int | None] = {}
+        for path, leaf in one.items():
+            grown = [d for d in range(leaf.dim()) if leaf.shape[d] != two[path].shape[d]]
+            dims[path] = grown[0] if grown else None
+        return BatchSplitter(dims)
+
+    def list_dims(self) -> list[int]:
+        """The dimensions that hold samples, each once."""
+        return [*dict.fromkeys(dim for dim in self.dims.values() if dim is not None)]
+
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        """The samples in this batch."""
+        sizes = {}
+        for path, leaf in _flatten(inputs):
+            dim = self.dims.get(path)
+            if dim is not None:
+                sizes[pytree.keystr(path)] = leaf.shape[dim]
+        if not sizes:
+            raise ValueError(f"none of the inputs {list(inputs)} has a sample in each entry")
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            raise ValueError(f"the inputs do not hold the same number of samples: {listed}")
+        return next(iter(sizes.values()))
+
+    def split(
+        self, inputs: Mapping[str, Any], chunk_size: int, first_sample: int, device: torch.device
+    ) -> list[MicroBatch]:
+        size = self.count(inputs)
+        moved = map_leaves(lambda x: x.to(device) if isinstance(x, Tensor) else x, dict(inputs))
+        return [
+            MicroBatch(
+                inputs=self._take(moved, size, begin, min(chunk_size, size - begin)),
+                size=min(chunk_size, size - begin),
+                first_sample=first_sample + begin,
+            )
+            for begin in range(0, size, chunk_size)
+        ]
+
+    def _take(self, inputs: Any, total: int, begin: int, size: int) -> Mapping[str, Any]:
+        def narrow(path: Any, leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            dim = self.dims.get(path)
+            if path not in self.dims and leaf.dim() and leaf.shape[0] == total:
+                dim = 0  # an input that the dummy inputs lacked
+            return leaf if dim is None else leaf.narrow(dim, begin, size)
+
+        taken: Mapping[str, Any] = pytree.tree_map_with_path(narrow, inputs)
+        return taken
+
+
+def _flatten(inputs: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
+    leaves, _ = pytree.tree_flatten_with_path(dict(inputs))
+    return [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def look_at_dummies(
+    dummy_inputs: Mapping[str, Any] | GetBatch, size: int
+) -> tuple[Mapping[str, Any], BatchSplitter]:
+    """A batch of `size`, and what is known of batches by it."""
+    if isinstance(dummy_inputs, Mapping):
+        return dummy_inputs, BatchSplitter.from_inputs(dummy_inputs)
+    return dummy_inputs(size), BatchSplitter.from_function(dummy_inputs, size)

@@ -1,0 +1,146 @@
+"""Which schedule a step runs: built and verified once for each number of micro-batches.
+
+All ranks build the same from the same figures, so none of it is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from varuna_core.records.stage_map import StageMap
+from varuna_core.schedule.actions import Schedule, ScheduleError
+from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.order import find_capacity
+from varuna_core.schedule.recompute import Memory, Recompute, measure_memory
+from varuna_core.schedule.verify import Held, verify
+
+log = logging.getLogger(__name__)
+
+# Messages that a channel takes before a sender waits, where the schedule needs no more.
+CAPACITY = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One step's work."""
+
+    schedule: Schedule
+    capacity: int
+    """Messages of a channel that may be sent and not yet taken."""
+
+    ahead: tuple[int, ...]
+    """Of each rank: forwards that it may run before their turn."""
+
+
+def count_stages(schedule: str, stages_per_rank: int) -> int:
+    """Stages a rank; zbv has two whatever is left unsaid."""
+    if stages_per_rank < 1:
+        raise ValueError(f"stages_per_rank {stages_per_rank} must be 1 or more")
+    if schedule == "zbv" and stages_per_rank in (1, 2):
+        return 2
+    if stages_per_rank > 1 and schedule not in ("interleaved", "auto"):
+        raise ValueError(
+            f"schedule {schedule!r} does not take stages_per_rank {stages_per_rank}: "
+            "interleaved and auto do, zbv has 2"
+        )
+    return stages_per_rank
+
+
+class Plans:
+    """The plans of one Varuna."""
+
+    def __init__(
+        self,
+        name: str,
+        stage_map: StageMap,
+        costs: Costs,
+        recompute: Recompute,
+        *,
+        opportunistic: bool = True,
+        is_limit_given: bool = False,
+    ) -> None:
+        self.name, self.stage_map, self.costs = name, stage_map, costs
+        self.recompute, self.opportunistic = recompute, opportunistic
+        self.is_limit_given = is_limit_given
+        self._memory: Memory | None = None
+        self._found: dict[int, Plan] = {}
+
+    @property
+    def lacks_memory(self) -> bool:
+        """`auto` recomputes everything until it knows what graphs hold."""
+        return self.recompute == "auto" and self._memory is None
+
+    def settle(self, memory: Memory) -> None:
+        self._memory = memory
+        self._found.clear()
+
+    def find(self, num_microbatches: int) -> Plan:
+        plan = self._found.get(num_microbatches)
+        if plan is None:
+            plan = self._found[num_microbatches] = self._build(num_microbatches)
+        return plan
+
+    def _build(self, num_microbatches: int) -> Plan:
+        schedule = self._build_schedule(num_microbatches)
+        capacity = max(CAPACITY, find_capacity(schedule))
+        held = verify(schedule, capacity=capacity)
+        ahead = self._find_ahead(schedule, held)
+        if any(ahead):
+            # Then no send of a forward ever waits: a rank has begun no more than these.
+            begun = map(sum, zip(held.graphs, held.inputs, ahead, strict=True))
+            capacity = max(capacity, *begun)
+        return Plan(schedule=schedule, capacity=capacity, ahead=ahead)
+
+    def _build_schedule(self, num_microbatches: int) -> Schedule:
+        def build(recompute: Recompute, memory: Memory | None) -> Schedule:
+            return build_schedule(
+                self.name,
+                self.stage_map.depth,
+                num_microbatches,
+                stages_per_rank=self.stage_map.num_stages // self.stage_map.depth,
+                costs=self.costs,
+                recompute=recompute,
+                memory=memory,
+            )
+
+        if self.recompute != "auto":
+            return build(self.recompute, None)
+        if self._memory is None:
+            return build("full", None)
+        try:
+            return build("auto", self._memory)
+        except ScheduleError as error:
+            if self.is_limit_given:
+                raise
+            log.warning("recompute auto: everything is recomputed: %s", error)
+            return build("full", None)
+
+    def _find_ahead(self, schedule: Schedule, held: Held) -> tuple[int, ...]:
+        """As many again as the schedule itself lets a rank hold inputs of, if there is room."""
+        if schedule.name != "varuna" or not self.opportunistic:
+            return (0,) * schedule.num_ranks
+        ahead = list(held.inputs)
+        if self._memory is not None:
+            peaks = measure_memory(schedule, self._memory)
+            for rank, inputs in enumerate(self._memory.inputs):  # a stage a rank
+                room = max(0.0, self._memory.limits[rank] - peaks[rank])
+                ahead[rank] = min(ahead[rank], int(room // inputs)) if inputs else ahead[rank]
+        return tuple(ahead)
+
+
+def place_stages(
+    stage_map: StageMap, name: str, stages_per_rank: int, num_microbatches: int, costs: Costs
+) -> tuple[StageMap, str]:
+    """The map with all stages, and the schedule's name.
+
+    With several stages a rank `auto` is settled here, for a full batch: where the stages lie
+    depends on it, and they lie there for good.
+    """
+    if name == "auto" and stages_per_rank > 1:
+        best = build_schedule(
+            name, stage_map.depth, num_microbatches, stages_per_rank=stages_per_rank, costs=costs
+        )
+        name = best.name
+    return stage_map.with_stages(name, stages_per_rank), name

@@ -1,0 +1,1 @@
+"""From gradients to updated weights: sums over replicas, precision, ZeRO, clipping, optimizers."""

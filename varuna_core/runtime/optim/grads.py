@@ -1,0 +1,304 @@
+"""What becomes of the gradients: summed over replicas and over copies of a shared weight, one norm
+of all stages, clipping by it. Nothing is read by the host.
+
+    last backward of the step   head  block 3  block 2 | block 1  block 0  embedding
+    bucket 0 (head, 3, 2)                              └─ summed over the replicas ─┐
+    bucket 1 (1, 0, embedding)                                                      └─ summed ─┐
+
+A bucket's sum starts when each of its parameters has its last gradient of the step; buckets start
+in one order, so that replicas whose data uses other parameters start the same ones.
+
+With ZeRO a bucket holds parameters of one owner, which alone is told the sum and keeps it.
+
+A parameter that no replica used keeps `grad = None`, as in the plain model: each bucket carries a
+flag a parameter, looked at only by a rank that has no gradient of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.engine.weight_grads import Work
+from varuna_core.runtime.optim.buckets import make_buckets, sum_up
+from varuna_core.runtime.optim.precision import Masters
+from varuna_core.runtime.optim.zero import Owners
+from varuna_core.runtime.split.names import Tie
+
+if TYPE_CHECKING:
+    from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+
+def list_shared(ties: Sequence[Tie]) -> dict[tuple[int, ...], list[str]]:
+    """The weights that several stages hold, by those stages; each under its first name."""
+    shared: dict[tuple[int, ...], list[str]] = {}
+    for tie in ties:
+        if len(tie.stages) > 1:
+            shared.setdefault(tie.stages, []).append(tie.names[0])
+    return shared
+
+
+class Gradients:
+    """The gradients of one rank's parameters."""
+
+    def __init__(
+        self,
+        masters: Masters,
+        shared: Mapping[tuple[int, ...], Sequence[str]],
+        links: Links,
+        device: torch.device,
+        owners: Owners | None = None,
+    ) -> None:
+        self.masters, self.links, self.device, self.owners = masters, links, device, owners
+        self.overlap = True
+        self.factor = 1.0
+        """Of each gradient as it comes: undoes the loss scale."""
+
+        self.at_once = owners is not None and owners.at_once
+        """Sum after each backward, so that nobody keeps what another owns."""
+
+        places = masters.list_places()
+        self.parameters = [place for p, place in places if p.requires_grad]
+        """Where gradients add up; those of `masters.pairs` are kept."""
+
+        self.frozen = [place for p, place in places if not p.requires_grad]
+        kept = {id(place) for place, _ in masters.pairs}
+        self.shared = {
+            stages: [masters.places[n] for n in names if id(masters.places[n]) in kept]
+            for stages, names in shared.items()
+            if links.place in stages
+        }
+        elsewhere = {
+            id(copy)
+            for stages, copies in self.shared.items()
+            for copy in copies
+            if links.place != stages[0]
+        }
+        self.counted = [p for p, _ in masters.pairs if id(p) not in elsewhere]
+        """Those whose norm this rank answers for: one stage for each shared weight."""
+
+        self.whole: list[nn.Parameter] = []
+        """Those that the ranks of a tensor group hold whole, each with a part of the gradient."""
+
+        self._compare: Callable[[Mapping[str, Tensor]], bool] | None = None
+        self._names = {id(p): name for name, p in reversed(masters.places.items())}
+        self._carried: list[tuple[nn.Parameter, Tensor]] = []
+        self._summed: dict[int, Tensor] = {}
+        """With `at_once`: of this step so far, over the replicas, by the place."""
+
+        self._backwards_left = 0
+        self._seen: set[int] = set()
+        """Those that autograd gave a gradient."""
+
+        self._repeating: set[int] = set()
+        """Those that it gave several in one action."""
+
+        # The backward comes to the last ones first.
+        backwards = self.parameters[::-1] if links.replicas is not None else []
+        self._buckets = list(make_buckets(backwards, self._list_owners(masters.places)))
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._reset()
+        self._watch()
+
+    def _list_owners(self, places: Mapping[str, nn.Parameter]) -> dict[int, int]:
+        """The rank that owns a parameter, by the place of its gradient."""
+        if self.owners is None:
+            return {}
+        return {id(place): self.owners.rank_of(name) for name, place in places.items()}
+
+    def share_layers(self, sharding: Sharding) -> None:
+        """The parameters are one rank's shares of layers."""
+        named = self.masters.places.items()
+        sharding.on_gradient = self.note
+        counted = {id(place) for name, place in named if sharding.is_counted(name)}
+        self.counted = [p for p in self.counted if id(p) in counted]
+        whole = {id(place) for name, place in named if name in sharding.list_whole()}
+        self.whole = [p for p in self.parameters if id(p) in whole]
+        self._compare = sharding.compare
+
+    def _watch(self) -> None:
+        """Hear of gradients, where something is to be done about them as they come."""
+        for parameter, place in self.masters.list_places():
+            if parameter.requires_grad and (parameter is not place or self._buckets):
+                parameter.register_post_accumulate_grad_hook(self.note)  # type: ignore[no-untyped-call]
+
+    def _reset(self) -> None:
+        self._started = 0
+        self._left: dict[int, int] = {}
+        """How many gradients a parameter is still to get, from its last action on."""
+
+        self._fired: set[int] = set()
+        self._learning = False
+
+    # In a step.
+
+    def begin(self, factor: float = 1.0, num_backwards: int = 0) -> None:
+        """Set aside what earlier steps left, which is summed already.
+
+        So many calls of `backward_done` will follow on this rank.
+        """
+        thawed = next((p for p in self.frozen if p.requires_grad), None)
+        if thawed is not None:
+            raise RuntimeError(
+                f"parameter {self._names[id(thawed)]!r} was frozen when Varuna was made: the split "
+                "counts on it; let it be trained before, and freeze it after"
+            )
+        self.factor = factor
+        self._carried = [
+            (p, master.grad) for p, master in self.masters.pairs if master.grad is not None
+        ]
+        for _, master in self.masters.pairs:
+            master.grad = None
+        if self.at_once:
+            assert self.owners is not None
+            self._backwards_left = self.owners.find_most(num_backwards)
+        for bucket in self._buckets:
+            bucket.waiting = set(map(id, bucket.parameters))
+
+    def before(self, finishing: Sequence[nn.Parameter], put_off: Sequence[Work] | None) -> None:
+        """An action that makes gradients comes, the last one of the step for these parameters.
+
+        `put_off` are the products of a W. In a B or an I it is None, and which parameters get a
+        gradient is autograd's matter: each once that got one before, but for those that got several
+        (modules called more than once in a reentrant checkpoint).
+        """
+        self._fired.clear()
+        self._learning = put_off is None
+        if not self.overlap:
+            return
+        made = Counter(
+            id(self.masters.place_of(p)) for work in put_off or () for p in work.parameters
+        )
+        for parameter in finishing:
+            key = id(self.masters.place_of(parameter))
+            if put_off is not None:
+                self._expect(key, made[key])
+            elif key in self._seen and key not in self._repeating:
+                self._expect(key, 1)
+        self._start_ready()
+
+    def _expect(self, key: int, times: int) -> None:
+        self._left[key] = times
+        if not times and key in self._bucket_of:
+            self._bucket_of[key].waiting.discard(key)
+
+    def note(self, parameter: nn.Parameter) -> None:
+        """This parameter has just got a gradient, from autograd or from a put-off product."""
+        key = id(self.masters.take_gradient(parameter, self.factor))
+        if self._learning:
+            (self._repeating if key in self._fired else self._seen).add(key)
+            self._fired.add(key)
+        if key not in self._left:
+            return
+        if not self._left[key]:
+            raise RuntimeError(
+                f"parameter {self._names[key]!r} got another gradient after its last one was "
+                "expected, for the first time in this training: set model.gradients.overlap = False"
+            )
+        self._expect(key, self._left[key] - 1)
+        self._start_ready()
+
+    def _start_ready(self) -> None:
+        while self._started < len(self._buckets) and not self._buckets[self._started].waiting:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self._buckets[self._started].start(self.links.replicas)
+        self._started += 1
+
+    def backward_done(self) -> None:
+        """One micro-batch has given its gradients to a stage."""
+        if not self.at_once:
+            return
+        self._backwards_left -= 1
+        self._sum_replicas()
+        for place, _ in self.masters.pairs:
+            if place.grad is not None:
+                held = self._summed.setdefault(id(place), place.grad)
+                if held is not place.grad:
+                    held.add_(place.grad)
+                place.grad = None
+
+    def _sum_replicas(self) -> None:
+        while self._started < len(self._buckets):
+            self._start_next()
+        for bucket in self._buckets:
+            bucket.finish()
+        self._reset()
+
+    def reduce(self) -> None:
+        """Sum over the replicas, over ranks that share layers, over stages that hold copies."""
+        while self._backwards_left > 0:  # other replicas have more micro-batches
+            self.backward_done()
+        if not self.at_once:
+            self._sum_replicas()
+        for rows in self.masters.slices.values():
+            rows.collect_gradient(self.factor)
+        for place, master in self.masters.pairs:
+            place.grad = self._summed.pop(id(place), place.grad)
+            if not master.requires_grad:  # its owner has frozen it for now
+                place.grad = None
+        sum_up(self.whole, self.links.tensor)
+        if self._compare is not None:
+            grads = {self._names[id(p)]: p.grad for p in self.parameters if p.grad is not None}
+            if self._compare(grads):
+                self._compare = None
+        for stages, copies in self.shared.items():
+            sum_up(copies, self.links.sharing[stages])
+        for place, held in self._carried:
+            grad = held.to(place.device)
+            if place.grad is not None:
+                grad.add_(place.grad)
+            place.grad = grad
+        self._carried = []
+
+    def forget(self) -> None:
+        """After a failure: what is under way would keep its group open."""
+        for bucket in self._buckets:
+            bucket.forget()
+        self._summed.clear()
+
+    def square_norm(self) -> Tensor:
+        """Of this stage's gradients, in double precision."""
+        grads = [p.grad for p in self.counted if p.grad is not None]
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        if grads:
+            norms = torch._foreach_norm(grads)
+            total += torch.stack([norm.double() for norm in norms]).square().sum()
+        if self.owners is not None:
+            dist.all_reduce(total, group=self.links.replicas)
+        return total
+
+    def hold_any(self) -> bool:
+        """Whether a gradient other than zero waits for an update, or for more to be added."""
+        grads = [master.grad for _, master in self.masters.pairs]
+        return any(grad is not None and bool(grad.any()) for grad in grads)
+
+    def drop(self) -> None:
+        for place, _ in self.masters.pairs:
+            place.grad = None
+
+    def zero(self, set_to_none: bool) -> None:
+        """As an optimizer's `zero_grad`."""
+        for _, master in self.masters.pairs:
+            if set_to_none:
+                master.grad = None
+            elif master.grad is not None:
+                master.grad.zero_()
+
+    def scale(self, factor: Tensor) -> None:
+        for grads in _by_type([p.grad for p, _ in self.masters.pairs if p.grad is not None]):
+            torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+
+
+def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())

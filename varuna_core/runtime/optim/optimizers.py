@@ -1,0 +1,151 @@
+"""Optimizers by name: torch's own, LAMB, and NVIDIA's apex where it is asked for and there.
+
+Varuna takes any optimizer; this module is for programs that choose one by a word of their conf.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varuna_core.runtime.optim.apex_parts import build_apex_optimizer, why_no_apex
+
+log = logging.getLogger(__name__)
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB (arXiv 1904.00962) as NVIDIA's: gradients are divided by what their norm exceeds
+    `max_grad_norm` by, and groups without weight decay step as Adam does.
+
+    The norm is that of all stages: Varuna tells it. Used alone, it is that of the parameters here.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_grad_norm: float | None = 1.0,
+    ) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm {max_grad_norm}: want a number above 0, or None")
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+        self.max_grad_norm = max_grad_norm
+        self.grad_norm: Tensor | None = None
+        """Of the coming step's gradients, all stages'; used once."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        divisor = self._find_divisor()
+        for group in self.param_groups:
+            held = [p for p in group["params"] if p.grad is not None]
+            if held:
+                self._update(group, held, divisor)
+        return loss
+
+    def _find_divisor(self) -> Tensor | None:
+        norm, self.grad_norm = self.grad_norm, None
+        if self.max_grad_norm is None:
+            return None
+        if norm is None:
+            grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(grads)
+        return (norm / self.max_grad_norm).clamp(min=1.0)
+
+    def _update(self, group: dict[str, Any], held: list[Tensor], divisor: Tensor | None) -> None:
+        grads = [p.grad for p in held if p.grad is not None]
+        if divisor is not None:
+            grads = [grad / divisor.to(grad) for grad in grads]
+        states = [self.state[p] for p in held]
+        for parameter, state in zip(held, states, strict=True):
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["step"] += 1
+        averages = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
+        steps = [state["step"].item() for state in states]
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(averages, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        below = torch._foreach_div(squares, [1 - beta2**step for step in steps])
+        torch._foreach_sqrt_(below)
+        torch._foreach_add_(below, group["eps"])
+        updates = torch._foreach_div(averages, [1 - beta1**step for step in steps])
+        torch._foreach_div_(updates, below)
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, held, alpha=group["weight_decay"])
+            _trust(updates, held)
+        torch._foreach_add_(held, updates, alpha=-float(group["lr"]))
+
+
+def _trust(updates: Iterable[Tensor], parameters: list[Tensor]) -> None:
+    """Scale each update by its parameter's norm over its own."""
+    updates = list(updates)
+    above = torch.stack([norm.float() for norm in torch._foreach_norm(parameters)])
+    below = torch.stack([norm.float() for norm in torch._foreach_norm(updates)])
+    ratios = torch.where((above > 0) & (below > 0), above / below, torch.ones_like(above))
+    for update, ratio in zip(updates, ratios.unbind(), strict=True):
+        update.mul_(ratio.to(update))
+
+
+TORCH: dict[str, Callable[..., Any]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "lamb": Lamb,
+    "sgd": torch.optim.SGD,
+}
+
+
+def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options: Any) -> Any:
+    """The optimizer called `name`, with torch's fused kernels where they take the parameters.
+
+    With `apex`, NVIDIA's, if it is installed; a warning says why when torch's is taken instead.
+    """
+    if name not in TORCH:
+        raise ValueError(f"optimizer {name!r}: this version knows {', '.join(TORCH)}")
+    missing = why_no_apex() if apex else ""
+    if missing:
+        log.warning("%s; torch's own %s is used", missing, name)
+    if apex and not missing:
+        return build_apex_optimizer(name, parameters, options)
+    held = [_list_group(entry) for entry in parameters]
+    chosen = {"fused", "foreach"} & options.keys()
+    if name != "lamb" and not chosen and all(map(_has_fused_kernel, _flatten(held))):
+        options["fused"] = True
+    return TORCH[name](held, **options)
+
+
+def _list_group(entry: Any) -> Any:
+    """A group's parameters may be a generator, to be read once."""
+    if not isinstance(entry, dict) or isinstance(entry["params"], Tensor):
+        return entry
+    return {**entry, "params": list(entry["params"])}
+
+
+def _flatten(entry: Any) -> Iterator[Tensor]:
+    """Tensors, (name, tensor) pairs and groups of either."""
+    if isinstance(entry, Tensor):
+        yield entry
+    elif isinstance(entry, dict):
+        yield from _flatten(entry["params"])
+    elif isinstance(entry, (list, tuple)):
+        for part in entry:
+            yield from _flatten(part)
+
+
+def _has_fused_kernel(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")

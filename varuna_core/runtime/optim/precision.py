@@ -1,0 +1,202 @@
+"""fp32, bf16, fp16: which tensors of a stage are in half precision, and the fp32 masters of those.
+
+micro-batch:  half weights ─► half gradients ─► added up in the masters' fp32 `.grad`
+optimizer:    updates the masters, which are all that `parameters()` gives
+next step:    masters ─► half weights
+
+Batch norm keeps its parameters and statistics in fp32, as torch's kernels for half inputs take
+them: averages over many batches are lost in 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from varuna_core.runtime.comm.values import map_leaves
+
+if TYPE_CHECKING:
+    from varuna_core.runtime.optim.zero_weights import Slice
+
+TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """What a user asked for."""
+
+    name: str
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """None: the model's own types."""
+        return TYPES[self.name]
+
+    def choose_types(self, model: nn.Module) -> dict[int, torch.dtype]:
+        """The types of parameters and buffers, by their ids, where they are not the model's own."""
+        if self.half is None:
+            return {}
+        full, half = set(), {}
+        for module in model.modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is None or tensor.dtype not in FLOATS:
+                    continue
+                if isinstance(module, _BatchNorm):
+                    full.add(id(tensor))
+                half[id(tensor)] = self.half
+        return half | dict.fromkeys(full, torch.float32)
+
+    def cast(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """A batch with its fractions in half precision, as the weights that they will meet."""
+        half = self.half
+
+        def cast_one(leaf: Any) -> Any:
+            floating = isinstance(leaf, Tensor) and leaf.dtype in FLOATS
+            return leaf.to(half) if floating and half is not None else leaf
+
+        return dict(map_leaves(cast_one, dict(inputs)))
+
+
+def choose_precision(fp16: bool, precision: str | None) -> Precision:
+    """From Varuna's arguments, the ancestor's spelling and ours."""
+    if precision is not None and precision not in TYPES:
+        raise ValueError(f"precision {precision!r}: this version knows {', '.join(TYPES)}")
+    if fp16 and precision not in (None, "fp16"):
+        raise ValueError(f"fp16=True and precision {precision!r}: say one of them")
+    return Precision(name="fp16" if fp16 else precision or "fp32")
+
+
+class Masters:
+    """What an optimizer updates, and where the gradients of a stage's parameters add up.
+
+        parameter   what the model computes with
+        place       where its gradient adds up: itself in fp32, else something in fp32
+        master      what the optimizer updates: the place, or a copy on the host (offloaded);
+                    none where another replica owns the parameter (zero.py)
+
+    What is frozen is all three of them, on every replica.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        values: Mapping[str, Tensor],
+        *,
+        owned: Collection[str] | None = None,
+        offload: bool = False,
+        slices: Mapping[str, Slice] = MappingProxyType({}),
+    ) -> None:
+        """`values` are fp32, of the parameters in half precision; of `owned` names, if given,
+        are the masters that this rank holds, and of the `slices`."""
+        held = {**parameters, **{name: rows.own for name, rows in slices.items()}}
+        self.owned, self.offload, self.slices = owned, offload, slices
+        self.by_name: dict[str, nn.Parameter] = {}
+        """The masters that are here."""
+
+        self.places: dict[str, nn.Parameter] = {}
+        """Those of the stage's parameters, whoever owns them; not of slices."""
+
+        self._parameters = [*{id(p): p for p in parameters.values()}.values()]
+        self._place_of: dict[int, nn.Parameter] = {}
+        self._master_of: dict[int, nn.Parameter] = {}
+        for name, parameter in held.items():
+            key = id(parameter)
+            if key not in self._place_of:
+                self._make(name, parameter, values.get(name))
+            if name in parameters:
+                self.places[name] = self._place_of[key]
+            if key in self._master_of:
+                self.by_name[name] = self._master_of[key]
+        once = {id(parameter): parameter for parameter in held.values()}.values()
+        made = [(p, self._master_of.get(id(p))) for p in once]
+        self._copies = [(p, master) for p, master in made if master is not None and master is not p]
+        trained = [(p, master) for p, master in made if master is not None and p.requires_grad]
+        self.pairs = [(self.place_of(parameter), master) for parameter, master in trained]
+        """Place and master of each parameter that is trained and owned here, slices too."""
+
+    def _make(self, name: str, parameter: nn.Parameter, full: Tensor | None) -> None:
+        place = parameter
+        owned = self.answers_for(name) or not parameter.requires_grad
+        master: nn.Parameter | None = None
+        if parameter.requires_grad and full is not None:
+            at_hand = owned and not self.offload
+            place = nn.Parameter(full) if at_hand else make_place(full)
+        if owned and parameter.requires_grad and self.offload:
+            master = nn.Parameter(copy_to_host(parameter if full is None else full))
+        elif owned:
+            master = place
+        self._place_of[id(parameter)] = place
+        if master is not None:
+            self._master_of[id(parameter)] = master
+
+    def answers_for(self, name: str) -> bool:
+        """Whether this rank is the one of its replicas that owns this parameter."""
+        return self.owned is None or name in self.owned or name in self.slices
+
+    def place_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Where the gradient of one of the stage's parameters adds up."""
+        return self._place_of[id(parameter)]
+
+    def list_places(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Each parameter of the stage once, and the place of its gradient."""
+        return [(parameter, self.place_of(parameter)) for parameter in self._parameters]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the weights of the masters that are here, whoever changed these."""
+        if not self._copies:
+            return
+        for parameter, master in self._copies:
+            if parameter.requires_grad != master.requires_grad:
+                parameter.requires_grad_(master.requires_grad)
+        torch._foreach_copy_([p for p, _ in self._copies], [m for _, m in self._copies])
+
+    @torch.no_grad()
+    def take_gradient(self, parameter: nn.Parameter, factor: float) -> nn.Parameter:
+        """Add the gradient that the parameter just got, times `factor`, to that in its place."""
+        place = self.place_of(parameter)
+        gradient = parameter.grad
+        if place is not parameter and gradient is not None:
+            if place.grad is None:
+                place.grad = gradient.to(place.dtype, copy=True).mul_(factor)
+            else:
+                place.grad.add_(gradient, alpha=factor)
+            parameter.grad = None
+        return place
+
+    @torch.no_grad()
+    def land_gradients(self) -> None:
+        """Bring the gradients to the masters that lie on the host, where the host may read them."""
+        devices = set()
+        for place, master in self.pairs:
+            if place is master:
+                continue
+            gradient, place.grad = place.grad, None
+            if gradient is not None:
+                devices.add(gradient.device)
+                master.grad = copy_to_host(gradient, wait=False)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+
+
+def make_place(like: Tensor) -> nn.Parameter:
+    """Holds a gradient as `like` would, and has a value of one element's memory."""
+    return nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape))
+
+
+def copy_to_host(tensor: Tensor, wait: bool = True) -> Tensor:
+    """A copy in host memory, from a GPU in such as it reads and writes by itself (pinned).
+
+    Without `wait` it is there when the stream is done.
+    """
+    pinned = tensor.device.type == "cuda"
+    made = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=pinned)
+    return made.copy_(tensor.detach(), non_blocking=pinned and not wait)

@@ -1,0 +1,90 @@
+"""What is decided after the gradients are there: the verdict on an overflow, clipping, the loss
+scale, and whether the user's plain `optimizer.step()` does anything.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varuna_core.runtime.optim.grads import Gradients
+from varuna_core.runtime.optim.loss_scale import LossScale
+from varuna_core.runtime.optim.optimizers import Lamb
+
+
+class Updates:
+    """The optimizer of one rank, and the loss scale of fp16."""
+
+    def __init__(self, needs_scale: bool) -> None:
+        self.needs_scale = needs_scale
+        self.optimizer: Any = None
+        self.loss_scale: LossScale | None = None
+        self.skipping = False
+        """The last step overflowed."""
+
+    @property
+    def scale(self) -> float:
+        return 1.0 if self.loss_scale is None else self.loss_scale.scale
+
+    def check_ready(self) -> None:
+        if self.needs_scale and self.loss_scale is None:
+            raise RuntimeError("fp16 needs set_optimizer: a step that overflows is not to be taken")
+
+    def judge(
+        self, square: Tensor, gradients: Gradients, clip_grad_max_norm: float | None
+    ) -> Tensor:
+        """The gradients' norm before clipping, from its square, which is the same on all ranks."""
+        norm = square.sqrt()
+        kept = norm.to(torch.get_default_dtype())
+        if self.loss_scale is not None:
+            self.skipping = not bool(square.isfinite())
+            self.loss_scale.update(self.skipping)
+            if self.skipping:
+                gradients.drop()  # nothing is to be added to them
+        if clip_grad_max_norm is not None:
+            factor = (clip_grad_max_norm / (norm + 1e-6)).clamp(max=1.0)
+            gradients.scale(factor)
+            norm = norm * factor
+        if isinstance(self.optimizer, Lamb):
+            self.optimizer.grad_norm = norm
+        return kept
+
+    def attach(self, optimizer: Any, loss_scale: LossScale) -> None:
+        """Take this optimizer; in fp16 let its `step` wait for the verdict."""
+        self.optimizer = optimizer
+        if not self.needs_scale:
+            return
+        self.loss_scale = loss_scale
+        step = optimizer.step
+        if getattr(step, "updates", None) is self:
+            return
+
+        # A bound method, with the attributes of the old one: torch's schedulers look for both.
+        @wraps(step)
+        def step_unless_skipping(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.skipping:
+                return step(*args, **kwargs)
+            if isinstance(optimizer, torch.optim.Optimizer):
+                # Else a scheduler that steps after this would warn that the order is wrong.
+                optimizer._opt_called = True  # type: ignore[attr-defined]
+            return None
+
+        step_unless_skipping.updates = self  # type: ignore[attr-defined]
+        optimizer.step = MethodType(step_unless_skipping, optimizer)
+
+
+def check_optimizer(optimizer: Any, own: set[int]) -> None:
+    """Refuse what cannot be stepped, or steps other parameters than these (by id)."""
+    if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
+        raise ValueError(
+            f"{type(optimizer).__name__} is no optimizer: it needs `param_groups` and `step()`"
+        )
+    if not {id(p) for group in optimizer.param_groups for p in group["params"]} <= own:
+        raise ValueError(
+            "the optimizer holds parameters that are not this rank's: make it after Varuna, "
+            "from model.parameters()"
+        )

@@ -1,0 +1,178 @@
+"""ZeRO 1 and 2: each parameter's master and optimizer state on one replica of its stage, its owner.
+
+    backward   each replica's gradients ─► summed at the owner, and kept there alone
+    optimizer  the owner's, made of what it owns: any optimizer, nothing of it is changed
+    next step  the owners' weights ─► all replicas
+
+Whole parameters are dealt out, by size, so that an optimizer that looks at a tensor's norm (LAMB)
+or rows (Adafactor) computes what it would without ZeRO. docs/zero.md says what is saved.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from varuna_core.runtime.comm.links import Links
+
+MESSAGE_BYTES = 25 * 2**20
+NUM_UNDER_WAY = 4
+"""Messages of the exchange at a time: each has a copy of its weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owners:
+    """Which replica owns which parameter of this rank's place."""
+
+    links: Links
+    replica_of: Mapping[str, int]
+    at_once: bool
+    """ZeRO 2: gradients are summed after each backward, not after a step's last."""
+    alike: bool
+    """ZeRO 3: the replicas of a place must run the same list of actions."""
+
+    def rank_of(self, name: str) -> int:
+        return self.links.stage_map.ranks[self.links.place][self.replica_of[name]]
+
+    def list_own(self) -> set[str]:
+        return {n for n, replica in self.replica_of.items() if replica == self.links.replica}
+
+    def find_most(self, number: int) -> int:
+        """The largest of the replicas' numbers."""
+        most = torch.tensor(number)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.links.replicas)
+        return int(most.item())
+
+    def expect_alike(self, num_microbatches: int) -> None:
+        """An error on all replicas if one has another number of micro-batches."""
+        if self.alike and self.find_most(num_microbatches) != -self.find_most(-num_microbatches):
+            raise ValueError(
+                f"this batch makes {num_microbatches} micro-batches here and another number on "
+                "another replica: with zero=3 all must have as many"
+            )
+
+
+def make_owners(
+    zero: int,
+    links: Links,
+    parameters: Mapping[str, nn.Parameter],
+    shared: Mapping[tuple[int, ...], Sequence[str]],
+    model: nn.Module,
+) -> Owners | None:
+    """None without ZeRO, and where there is one replica; `model` is the whole one."""
+    if not zero or links.replicas is None:
+        return None
+    everywhere = {name for held in shared.values() for name in held}
+    # Of whole weights, which ranks that share layers see alike.
+    sizes = {name: model.get_parameter(name).numel() for name in everywhere | parameters.keys()}
+    dealt = deal_owners(
+        parameters, sizes, {name: sizes[name] for name in everywhere}, links.stage_map.num_replicas
+    )
+    return Owners(links=links, replica_of=dealt, at_once=zero >= 2, alike=zero == 3)
+
+
+def deal_owners(
+    parameters: Mapping[str, nn.Parameter],
+    weights: Mapping[str, int],
+    shared: Mapping[str, int],
+    num_replicas: int,
+) -> dict[str, int]:
+    """The replica that owns each of a place's parameters; the largest first, to who has least.
+
+    `weights` are their sizes, `shared` those of all weights that several places hold, whether this
+    one does or not: copies are summed within a replica, so one replica must own them in all places.
+    """
+    of_shared = _deal(shared, [0] * num_replicas)
+    names: dict[int, list[str]] = {}
+    for name, parameter in parameters.items():
+        names.setdefault(id(parameter), []).append(name)
+    loads = [0] * num_replicas
+    owners: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for first, *more in names.values():
+        parameter = parameters[first]
+        size = weights[first] if parameter.requires_grad else 0
+        known = next((of_shared[name] for name in (first, *more) if name in of_shared), None)
+        if known is None:
+            sizes[first] = size
+        else:
+            owners[first] = known
+            loads[known] += size
+    owners |= _deal(sizes, loads)
+    return {name: owners[held[0]] for held in names.values() for name in held}
+
+
+def _deal(sizes: Mapping[str, int], loads: list[int]) -> dict[str, int]:
+    dealt = {}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        dealt[name] = loads.index(min(loads))
+        loads[dealt[name]] += sizes[name]
+    return dealt
+
+
+def pack(
+    parameters: Sequence[nn.Parameter], owners: Mapping[int, int], limit: float
+) -> Iterator[tuple[int | None, list[nn.Parameter]]]:
+    """Parameters of one owner (a rank, by the parameter's id) and one type that go in a message of
+    about `limit` bytes; messages in the order in which they are full."""
+    filling: dict[tuple[torch.dtype, int | None], list[nn.Parameter]] = {}
+    sizes: dict[tuple[torch.dtype, int | None], int] = {}
+    for parameter in parameters:
+        key = parameter.dtype, owners.get(id(parameter))
+        filling.setdefault(key, []).append(parameter)
+        sizes[key] = sizes.get(key, 0) + parameter.numel() * parameter.itemsize
+        if sizes[key] >= limit:
+            del sizes[key]
+            yield key[1], filling.pop(key)
+    for (_, owner), held in filling.items():
+        yield owner, held
+
+
+class WeightExchange:
+    """The weights of a place, from their owners to all of its replicas."""
+
+    def __init__(self, owners: Owners, weights: Mapping[str, nn.Parameter]) -> None:
+        self.owners, self.links = owners, owners.links
+        trained = {id(w): (n, w) for n, w in weights.items() if w.requires_grad}
+        ranks = {key: owners.rank_of(name) for key, (name, _) in trained.items()}
+        packed = pack([w for _, w in trained.values()], ranks, MESSAGE_BYTES)
+        self.messages = [(owner, held) for owner, held in packed if owner is not None]
+        self._under_way: deque[tuple[Any, Tensor, Sequence[nn.Parameter]]] = deque()
+
+    @torch.no_grad()
+    def run(self, num_microbatches: int) -> None:
+        """Where a step or an evaluation of so many begins."""
+        self.owners.expect_alike(num_microbatches)
+        for owner, weights in self.messages:
+            if len(self._under_way) == NUM_UNDER_WAY:
+                self._finish()
+            flat = _take_flat(weights)
+            work = dist.broadcast(flat, owner, group=self.links.replicas, async_op=True)
+            self._under_way.append((work, flat, weights if owner != dist.get_rank() else ()))
+        while self._under_way:
+            self._finish()
+
+    def _finish(self) -> None:
+        work, flat, weights = self._under_way.popleft()
+        work.wait()
+        sizes = [weight.numel() for weight in weights]
+        for weight, piece in zip(weights, torch.split(flat, sizes) if sizes else (), strict=True):
+            if weight.data_ptr() != piece.data_ptr():
+                weight.copy_(piece.view(weight.shape))
+
+    def forget(self) -> None:
+        """After a failure: what is under way would keep its group open."""
+        self._under_way.clear()
+
+
+def _take_flat(weights: Sequence[nn.Parameter]) -> Tensor:
+    """The values in a row; of a weight that is alone the weight itself."""
+    if len(weights) == 1 and weights[0].is_contiguous():
+        return weights[0].detach().view(-1)
+    return torch.cat([weight.detach().reshape(-1) for weight in weights])

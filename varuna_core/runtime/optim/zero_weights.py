@@ -1,0 +1,207 @@
+"""ZeRO 3: weights, too, lie in slices with the replicas: torch's `fully_shard`, module by module.
+
+    forward    rows of each replica ─► whole weights of one module, for as long as it runs
+    backward   the same; then its gradients ─► rows, summed, to their replicas
+    optimizer  this rank's rows, as plain parameters on the same memory
+
+Sharded are the largest modules that run in one piece between two cuts and whose parameters nothing
+else uses. What is left (tied weights, weights that the model reads raw) is as with ZeRO 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from varuna_core.checkpoint.format.box import Box
+from varuna_core.runtime.comm.backend import GLOO
+from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.engine.rank_part import RankPart
+from varuna_core.runtime.split.split import Split
+from varuna_core.runtime.split.stage import Stage
+
+WHOLE_TENSOR = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
+"""In names of optimizers whose update of an element depends on others of its tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """This rank's rows of a parameter."""
+
+    sharded: nn.Parameter
+    """torch's DTensor, which the module has."""
+    own: nn.Parameter
+    """The rows alone, in the same memory."""
+    shape: tuple[int, ...]
+    box: Box
+    segment: int
+    """Of the model, that uses it."""
+
+    @property
+    def is_first(self) -> bool:
+        """It answers for what of the state is not in rows, such as a count of steps."""
+        return self.box.volume > 0 and self.box.offset[0] == 0
+
+    def collect_gradient(self, factor: float) -> None:
+        """Take the gradient of the step, summed over the replicas, times `factor`."""
+        gradient: Any = self.sharded.grad
+        self.sharded.grad = None
+        if gradient is not None:
+            rows = gradient.to_local()
+            self.own.grad = rows if factor == 1.0 else rows * factor
+
+
+def shard_modules(
+    split: Split, part: RankPart, full: dict[str, Tensor], links: Links, half: torch.dtype | None
+) -> dict[str, Slice]:
+    """Shard what can be of the rank's stages, by name; the stages then own the rest.
+
+    `full` are the fp32 values of what is in half precision; those of slices are taken out of it.
+    """
+    from torch.distributed.fsdp import (  # half a second, which others need not wait
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+    )
+
+    device = part.stages[0].device.type
+    if device == "cuda" and dist.get_backend(links.replicas) == GLOO:
+        raise ValueError("zero=3 needs NCCL, which wants a GPU for each rank: use zero=1 or 2")
+    slices: dict[str, Slice] = {}
+    mesh = DeviceMesh.from_group(links.mesh, device)
+    place = mesh.get_local_rank()
+    for stage in part.stages:
+        for unit in find_units(split, stage, half is not None):
+            module = stage.module.get_submodule(unit)
+            names = [f"{unit}.{name}" for name, _ in module.named_parameters()]
+            for name in names:
+                if name in full:
+                    stage.module.get_parameter(name).data = full.pop(name)
+            policy = MixedPrecisionPolicy(
+                param_dtype=half,
+                reduce_dtype=None if half is None else torch.float32,
+                cast_forward_inputs=False,
+            )
+            fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+            assert isinstance(module, FSDPModule)
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_reduce_scatter_unused_params(True)
+            # torch asks for subclasses of what it does not export, and calls them.
+            module.set_custom_all_gather(_Gather(links))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_Scatter(links))  # type: ignore[arg-type]
+            for name in names:
+                sharded = stage.module.get_parameter(name)
+                segment = min(split.segments[name])
+                slices[name] = _take_slice(sharded, segment, place, mesh.size())
+            stage.give_up(names)
+    return slices
+
+
+class _Messages:
+    """torch's modules keep the group of their mesh for ever, so that no wait in it can be ended by
+    closing it. The messages of a step therefore go through the links' own, which is let go."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+
+    def allocate(self, size: Sequence[int], **options: Any) -> Tensor:
+        return torch.empty(*size, **options)
+
+
+class _Gather(_Messages):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        group = self.links.replicas
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+
+class _Scatter(_Messages):
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        group = self.links.replicas
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+
+
+def _take_slice(sharded: Any, segment: int, place: int, size: int) -> Slice:
+    rows = sharded.detach().to_local()
+    step = -(-sharded.shape[0] // size)
+    begin = min(place * step, sharded.shape[0])
+    box = Box((begin, *[0] * (sharded.dim() - 1)), tuple(rows.shape))
+    assert len(rows) == min(step, sharded.shape[0] - begin), "torch slices otherwise"
+    return Slice(
+        sharded=sharded,
+        own=nn.Parameter(rows),
+        shape=tuple(sharded.shape),
+        box=box,
+        segment=segment,
+    )
+
+
+def find_units(split: Split, stage: Stage, is_half: bool) -> Iterator[str]:
+    """The largest modules of a stage that can be sharded, by name."""
+    calls: dict[str, set[int]] = {}
+    for number, call in enumerate(split.record.calls):
+        calls.setdefault(call.module, set()).add(number)
+    taken: list[str] = []
+    for name, module in stage.module.named_modules():
+        inside = any(name.startswith(unit + ".") for unit in taken)
+        if inside or not name or not calls.get(name):
+            continue
+        if _runs_in_one_piece(split, stage, calls[name]) and _is_alone(
+            split, module, name, calls[name], is_half
+        ):
+            taken.append(name)
+            yield name
+
+
+def _runs_in_one_piece(split: Split, stage: Stage, calls: set[int]) -> bool:
+    held = [split.record.calls[number] for number in calls]
+    return all(call.begin == call.end and call.begin in stage.segments for call in held)
+
+
+def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_half: bool) -> bool:
+    """Whether its parameters can be sharded: trained, used, and by nothing else than its calls."""
+    held = dict(module.named_parameters(prefix=name, remove_duplicate=False))
+    for key, parameter in held.items():
+        uses = split.record.uses.get(key)
+        if not parameter.requires_grad or not parameter.dim() or len(split.groups[key]) > 1:
+            return False
+        if not uses or not all(split.record.is_within(call, calls) for _, call in uses):
+            return False
+    norms = any(isinstance(inner, _BatchNorm) for inner in module.modules())
+    types = {parameter.dtype for parameter in held.values()}
+    return bool(held) and len(types) == 1 and not (is_half and norms)
+
+
+def refuse_optimizer(optimizer: Any) -> None:
+    """What looks at whole tensors, with slices; where their names tell."""
+    kind = type(optimizer).__name__
+    if any(word in kind.lower() for word in WHOLE_TENSOR):
+        raise ValueError(
+            f"{kind} looks at whole tensors, and zero=3 holds slices of them: use zero=1 or 2"
+        )
+
+
+def refuse_uneven(samples: Sequence[range], chunk_size: int) -> None:
+    """`samples` of a full batch, of each replica."""
+    counts = [-(-len(held) // chunk_size) for held in samples]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"zero=3 wants as many micro-batches of each replica, which gather their weights "
+            f"together: this batch_size and chunk_size make {', '.join(map(str, counts))}"
+        )

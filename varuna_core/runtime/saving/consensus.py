@@ -1,0 +1,124 @@
+"""What ranks tell each other outside of steps, rarely: through the store that they met in.
+
+No group is needed for it, whatever hardware the ranks have. Rank 0 hears all and decides; an error,
+of whichever rank, is the same on all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from varuna_core.checkpoint.format import errors
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.runtime.comm.failure import FailureBoard, RankFailed
+
+GLANCE = timedelta(seconds=2)
+"""Between looks whether a rank has failed."""
+
+PARTING = timedelta(minutes=10)
+
+
+class RankWords:
+    """One rank's end. Every rank makes the same calls, in the same order."""
+
+    def __init__(self, board: FailureBoard, name: str, find_loss: Callable[[], str]) -> None:
+        """`find_loss` says which rank is gone, if one is."""
+        self._board, self._name, self._find_loss = board, name, find_loss
+        self._store: Any = board.store
+        alone = self._store is None
+        self.rank, self.world_size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+        self._count = 0
+
+    def tell(self, make: Callable[[], str]) -> str:
+        """What rank 0 makes, on every rank."""
+        return self._settle("", lambda words: make(), listen=False)
+
+    def any(self, wanted: bool) -> bool:
+        """Whether any rank wants it."""
+        return self._settle("yes" if wanted else "", lambda words: max(words)) == "yes"
+
+    def judge(self, work: Callable[[], Any], last: Callable[[], Any] = lambda: None) -> None:
+        """Do this on every rank, then `last` on rank 0; the first rank's error is raised on all."""
+        mine = None
+        try:
+            work()
+        except Exception as error:
+            mine = error
+        word = "" if mine is None else _spell(mine, f"{self._name}: ")
+
+        def decide(words: list[str]) -> str:
+            for said in filter(None, words):
+                raise _parse(said)
+            last()
+            return ""
+
+        try:
+            self._settle(word, decide)
+        except CheckpointError as error:
+            raise error from mine
+
+    def part(self) -> None:
+        """The last call: rank 0, whose process may hold the store, leaves it last."""
+        self._count += 1
+        if self.rank:
+            self._store.set(self._key(str(self.rank)), "")
+        elif self.world_size > 1:
+            keys = [self._key(str(rank)) for rank in range(1, self.world_size)]
+            with contextlib.suppress(RuntimeError):  # whoever has not come by then has gone
+                self._store.wait(keys, PARTING)
+
+    def _settle(self, word: str, decide: Callable[[list[str]], str], listen: bool = True) -> str:
+        self._count += 1
+        if self.rank:
+            if listen:
+                self._store.set(self._key(str(self.rank)), word)
+            answer = self._read(self._key("answer"))
+        else:
+            others = range(1, self.world_size if listen else 1)
+            try:
+                answer = "=" + decide([word, *(self._read(self._key(str(r))) for r in others)])
+            except RankFailed:
+                raise  # the others hear of it from the board
+            except Exception as error:
+                answer = _spell(error)
+            if self._store is not None:
+                self._store.set(self._key("answer"), answer)
+        if answer.startswith("="):
+            return answer[1:]
+        raise _parse(answer)
+
+    def _key(self, what: str) -> str:
+        return f"{self._board.key}/words/{self._count}/{what}"
+
+    def _read(self, key: str) -> str:
+        first = ""
+        while True:
+            try:
+                self._store.wait([key], GLANCE)
+                return bytes(self._store.get(key)).decode()
+            except RuntimeError:  # each kind of store has its own (torch 2.13)
+                if self._store.check([key]):
+                    continue
+                if first:  # and the word had not come before it
+                    raise RankFailed(f"{self._name} stops: {first}") from None
+                lost = self._find_loss()
+                first = self._board.write(f"{self._name} misses {lost}") if lost else ""
+                first = first or self._board.read()
+
+
+def _spell(error: Exception, who: str = "") -> str:
+    if isinstance(error, CheckpointError):
+        return json.dumps([type(error).__name__, f"{who}{error}"])
+    return json.dumps(["CheckpointError", f"{who}{type(error).__name__}: {error}"])
+
+
+def _parse(said: str) -> CheckpointError:
+    kind, text = json.loads(said)
+    made: CheckpointError = getattr(errors, kind, CheckpointError)(text)
+    return made

@@ -1,0 +1,356 @@
+"""Checkpoints of a Varuna: what this rank gives to one, and what it takes from one of any shape.
+
+    save:  masters, buffers, optimizer state by name ─► RankPart ─► CheckpointWriter, no rank waits
+    load:  rank 0 chooses the checkpoint ─► each rank reads its part ─► the first error is all's
+
+docs/checkpoints.md has the files. What is small and the same everywhere is rank 0's to give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from torch import Tensor
+
+from varuna_core.checkpoint.format.document import READABLE
+from varuna_core.checkpoint.format.entries import Entry, RankPart, deal
+from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
+from varuna_core.checkpoint.format.manifest import TrainingState
+from varuna_core.checkpoint.store.aside import Choice
+from varuna_core.checkpoint.store.random_state import put_random_state, take_random_state
+from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.writer import CheckpointWriter
+from varuna_core.records.checkpoints import list_complete
+from varuna_core.records.files import write_json
+from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.engine.engine import Engine
+from varuna_core.runtime.engine.rank_part import RankPart as Stages
+from varuna_core.runtime.optim.precision import Masters
+from varuna_core.runtime.optim.updates import Updates
+from varuna_core.runtime.saving.consensus import RankWords
+from varuna_core.runtime.saving.optimizer_restore import fit_rates, put_optimizer
+from varuna_core.runtime.saving.progress import Loaded, Progress
+from varuna_core.runtime.saving.save_progress import PendingSave, SaveNews
+from varuna_core.runtime.saving.tensors import (
+    find_part,
+    list_tensors,
+    take_buffers,
+    take_tensors,
+    want,
+)
+from varuna_core.runtime.split.split import Split
+from varuna_core.runtime.tensor_parallel.shares import Shares
+
+if TYPE_CHECKING:
+    from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+LEFT = "left.json"
+"""In the folder of checkpoints: the training has saved because of a signal, and left."""
+
+
+class Saving:
+    """One rank's side of all checkpoints."""
+
+    def __init__(
+        self,
+        split: Split,
+        part: Stages,
+        masters: Masters,
+        links: Links,
+        engine: Engine,
+        updates: Updates,
+        sharding: Sharding | None = None,
+    ) -> None:
+        self.shares = Shares() if sharding is None else sharding.shares
+        self.split, self.part, self.masters, self.links = split, part, masters, links
+        self.engine, self.updates = engine, updates
+        self.scheduler: Any = None
+        self.words = RankWords(links.board, links.name, links.find_loss)
+        self.news = SaveNews()
+        self._writers: dict[Path, CheckpointWriter] = {}
+        self._line: str | None = None
+        self._loaded: Loaded | None = None
+        self._shapes, self._ties = list_tensors(split)
+
+    # Saving.
+
+    def save(
+        self,
+        progress: Progress,
+        store: Path,
+        number: int,
+        *,
+        tempdir: Path | None = None,
+        shard: bool = False,
+        keep: int | None = None,
+    ) -> PendingSave | None:
+        """This rank's part; with `tempdir` written beside training, and what to ask after it."""
+        writer = self._find_writer(store)
+        writer.keep = keep
+        writer.set_background(tempdir)
+        self.news.tell_begun(number, store)
+        self.news.expect(number, writer.save(self.take_part(progress, number, shard)))
+        return PendingSave(writer) if tempdir is not None else None
+
+    def save_whole(
+        self,
+        progress: Progress,
+        store: Path,
+        number: int,
+        note: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Return when the checkpoint is complete; any rank's error is raised on all.
+
+        With a `note`, say in LEFT that the training has left after it.
+        """
+
+        def write() -> None:
+            self.save(progress, store, number, **options)
+            self._writers[store].finish()
+
+        def look() -> None:
+            self._writers[store].finish()  # for listings that came too late to whoever was last
+            if number not in [found.iteration for found in list_complete(store)]:
+                raise CheckpointError(f"iteration {number} is not complete in {store}")
+            if note is not None:
+                told = {**note, "iteration": number, "time": round(time.time(), 3)}
+                write_json(store / LEFT, told, READABLE)
+
+        self.words.judge(write, look)
+        self.news.look()
+
+    def close(self) -> None:
+        """Wait for saves that are on their way."""
+        while self._writers:
+            self._writers.popitem()[1].close()
+        self.news.look()
+
+    def _find_writer(self, store: Path) -> CheckpointWriter:
+        if store not in self._writers:
+            if self.links.closed:
+                raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
+
+            def begin() -> str:
+                (store / LEFT).unlink(missing_ok=True)
+                return uuid4().hex[:12]
+
+            self._writers[store] = CheckpointWriter(
+                store,
+                job=self.words.tell(begin),
+                rank=self.words.rank,
+                world_size=self.words.world_size,
+                line=self._line,
+            )
+        return self._writers[store]
+
+    def take_part(
+        self, progress: Progress, number: int, shard: bool, for_memory: bool = False
+    ) -> RankPart:
+        """What this rank writes; `for_memory` all that it has, whatever others have too."""
+        replicas = self.links.stage_map.num_replicas
+        owned = self.masters.owned is not None
+        shared = (shard or owned) and replicas > 1
+        segments: dict[int, list[Entry]] = {}
+        optimizer: dict[str, Any] = {}
+        if shared or self.links.replica == 0 or for_memory:
+            segments, optimizer = take_tensors(
+                self.split, self.part, self.masters, self.updates.optimizer
+            )
+        segments = self.shares.place(segments)
+        if shared and not owned and not for_memory:  # else each has its own already
+            segments = deal(segments, replicas, self.links.replica)
+        gives_buffers = self.links.replica == 0 or (for_memory and not owned)
+        if (
+            gives_buffers and self.shares.tensor_rank == 0
+        ):  # those of the other replicas may differ (batch norm)
+            for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
+                segments.setdefault(segment, []).extend(entries)
+        return RankPart(
+            iteration=number,
+            segments=segments,
+            shared=shared or self.links.stage_map.tensor > 1 or for_memory,
+            optimizer=optimizer,
+            own={
+                "place": self.links.place,
+                "replica": self.links.replica,
+                "tensor_rank": self.shares.tensor_rank,
+                "iteration": progress.iteration,
+                "seed": self.engine.seed,
+                "random": take_random_state(),
+            },
+            state=self._take_state(progress) if self.words.rank == 0 or for_memory else None,
+        )
+
+    def _take_state(self, progress: Progress) -> TrainingState:
+        scale, scheduler = self.updates.loss_scale, self.scheduler
+        return TrainingState(
+            partition="-".join(str(len(held)) for held in self.split.stages),
+            shapes=self._shapes,
+            ties=self._ties,
+            loss_scale=None if scale is None else vars(scale),
+            lr_schedule=None if scheduler is None else scheduler.state_dict(),
+            data_position=progress.data_position,
+            user=progress.user_state,
+        )
+
+    # Loading.
+
+    def load(
+        self, store: Path, iteration: int | None, check_complete: bool
+    ) -> tuple[int, Progress]:
+        """The number of the checkpoint that rank 0 finds, and how far it was.
+
+        Where none is named and the newest turns out to be damaged, whichever rank finds that, all
+        take the one before it.
+        """
+        choice = Choice(store, iteration, check_complete)
+
+        def choose() -> str:
+            name = choice.take().name
+            with contextlib.suppress(OSError):  # a store that is only read
+                (store / LEFT).unlink(missing_ok=True)
+            return name
+
+        while True:
+            folder = store / self.words.tell(choose)
+            found: list[Any] = []
+            try:
+                self.words.judge(lambda: found.extend(self._load_part(folder)))  # noqa: B023
+            except DamagedCheckpoint as error:
+                choice.refuse(folder, error)
+                continue
+            number, self._line, progress = found
+            return number, progress
+
+    def load_folder(self, folder: Path) -> tuple[int, Progress]:
+        """Of one checkpoint, wherever it lies; an error is the same on all ranks."""
+        found: list[Any] = []
+        self.words.judge(lambda: found.extend(self._load_part(folder)))
+        number, line, progress = found
+        self._line = line or None
+        return number, progress
+
+    @property
+    def line(self) -> str:
+        """Of the training, as far as it has one: what was loaded, or was saved first, began it."""
+        return next((writer.line for writer in self._writers.values()), self._line) or ""
+
+    def list_names(self) -> list[str]:
+        """Stored tensors of which this rank holds a part."""
+        held = (*self.masters.by_name, *self.part.buffers())
+        return [name for name in held if name in self._shapes]
+
+    def _load_part(self, folder: Path) -> tuple[int, str, Progress]:
+        self.close()  # those that follow go on in the line of what is loaded
+        self._loaded = None
+        with CheckpointReader(folder, check_complete=False) as reader:
+            state = reader.state
+            self._expect_same(state.shapes, folder)
+            tensors: Mapping[str, Tensor] = {**self.masters.by_name, **self.part.buffers()}
+            once = {id(t): (n, t) for n, t in tensors.items() if n in self._shapes}
+            held = self.masters, self.shares
+            reader.fill(w for name, out in once.values() for w in want(name, out, *held))
+            loaded = Loaded(
+                folder=folder, loss_scale=state.loss_scale, lr_schedule=state.lr_schedule
+            )
+            self._put_optimizer(loaded, reader)
+            self._put_schedule(loaded)
+            own = self._find_own(reader)
+            if own is not None:
+                put_random_state(own["random"])
+            # Of a copy in memory that of rank 0 may be lost; these two are the same on all ranks.
+            number = min(reader.manifest.own, default=0)
+            first = reader.own(number) or {"seed": self.engine.seed, "iteration": reader.iteration}
+            self.engine.seed = first["seed"]
+            self._loaded = loaded
+            return (
+                reader.iteration,
+                reader.line,
+                Progress(
+                    iteration=first["iteration"],
+                    data_position=state.data_position,
+                    user_state=state.user,
+                ),
+            )
+
+    def _expect_same(self, stored: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+        faults = [f"it has no {name!r}" for name in self._shapes if name not in stored]
+        faults += [f"the model has no {name!r}" for name in stored if name not in self._shapes]
+        faults += [
+            f"{name!r} is {list(stored[name])} there and {list(shape)} here"
+            for name, shape in self._shapes.items()
+            if tuple(stored.get(name, shape)) != shape
+        ]
+        if faults:
+            more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
+            raise CheckpointError(f"{folder} is of another model: {'; '.join(faults[:5])}{more}")
+
+    def _find_own(self, reader: CheckpointReader) -> Any:
+        """Of the same replica, at the same place if there was one: the ranks of a replica read
+        the same data, so they draw alike. A replica that there was not goes on as it is."""
+        own = reader.manifest.own
+        words = ("place", "replica", "tensor_rank")
+        ranks = {tuple(held.get(word, 0) for word in words): rank for rank, held in own.items()}
+        place, replica = self.links.place, self.links.replica
+        wanted = [(place, replica, self.shares.tensor_rank), (place, replica, 0), (0, replica, 0)]
+        rank = next((ranks[one] for one in wanted if one in ranks), None)
+        return None if rank is None else reader.own(rank)
+
+    def _put_optimizer(self, loaded: Loaded, reader: CheckpointReader) -> None:
+        optimizer = self.updates.optimizer
+        if optimizer is None:
+            return
+        names = {id(master): name for name, master in self.masters.by_name.items()}
+        loaded.options = {}
+        found = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                key = id(parameter)
+                name = names.get(key)
+                part = find_part(name, self.masters, self.shares) if name else None
+                tree = reader.read_optimizer(name, part) if name else None
+                if tree is not None:
+                    found[key] = tree
+                    loaded.options[key] = {**tree, "state": None}
+        put_optimizer(optimizer, found)
+        scale, kept = self.updates.loss_scale, loaded.loss_scale
+        self.updates.skipping = False
+        if scale is not None and scale.dynamic and kept is not None and kept["dynamic"]:
+            scale.scale, scale.good_steps = kept["scale"], kept["good_steps"]
+
+    def _put_schedule(self, loaded: Loaded) -> None:
+        if self.scheduler is None or loaded.lr_schedule is None:
+            return
+        optimizer = self.updates.optimizer
+        if optimizer is not None and loaded.options:
+            # A schedule that is made after the load has changed the rates.
+            put_optimizer(optimizer, loaded.options, with_state=False)
+            self.scheduler.load_state_dict(fit_rates(loaded.lr_schedule, optimizer))
+        else:
+            self.scheduler.load_state_dict(loaded.lr_schedule)
+
+    # What is told of after a load.
+
+    def optimizer_set(self) -> None:
+        if self._loaded is not None:
+            with CheckpointReader(self._loaded.folder, check_complete=False) as reader:
+                self._put_optimizer(self._loaded, reader)
+
+    def set_scheduler(self, scheduler: Any) -> None:
+        for word in ("state_dict", "load_state_dict"):
+            if not callable(getattr(scheduler, word, None)):
+                raise ValueError(f"{type(scheduler).__name__} is no schedule: it has no {word}()")
+        self.scheduler = scheduler
+        if self._loaded is not None:
+            self._put_schedule(self._loaded)
+
+    def step_begins(self) -> None:
+        """From here on what was loaded is left behind."""
+        self._loaded = None
+        self.news.look()

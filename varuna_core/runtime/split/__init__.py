@@ -1,0 +1,1 @@
+"""From a model with CutPoints to the module of each stage: `split.split`. Imports comm's values."""

@@ -1,0 +1,255 @@
+"""The poison check: before training, nothing made before a stage may reach it but through its cut.
+
+The stage runs with what its stubs return filled with zeros, with NaN, with noise. An output that
+differs depends on a stub: a value went around the cut. Who made it is found by halving the poison;
+who used it, by watching for the first NaN after the cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from varuna_core.runtime.comm.values import Crossing, TensorSpec, describe, tensors_of
+from varuna_core.runtime.split.cut import LeakError, SplitError, StageEnd
+from varuna_core.runtime.split.stage import Stage
+from varuna_core.runtime.split.stubs import Make
+
+log = logging.getLogger(__name__)
+SEED = 0
+
+
+Poison = Callable[[Tensor], Tensor]
+
+
+def fill_nan(tensor: Tensor) -> Tensor:
+    return tensor.fill_(float("nan") if has_nan(tensor.dtype) else 1)
+
+
+def fill_noise(tensor: Tensor) -> Tensor:
+    """What a largest of NaNs hides differs here; whole numbers stay a valid index."""
+    if not has_nan(tensor.dtype):
+        return tensor.zero_()
+    draw = torch.Generator().manual_seed(SEED)
+    noise = torch.randn(tensor.shape, generator=draw, dtype=torch.float32)
+    return tensor.copy_(noise)
+
+
+class PoisonCheck:
+    """Runs one stage with poisoned stubs."""
+
+    def __init__(self, stage: Stage, inputs: Mapping[str, Any]) -> None:
+        self.stage, self.inputs = stage, inputs
+        self.poison: Poison = fill_nan
+        self.wavers = False
+        """The device adds in another order each time, so that two clean runs differ."""
+
+    def run(self) -> None:
+        """Raise LeakError when a value goes around the stage's first cut."""
+        stage = self.stage
+        if stage.segments.start == 0 or not stage.segments:
+            return
+        sources = [*stage.stubs, *stage.early]
+        with kept_buffers(stage.module):
+            try:
+                clean = self._forward(())
+                self.wavers = differ(clean, self._forward(()))
+            except SplitError:
+                raise
+            except Exception as error:  # the values that enter the stage here are made up
+                log.warning("stage %d: not checked for leaks: %s", stage.index, error)
+                return
+            if any(has_nan(t.dtype) and bool(t.isnan().any()) for t in clean):
+                log.warning(
+                    "stage %d: not wholly checked for leaks: it makes NaN of made-up values",
+                    stage.index,
+                )
+            if self._leaks(sources, clean):
+                raise LeakError(self._explain(sources, clean))
+
+    def _leaks(self, sources: Sequence[str], clean: list[Tensor]) -> bool:
+        failures = []
+        for self.poison in (fill_nan, fill_noise):
+            try:
+                if differ(clean, self._forward(sources), self.wavers):
+                    return True
+            except Exception as error:  # code before the stage may trip over poison
+                failures.append(error)
+        if len(failures) == 2:
+            log.warning("stage %d: not checked for leaks: %s", self.stage.index, failures[0])
+        return False
+
+    def _forward(self, poisoned: Collection[str]) -> list[Tensor]:
+        stage = self.stage
+        received = [self._enter(spec) for spec in stage.record.cuts[stage.segments.start - 1].specs]
+        versions = [tensor._version for tensor in received]
+        restore = [
+            (parameter, parameter.data) for n, parameter in stage.early.items() if n in poisoned
+        ]
+        for parameter, data in restore:
+            parameter.data = self.poison(torch.empty_like(data))
+
+        def at_start() -> None:
+            for parameter, data in restore:
+                parameter.data = data
+
+        stage.at_start = at_start
+        try:
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(devices=self._devices()),
+                stage.loaded(self.inputs, lambda name: self._maker(name in poisoned)),
+            ):
+                torch.manual_seed(SEED)
+                out = stage.forward(self.inputs, received)
+        finally:
+            stage.at_start = None
+            at_start()
+        pairs = zip(received, versions, strict=True)
+        stage.copied |= {i for i, (t, version) in enumerate(pairs) if t._version != version}
+        tensors = tensors_of(out.tensors if isinstance(out, Crossing) else out)
+        if any(type(tensor).__name__ == "FakeTensor" for tensor in tensors):
+            raise SplitError(
+                f"stage {stage.index} meets a tensor without values, which the dry run left in a "
+                "cache outside the model: have the model make it anew, or keep it in a module"
+            )
+        return tensors
+
+    def _devices(self) -> list[torch.device]:
+        return [self.stage.device] if self.stage.device.type == "cuda" else []
+
+    def _enter(self, spec: TensorSpec) -> Tensor:
+        """Made-up values through the cut, the same each time; above 0, for roots and logarithms."""
+        made = torch.zeros(spec.shape, dtype=spec.dtype)
+        if spec.dtype == torch.bool:
+            made.fill_(True)
+        elif spec.dtype.is_floating_point:
+            made.uniform_(0.1, 1, generator=torch.Generator().manual_seed(SEED))
+        return made.to(self.stage.device)
+
+    def _maker(self, poisoned: bool) -> Make:
+        def make(spec: TensorSpec) -> Tensor:
+            made = torch.empty_strided(
+                spec.shape, spec.stride, dtype=spec.dtype, device=self.stage.device
+            )
+            return self.poison(made) if poisoned else made.zero_()
+
+        return make
+
+    def _explain(self, sources: Sequence[str], clean: list[Tensor]) -> str:
+        suspects = list(sources)
+        while len(suspects) > 1:
+            half = suspects[: len(suspects) // 2]
+            suspects = half if self._leaks(half, clean) else suspects[len(half) :]
+        maker = suspects[0]
+        what, user = self._find_use(maker)
+        stage = self.stage
+        cut = stage.name_cut(stage.segments.start - 1)
+        kind = "parameter" if maker in stage.early else "module"
+        made = f"{kind} {maker!r}" + (" (read there)" if kind == "parameter" else "")
+        return (
+            f"{what} made before {cut} by {made} is used after it, in stage {stage.index}, by "
+            f"{user}, without passing the cut: pass it through every CutPoint between the two "
+            f"(x, y = cut(x, y)), or choose a partition that has no stage boundary there"
+        )
+
+    def _find_use(self, maker: str) -> tuple[str, str]:
+        watcher, self.poison = _NanWatch(self.stage), fill_nan
+        with watcher, open_modules(self.stage.module, watcher.open):
+            try:
+                self._forward([maker])
+            except Exception:
+                log.debug("stage %d: poisoned run failed", self.stage.index, exc_info=True)
+        return watcher.found or ("a value", "the model")
+
+
+class _NanWatch(TorchFunctionMode):
+    """Stops at the first function after the stage's start that gets a NaN."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+        self.found: tuple[str, str] | None = None
+        self.open: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.found is None and self.stage.is_live:
+            for tensor in tensors_of((args, kwargs)):
+                if has_nan(tensor.dtype) and bool(tensor.isnan().any()):
+                    name = self.open[-1] if self.open else ""
+                    user = f"module {name!r}" if name else "the model's own forward"
+                    word = getattr(func, "__name__", str(func))
+                    self.found = (
+                        f"a {describe(tensor.dtype, tensor.shape)}",
+                        user if word == "__get__" else f"{user} ({word})",
+                    )
+                    raise StageEnd
+        return func(*args, **(kwargs or {}))
+
+
+def has_nan(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def differ(clean: Sequence[Tensor], poisoned: Sequence[Tensor], wavers: bool = False) -> bool:
+    """By more than rounding."""
+    if len(clean) != len(poisoned):
+        return True
+    for a, b in zip(clean, poisoned, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return True
+        if not has_nan(a.dtype):
+            if not torch.equal(a, b):
+                return True
+            continue
+        rounding = 1e-2 if wavers else 8 * torch.finfo(a.dtype).eps
+        if not torch.allclose(a, b, rtol=rounding, atol=rounding / 10, equal_nan=True):
+            return True
+    return False
+
+
+def _append(names: list[str], name: str, module: nn.Module, args: Any) -> None:
+    names.append(name)
+
+
+@contextmanager
+def open_modules(model: nn.Module, names: list[str]) -> Iterator[None]:
+    """Keep `names` the stack of running modules."""
+    hooks: list[Any] = []
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        names.pop()
+
+    for name, module in model.named_modules():
+        enter = partial(_append, names, name)
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Buffers are afterwards what they were: the same tensors with the same values."""
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, values in kept:
+            module._buffers[name] = buffer
+            if not torch.equal(buffer, values):
+                buffer.copy_(values)

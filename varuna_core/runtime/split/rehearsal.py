@@ -1,0 +1,337 @@
+"""The dry run: one forward of the whole model that writes down what the split needs to know.
+
+Which module is called in which segment and what it returns, which parameter and buffer is used
+where, what crosses each cut, what each segment costs. It runs on fake tensors (the meta device with
+the true device's name, so that autocast and `device=x.device` act as they will), which costs no
+memory for weights. Code that looks at values cannot run so; then it runs for real.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import logging
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
+from varuna_core.runtime.split.cost import OperationMode
+from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.runtime.split.dry_run_cache import find_key, load_record, store_record
+from varuna_core.runtime.split.record import Call, Cut, Record, tensor_names
+
+log = logging.getLogger(__name__)
+
+# Reads of a parameter that give no tensor and yet depend on its values.
+VALUE_READS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__"}
+
+
+def list_shared_types() -> list[type]:
+    """What a model may hold and no copy can: both have the one object."""
+    shared: list[type] = [types.ModuleType, type(threading.Lock()), type(threading.RLock())]
+    shared += [torch.cuda.Stream, torch.cuda.Event]
+    if dist.is_available():
+        shared.append(dist.ProcessGroup)
+    return shared
+
+
+def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
+    """A copy with these tensors (by id) in place of the model's own."""
+    kept = dict(copyreg.dispatch_table)
+    for kind in list_shared_types():
+        copyreg.pickle(kind, lambda _: "shared")  # a string: deepcopy takes the object itself
+    try:
+        return copy.deepcopy(model, replaced)
+    except (TypeError, RuntimeError) as error:
+        raise SplitError(
+            f"the model cannot be copied ({error}): copy.deepcopy(model) must work"
+        ) from error
+    finally:
+        copyreg.dispatch_table.clear()
+        copyreg.dispatch_table.update(kept)
+
+
+class _UseMode(TorchFunctionMode):
+    """Sees every function that gets a parameter or a buffer, raw ones too."""
+
+    def __init__(self, names: dict[int, list[str]], use: Callable[[str], None]) -> None:
+        super().__init__()
+        self.names, self.use = names, use
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        used = [self.names[id(t)] for t in tensors_of((args, kwargs)) if id(t) in self.names]
+        # `weight.dtype` and `weight.shape` are no use of the weight.
+        if used and (tensors_of(out) or getattr(func, "__name__", "") in VALUE_READS):
+            for names in used:
+                for name in names:
+                    self.use(name)
+        return out
+
+
+class Rehearsal:
+    """A stand-in of the model that costs nothing, to be run dry once for each shape of batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        real: bool,
+        types: Mapping[int, torch.dtype] = MappingProxyType({}),
+    ) -> None:
+        self.original, self.real, self.device, self.types = model, real, device, types
+        self.model: nn.Module | None = None
+
+    def _build(self) -> nn.Module:
+        """The stand-in, made when first needed: a dry run kept from before may be all it takes."""
+        model, real = self.original, self.real
+        self.mode: Any = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch without numpy warns at this import
+            from torch._subclasses.fake_tensor import FakeTensorMode
+        if not real:
+            self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        replaced: dict[int, Any] = {}
+        for parameter in model.parameters():
+            replaced[id(parameter)] = self._stand_in(parameter)
+        for buffer in model.buffers():
+            if not real or buffer.is_meta or id(buffer) in self.types:
+                replaced[id(buffer)] = self._stand_in(buffer)
+        made = copy_model(model, replaced)
+        self.names = tensor_names(made)
+        self.modules = {id(m): name for name, m in made.named_modules()}
+        for module in made.modules():
+            if not isinstance(module, CutPoint):
+                module.register_forward_pre_hook(self._enter)
+                module.register_forward_hook(self._leave)
+        return made
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        """Fake, or for a real run the tensor itself; a real run of a meta tensor takes zeros."""
+        dtype = self.types.get(id(tensor), tensor.dtype)
+        if self.real and not tensor.is_meta:
+            if dtype == tensor.dtype:
+                return tensor
+            made = tensor.detach().to(dtype)
+        elif self.real:
+            made = torch.zeros((), dtype=dtype).expand(tensor.shape)
+        else:
+            with self.mode:
+                made = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=dtype, device=self.device
+                )
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made
+
+    def run(
+        self, inputs: Mapping[str, Any], stop: int | None = None, training: bool | None = None
+    ) -> Record:
+        """Run the forward; with `stop`, only up to that cut and without looking at costs and uses.
+
+        What the model itself raises comes through.
+        """
+        model = self.model = self.model or self._build()
+        self.record, self.segment, self.stop = Record(real=self.real), 0, stop
+        if training is not None and training != model.training:
+            model.train(training)
+        self.open: list[int] = []
+        self.passed: set[int] = set()
+        self.buffers = dict(model.named_buffers(remove_duplicate=False))
+        self._outdated: list[Tensor | None] = []  # kept, so that no new tensor has their storage
+        self.stored: dict[int, list[str]] = {}
+        for name, tensor in [
+            *model.named_parameters(remove_duplicate=False),
+            *self.buffers.items(),
+        ]:
+            self.stored.setdefault(_storage_of(tensor), []).append(name)
+        fakes = {name: map_leaves(self._fake, value) for name, value in inputs.items()}
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(self.mode or nullcontext())
+            if stop is None:
+                stack.enter_context(_UseMode(self.names, self._use))
+                stack.enter_context(OperationMode(self._spend, self._write))
+            stack.callback(watch, watch(self))
+            try:
+                model(**fakes)
+            except StageEnd:
+                pass
+            except Exception:
+                if self.record.problem is None:
+                    raise
+        self._note_new_buffers()
+        if self.record.problem is not None:
+            raise self.record.problem
+        return self.record
+
+    def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
+        number = len(self.record.cuts)
+        name = self.modules.get(id(point)) or f"the {number + 1}. CutPoint passed"
+        self._judge_cut(point, f"cut {number} ({name})", values)
+        specs = tuple(map(spec_of, tensors_of(values)))
+        self.record.cuts.append(Cut(name=name, specs=specs))
+        if number == self.stop:
+            raise StageEnd
+        self._note_new_buffers()
+        self.segment += 1
+        self.record.costs.append(0.0)
+        return unpack(values)
+
+    def _judge_cut(self, point: CutPoint, name: str, values: tuple[Any, ...]) -> None:
+        problem = ""
+        foreign = [
+            type(x).__name__
+            for x in leaves_of(values)
+            if not (isinstance(x, Tensor) or is_plain(x))
+        ]
+        if id(point) in self.passed:
+            problem = "is passed twice in one forward: make one CutPoint for each place"
+        elif foreign:
+            problem = f"gets a {foreign[0]}: pass tensors, numbers and containers of them"
+        elif _is_checkpointed():
+            problem = (
+                "lies inside a function given to torch.utils.checkpoint: "
+                "checkpoint what lies between two CutPoints"
+            )
+        self.passed.add(id(point))
+        if problem:
+            self.record.problem = SplitError(f"{name} {problem}")
+            raise StageEnd
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        parent = self.open[-1] if self.open else None
+        self.open.append(len(self.record.calls))
+        name = self.modules[id(module)]
+        self.record.calls.append(Call(module=name, parent=parent, begin=self.segment))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        name = self.modules[id(module)]
+        # A call that user code left by an exception is still open; drop down to ours.
+        while self.open:
+            call = self.record.calls[self.open.pop()]
+            if call.module == name:
+                break
+        call.end = self.segment
+        leaves = leaves_of(output)
+        call.opaque = not all(is_plain(x) or _is_strided(x) for x in leaves)
+        if not call.opaque:
+            call.output = map_leaves(lambda x: spec_of(x) if _is_strided(x) else x, output)
+
+    def _use(self, name: str) -> None:
+        innermost = self.open[-1] if self.open else None
+        self.record.uses.setdefault(name, set()).add((self.segment, innermost))
+
+    def _spend(self, seconds: float) -> None:
+        self.record.costs[-1] += seconds
+
+    def _fake(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if self.real:
+            assert self.model is not None  # its stand-in, where the original has no memory
+            return value.detach().to(next(self.model.parameters(), value).device)
+        with self.mode:
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=self.device
+            )
+
+    def _write(self, written: list[Tensor]) -> None:
+        for tensor in written:
+            for name in self.stored.get(_storage_of(tensor), ()):
+                self.record.changes.setdefault(name, set()).add(self.segment)
+
+    def _note_new_buffers(self) -> None:
+        """A buffer that is another tensor now was changed too (`self.average = ...`)."""
+        if self.stop is not None:
+            return
+        assert self.model is not None
+        for name, buffer in self.model.named_buffers(remove_duplicate=False):
+            if self.buffers.get(name) is not buffer:
+                self.record.changes.setdefault(name, set()).add(self.segment)
+                self._outdated.append(self.buffers.get(name))
+                self.buffers[name] = buffer
+                self.stored.setdefault(_storage_of(buffer), []).append(name)
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """Views and `.data` of a tensor have its storage, and no version in common."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else -id(tensor)
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
+
+
+def _is_checkpointed() -> bool:
+    """A CutPoint under torch.utils.checkpoint would be passed again in the backward."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not Rehearsal.run.__code__:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]  # None above the outermost
+    return False
+
+
+def rehearse(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    device: torch.device,
+    types: Mapping[int, torch.dtype] = MappingProxyType({}),
+    from_cache: bool = False,
+) -> tuple[Rehearsal, Record]:
+    """On fake tensors, or for real where the model cannot run on them; or as kept from before.
+
+    `types` are those of parameters and buffers, by id, where they are not the model's own.
+    """
+    key = find_key(model, inputs, device, types) if from_cache else None
+    kept = load_record(key) if key else None
+    if kept is not None:
+        return Rehearsal(model, device, False, types), kept
+    try:
+        rehearsal = Rehearsal(model, device, False, types)
+        record = rehearsal.run(inputs)
+    except SplitError:
+        raise
+    except (
+        Exception
+    ):  # whatever a model raises on fake tensors; the real run tells if it is its own
+        rehearsal = Rehearsal(model, device, True, types)
+        record = rehearsal.run(inputs)
+    if not model.training:
+        _add_training(rehearsal, record, inputs)
+    if key:
+        store_record(key, record)
+    return rehearsal, record
+
+
+def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any]) -> None:
+    """What a model given in eval mode will use and change when it is trained."""
+    try:
+        trained = rehearsal.run(inputs, training=True)
+    except Exception as error:  # it may never be trained
+        log.warning("the model is in eval mode; its dry run in training mode fails: %s", error)
+        return
+    if len(trained.cuts) != len(record.cuts):
+        raise SplitError(
+            f"the model passes {len(record.cuts)} CutPoints in eval mode and "
+            f"{len(trained.cuts)} in training mode: the number must be the same"
+        )
+    for name, segments in trained.changes.items():
+        record.changes.setdefault(name, set()).update(segments)
+    for name, uses in trained.uses.items():
+        known = {segment for segment, _ in record.uses.get(name, ())}
+        # Its calls are not the record's: as if the model's own forward used it.
+        new = {(segment, None) for segment, _ in uses if segment not in known}
+        record.uses.setdefault(name, set()).update(new)

@@ -1,0 +1,281 @@
+"""From a model with CutPoints to its stages.
+
+    split = split_model(model, dummy_inputs, num_stages=4, partition="3-4-4-1")
+    stage = split.make_stage(2)
+    sent = stage.forward(inputs, received)
+
+The model itself is only read: a stage is a copy with its own parameters alone (the rest costs no
+memory). Refused, with the names: what crosses a cut twice, a value that goes around one, a buffer
+that two stages change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.records.partition import balance, parse_partition
+from varuna_core.runtime.comm.values import map_leaves
+from varuna_core.runtime.split.check import PoisonCheck
+from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.lists import quicken_lists
+from varuna_core.runtime.split.names import (
+    Tie,
+    assign_segments,
+    group_names,
+    hold_frozen,
+    is_read_before,
+    list_frozen,
+    list_owners,
+    refuse_changes,
+)
+from varuna_core.runtime.split.record import Record
+from varuna_core.runtime.split.rehearsal import Rehearsal, copy_model, rehearse
+from varuna_core.runtime.split.stage import Stage
+from varuna_core.runtime.split.stubs import plan_stubs
+from varuna_core.runtime.split.weights import Init, Weights
+
+if TYPE_CHECKING:
+    from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which segments, parameters and buffers each stage holds."""
+
+    model: nn.Module
+    inputs: Mapping[str, Any]
+    device: torch.device
+    rehearsal: Rehearsal
+    record: Record
+    types: Mapping[int, torch.dtype]
+    """Of parameters and buffers in a stage, by the original's id; else as in the model."""
+
+    costs: tuple[float, ...]
+    """Of each segment: nominal seconds, or what the caller measured."""
+
+    stages: tuple[range, ...]
+    """The segments of each stage."""
+
+    groups: Mapping[str, tuple[str, ...]]
+    """Each parameter name to the names of the one tensor it is, in the model's order."""
+
+    segments: Mapping[str, frozenset[int]]
+    """Parameter and buffer names to the segments that use them."""
+
+    frozen: frozenset[str]
+    """Parameters that nothing changes."""
+
+    def owners(self, name: str) -> tuple[int, ...]:
+        """The stages that hold this parameter or buffer."""
+        return tuple(
+            i for i, held in enumerate(self.stages) if not self.segments[name].isdisjoint(held)
+        )
+
+    @property
+    def ties(self) -> tuple[Tie, ...]:
+        """Parameters with several names, or used in several stages."""
+        found = {}
+        for name, names in self.groups.items():
+            stages = self.owners(name)
+            if names[0] == name and (len(names) > 1 or len(stages) > 1):
+                found[name] = Tie(names=names, stages=stages)
+        return tuple(found.values())
+
+    def buffer_owner(self, name: str) -> int:
+        """The one stage that answers for a buffer: which changes it, or else uses it first."""
+        segments = self.record.changes.get(name) or self.segments[name]
+        first = min(segments)
+        return next(i for i, held in enumerate(self.stages) if first in held)
+
+    def make_stage(
+        self,
+        index: int,
+        *,
+        state_dict: Mapping[str, Tensor] | None = None,
+        seed: int | None = None,
+        init: Init | None = None,
+        check: bool = True,
+        at_hand: Mapping[str, nn.Parameter] | None = None,
+        sharding: Sharding | None = None,
+    ) -> Stage:
+        """The stage with its weights, checked for leaks.
+
+        Weights come from `state_dict` (the plain model's names), or are drawn by name from `seed`
+        (by `init`, or as their modules do), or are copied from the model. Those `at_hand`, of the
+        rank's other stages, are taken over: a tied weight is one parameter there too. With
+        `sharding` the stage's own are this rank's shares.
+        """
+        weights = Weights(model=self.model, state_dict=state_dict, seed=seed, init=init)
+        held = self.stages[index]
+        plan, stubbed = plan_stubs(self.record, held.start, list_owners(self.model))
+        own, early, replaced, full = self._make_parameters(
+            index, weights, stubbed, at_hand or {}, sharding
+        )
+        replaced |= self._make_buffers(index, weights, stubbed, sharding)
+        module = copy_model(self.model, replaced)
+        quicken_lists(module)
+        stage = Stage(
+            index=index,
+            segments=held,
+            module=module,
+            record=self.record,
+            rehearsal=self.rehearsal,
+            device=self.device,
+            parameters=own,
+            buffers=[
+                name for name, _ in self.model.named_buffers() if self.buffer_owner(name) == index
+            ],
+            early=early,
+        )
+        stage.full = full
+        stage.install(plan, self.inputs)
+        if check:
+            moved = map_leaves(
+                lambda x: x.to(self.device) if isinstance(x, Tensor) else x, dict(self.inputs)
+            )
+            PoisonCheck(stage, moved).run()
+        if sharding is not None:
+            sharding.install(stage, own)
+        return stage
+
+    def _make_parameters(
+        self,
+        index: int,
+        weights: Weights,
+        stubbed: set[int],
+        at_hand: Mapping[str, nn.Parameter],
+        sharding: Sharding | None,
+    ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any], dict[str, Tensor]]:
+        """The stage's own, those that code before it reads, for each original its copy, and fp32
+        values of those that are trained, if `types` has others."""
+        originals = dict(self.model.named_parameters(remove_duplicate=False))
+        own: dict[str, nn.Parameter] = {}
+        early: dict[str, nn.Parameter] = {}
+        made = {self.groups[n][0]: p for n, p in at_hand.items() if index in self.owners(n)}
+        full: dict[str, Tensor] = {}
+        replaced: dict[int, Any] = {}
+        for name, original in originals.items():
+            names = self.groups[name]
+            first = names[0]
+            is_own = index in self.owners(name)
+            is_early = not (is_own and name in self.frozen) and is_read_before(
+                self.record, names, self.stages[index].start, stubbed
+            )
+            if first not in made:
+                values = (
+                    weights.make(names, originals[first])
+                    if is_own
+                    else self._stand_in(original, real=is_early)
+                )
+                if is_own and sharding is not None:
+                    values = sharding.cut(first, values)
+                grad = original.requires_grad and is_own
+                dtype = self._type_of(original)
+                made[first] = nn.Parameter(values.to(self.device, dtype), requires_grad=grad)
+                if grad and self.types:
+                    full[first] = _widen(values).to(self.device, copy=True)
+            replaced[id(original)] = made[first]
+            if is_own and made[first].shape != original.shape:
+                assert sharding is not None
+                replaced[id(original)] = sharding.stand_in(
+                    name, original, self._type_of(original), self.device, is_early
+                )
+            if is_own:
+                own[name] = made[first]
+            if is_early:
+                early[name] = made[first]
+        firsts = {name: self.groups[name][0] for name in own}
+        return (
+            own,
+            early,
+            replaced,
+            {n: full[first] for n, first in firsts.items() if first in full},
+        )
+
+    def _make_buffers(
+        self, index: int, weights: Weights, stubbed: set[int], sharding: Sharding | None
+    ) -> dict[int, Any]:
+        replaced: dict[int, Any] = {}
+        for name, original in self.model.named_buffers():
+            needed = not original.is_meta or self._is_run(index, name, stubbed)
+            needed = needed or self.buffer_owner(name) == index
+            values = weights.make((name,), original) if needed else self._stand_in(original)
+            if needed and sharding is not None:
+                values = sharding.cut(name, values)
+            replaced[id(original)] = values.to(self.device, self._type_of(original))
+        return replaced
+
+    def _stand_in(self, tensor: Tensor, real: bool = False) -> Tensor:
+        """The shape, type and device of a tensor that the stage has not; one element of memory."""
+        dtype = self._type_of(tensor)
+        if real:
+            return torch.zeros(tensor.shape, dtype=dtype, device=self.device)
+        return torch.zeros((), dtype=dtype, device=self.device).expand(tensor.shape)
+
+    def _type_of(self, original: Tensor) -> torch.dtype:
+        return self.types.get(id(original), original.dtype)
+
+    def _is_run(self, index: int, name: str, stubbed: set[int]) -> bool:
+        """Code that the stage runs, before it or in it, uses this buffer."""
+        return is_read_before(self.record, [name], self.stages[index].stop, stubbed)
+
+
+def split_model(
+    model: nn.Module,
+    dummy_inputs: Mapping[str, Any],
+    num_stages: int,
+    partition: str | Sequence[int] | None = None,
+    *,
+    shared_weights: Sequence[Sequence[str]] | None = None,
+    costs: Sequence[float] | None = None,
+    device: torch.device | str = "cpu",
+    types: Mapping[int, torch.dtype] = MappingProxyType({}),
+    from_cache: bool = False,
+) -> Split:
+    """Run `model(**dummy_inputs)` dry and share its segments out to the stages.
+
+    Without `partition` the stages are balanced by `costs`, one a segment, or by what the dry run
+    counted. `shared_weights` names parameters that are one, besides those that the model ties.
+    `types`, by id, are what parameters and buffers become in a stage; `from_cache` takes the dry
+    run of an earlier start, if the same model made it.
+    """
+    device = torch.device(device)
+    rehearsal, record = rehearse(model, dummy_inputs, device, types, from_cache)
+    groups = group_names(model, shared_weights or ())
+    used_costs = tuple(record.costs if costs is None else costs)
+    if len(used_costs) != len(record.costs):
+        raise SplitError(f"{len(used_costs)} costs for {len(record.costs)} segments")
+    try:
+        if partition is None or partition == "auto":
+            stages = balance(used_costs, num_stages)
+        else:
+            stages = parse_partition(partition, len(record.cuts), num_stages)
+    except ValueError as error:
+        raise SplitError(str(error)) from None
+    owners, frozen = list_owners(model), list_frozen(model, record, groups)
+    segments = assign_segments(model, record, groups)
+    segments = hold_frozen(record, groups, stages, segments, owners, frozen)
+    refuse_changes(record, stages, segments, groups, owners)
+    return Split(
+        model=model,
+        inputs=dict(dummy_inputs),
+        device=device,
+        rehearsal=rehearsal,
+        record=record,
+        types=types,
+        costs=used_costs,
+        stages=tuple(stages),
+        groups=groups,
+        segments=segments,
+        frozen=frozen,
+    )
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.float() if values.is_floating_point() else values

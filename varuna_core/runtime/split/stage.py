@@ -1,0 +1,276 @@
+"""One stage's own module: the user's forward, entered at the stage's first cut, left at its last.
+
+before the stage        the stage                  after it
+stubs, plain code  cut  live, with gradients  cut  never runs
+                    ^ received tensors enter   ^ StageEnd leaves
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.runtime.comm.values import Crossing, as_crossing, sign, structure_of, take_apart
+from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.runtime.split.record import Record
+from varuna_core.runtime.split.rehearsal import Rehearsal
+from varuna_core.runtime.split.stubs import Make, Plan, Pool, Stub, Switch, plan_stubs
+
+# Shapes of batches whose stubs are kept; a dry run of what lies before the stage makes new ones.
+NUM_KEPT_SHAPES = 64
+
+
+@dataclass(kw_only=True)
+class Loaded:
+    """The stubs' outputs for one shape of batch."""
+
+    plan: Plan
+    calls: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class Stage:
+    """A part of a model; it owns parameters under the plain model's names."""
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        segments: range,
+        module: nn.Module,
+        record: Record,
+        rehearsal: Rehearsal,
+        device: torch.device,
+        parameters: dict[str, nn.Parameter],
+        buffers: Sequence[str],
+        early: Mapping[str, nn.Parameter],
+    ) -> None:
+        self.index, self.segments, self.device = index, segments, device
+        self.module, self.record, self.rehearsal = module, record, rehearsal
+        self.early = dict(early)
+        """Parameters that code before the stage reads for real: stand-ins, or the stage's own."""
+
+        self.copied: set[int] = set()
+        """Received tensors that the model changes in place: they enter as copies."""
+
+        self.full: dict[str, Tensor] = {}
+        """fp32 values of its trained parameters, where these are to be in half precision."""
+
+        self.at_start: Callable[[], None] | None = None
+        self.at_cut: Callable[[Any], Any] | None = None
+        """Makes of what leaves through the stage's last cut what may cross (shared layers)."""
+
+        self.at_return: Callable[[Any], Any] | None = None
+        """The same, of what the model returns."""
+
+        self.stubs: dict[str, Stub] = {}
+        self._parameters, self._buffers = parameters, tuple(buffers)
+        num_cuts = len(record.cuts)
+        self.is_first, self.is_last = segments.start == 0, segments.stop == num_cuts + 1
+        self._start, self._end = segments.start - 1, segments.stop - 1
+        self._passed = 0
+        self._sent: Crossing | None = None
+        self._received: Crossing | Sequence[Tensor] | None = None
+        self._on_segment: Callable[[int], None] | None = None
+        self._pool, self.switch = Pool(device), Switch()
+        self._loaded: OrderedDict[Any, Loaded] = OrderedDict()
+        self._current: Any = None
+
+    # What it owns.
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By the plain model's names; a parameter tied within the stage under each of its names."""
+        return dict(self._parameters)
+
+    def give_up(self, names: Iterable[str]) -> None:
+        """These parameters of its module are somebody else's matter from here on."""
+        for name in names:
+            del self._parameters[name]
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers that this stage answers for, as they are now."""
+        return {name: self.module.get_buffer(name) for name in self._buffers}
+
+    def list_changing(self) -> list[str]:
+        """The buffers that its forward changes."""
+        return [
+            name
+            for name, _ in self.module.named_buffers()
+            if not self.record.changes.get(name, set()).isdisjoint(self.segments)
+        ]
+
+    def train(self, mode: bool = True) -> None:
+        self.module.train(mode)
+
+    # One micro-batch.
+
+    def forward(
+        self,
+        inputs: Mapping[str, Any],
+        received: Crossing | Sequence[Tensor] | None = None,
+        on_segment: Callable[[int], None] | None = None,
+    ) -> Any:
+        """What crosses to the next stage, a Crossing; on the last stage what the model returns.
+
+        `received` are the tensors of the previous stage, detached; those that carry a gradient get
+        `requires_grad` set here. `on_segment(k)` is called as each segment of the stage begins.
+        """
+        if self.segments.start > 0 and received is None:
+            raise SplitError(f"stage {self.index} needs what crosses {self.name_cut(self._start)}")
+        if not self.segments:
+            assert received is not None
+            return self._hand_on(received)
+        self._passed, self._sent, self._received = 0, None, received
+        self._on_segment = on_segment
+        if not self.is_first:
+            self._prepare(inputs)
+        before = watch(self)
+        try:
+            if self.is_first and on_segment is not None:
+                on_segment(0)
+            out = self.module(**inputs)
+        except StageEnd:
+            out = None
+        finally:
+            watch(before)
+            self._received = None
+            self.switch.on = False
+        return self._finish(out)
+
+    def _finish(self, out: Any) -> Any:
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            return sent
+        if self._passed != len(self.record.cuts):
+            raise SplitError(
+                f"the model returned after {self._passed} CutPoints, in the dry run it passed "
+                f"{len(self.record.cuts)}: the number must not depend on the data"
+            )
+        return out if self.at_return is None else self.at_return(out)
+
+    def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
+        number = self._passed
+        self._passed = number + 1
+        if number < self._start:
+            return values[0] if len(values) == 1 else values
+        if number >= self._end:
+            if number == self._end:
+                self._sent = take_apart(values if self.at_cut is None else self.at_cut(values))
+            raise StageEnd  # again, where a bare `except:` of the user's caught the first one
+        if number == self._start:
+            values = self._receive(values)
+        if self._on_segment is not None:
+            self._on_segment(number + 1)
+        return unpack(values)
+
+    def _receive(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The received tensors in the structure that came with them, or in this forward's own."""
+        if self.at_start is not None:
+            self.at_start()
+        self.switch.on = False
+        received = self._received
+        assert received is not None
+        tensors, sent = as_crossing(received)
+        structure = sent or structure_of(values)
+        if len(tensors) != len(structure.places):
+            raise SplitError(
+                f"{len(tensors)} tensors came through {self.name_cut(self._start)}, where the "
+                f"model passes {len(structure.places)}"
+            )
+        self._mark(tensors)
+        entering = [t.clone() if i in self.copied else t for i, t in enumerate(tensors)]
+        return structure.join(entering)
+
+    def _mark(self, tensors: Sequence[Tensor]) -> None:
+        """Gradients on, where the plain model has them."""
+        if not torch.is_grad_enabled():
+            return
+        specs = self.record.cuts[self._start].specs
+        known = len(specs) == len(tensors)
+        for place, tensor in enumerate(tensors):
+            wanted = specs[place].requires_grad if known else tensor.is_floating_point()
+            if wanted and not tensor.requires_grad:
+                tensor.requires_grad_()
+
+    def _hand_on(self, received: Crossing | Sequence[Tensor]) -> Crossing:
+        """A stage without segments."""
+        crossing = as_crossing(received)
+        self._mark(crossing.tensors)
+        return crossing
+
+    def name_cut(self, number: int) -> str:
+        return f"cut {number} ({self.record.cuts[number].name})"
+
+    # Stubs.
+
+    def install(self, plan: Plan, inputs: Mapping[str, Any]) -> None:
+        """Put stubs in place of the modules that the dry run found before the stage."""
+        self._loaded[self.key_of(inputs)] = Loaded(plan=plan)
+        for name in plan:
+            module = self.module.get_submodule(name)
+            self.stubs[name] = stub = Stub(module.forward, self.switch, self._advance)
+            module.forward = stub
+
+    @contextmanager
+    def loaded(self, inputs: Mapping[str, Any], make_for: Callable[[str], Make]) -> Iterator[None]:
+        """For these inputs, give each stub outputs of its own maker (the check does)."""
+        plan = self.plan_for(inputs) if self.stubs else {}
+        for name, stub in self.stubs.items():
+            stub.load(plan.get(name, []), make_for(name))
+        self._current = self.key_of(inputs)
+        try:
+            yield
+        finally:
+            self._current = None
+
+    @property
+    def is_live(self) -> bool:
+        """The running forward is past the stage's first cut."""
+        return self._received is not None and not self.switch.on
+
+    def key_of(self, inputs: Mapping[str, Any]) -> Any:
+        """Batches of one key share their stubs' outputs."""
+        return self.module.training, sign(inputs)
+
+    def plan_for(self, inputs: Mapping[str, Any]) -> Plan:
+        """What the stubs return for batches of this shape."""
+        return self._find(self.key_of(inputs), inputs).plan
+
+    def _find(self, key: Any, inputs: Mapping[str, Any]) -> Loaded:
+        if key not in self._loaded:
+            record = self.rehearsal.run(inputs, self._start, self.module.training)
+            plan, _ = plan_stubs(record, self.segments.start, self.stubs)
+            self._loaded[key] = Loaded(plan=plan)
+            if len(self._loaded) > NUM_KEPT_SHAPES:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(key)
+        return self._loaded[key]
+
+    def _advance(self, cuts: int) -> None:
+        self._passed += cuts
+
+    def _prepare(self, inputs: Mapping[str, Any]) -> None:
+        self.switch.on = True
+        if not self.stubs:
+            return
+        key = self.key_of(inputs)
+        if key != self._current:
+            self._change_shape(key, inputs)
+        self._pool.clean()
+        for stub in self.stubs.values():
+            stub.position = 0
+
+    def _change_shape(self, key: Any, inputs: Mapping[str, Any]) -> None:
+        """Stubs for another shape of batch."""
+        loaded = self._find(key, inputs)
+        for name, stub in self.stubs.items():
+            if name not in loaded.calls:
+                stub.load(loaded.plan.get(name, []), self._pool.make)
+                loaded.calls[name] = stub.calls
+            stub.use(loaded.calls[name])
+        self._current = key

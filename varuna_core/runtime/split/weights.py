@@ -1,0 +1,190 @@
+"""A stage's own weights: from the model, from a state dict, or initialised by name.
+
+A model larger than memory is built with its parameters on the meta device (`parameters_on_meta`);
+a stage then fills in its own alone, one at a time. Initialised weights depend on the seed and the
+parameter's name, not on the layout: before each one, torch is seeded with the first eight bytes,
+big-endian and without the top bit, of SHA-256 of "<seed>/<name>", the name being the first of a
+tied parameter's. Then the model's own rules fill it, all other tensors being on the meta device:
+
+1. `reset_parameters()` (or `_reset_parameters()`) of the module that owns it, then of each module
+   above that has one, as constructors do;
+2. `_init_weights(module)` of the outermost module that has it, for the same modules in that order,
+   as `self.apply(self._init_weights)` does.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.runtime.split.cut import SplitError
+
+Init = Callable[[str, Tensor], None]
+"""Fills the tensor of this name in place, drawing from torch's default generator."""
+
+
+def derive_seed(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules built within have parameters without memory; their buffers are real."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+class Weights:
+    """Where values come from: the state dict, or the seed, or the model itself."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        state_dict: Mapping[str, Tensor] | None = None,
+        seed: int | None = None,
+        init: Init | None = None,
+    ) -> None:
+        self.model, self.state_dict, self.seed, self.init = model, state_dict, seed, init
+        # Of the names alone: `in` may load what it looks for.
+        self._stored = frozenset(state_dict or ())
+        self._persistent = model.state_dict().keys()
+        self._skeleton: nn.Module | None = None
+
+    def make(self, names: tuple[str, ...], original: Tensor) -> Tensor:
+        """Values for the tensor of these names (the first leads), on the CPU."""
+        if self.state_dict is not None:
+            for name in names:
+                if name in self._stored:
+                    return self._fit(name, self.state_dict[name], original)
+            if not self._persistent.isdisjoint(names):
+                some = ", ".join(map(repr, islice(self.state_dict, 3)))
+                raise SplitError(f"the state dict has no {names[0]!r}; it has {some} and so on")
+        if self.seed is not None and (original.is_meta or isinstance(original, nn.Parameter)):
+            return self._initialise(names, original)
+        if original.is_meta:
+            raise SplitError(
+                f"{names[0]!r} is on the meta device and has no values: "
+                "give a state_dict that has it, or a seed"
+            )
+        return original.detach().clone()
+
+    def _fit(self, name: str, value: Tensor, original: Tensor) -> Tensor:
+        if value.shape != original.shape:
+            raise SplitError(
+                f"{name!r} is {list(value.shape)} in the state dict, {list(original.shape)} in "
+                "the model"
+            )
+        return value.detach().to(dtype=original.dtype, copy=True)
+
+    def _initialise(self, names: tuple[str, ...], original: Tensor) -> Tensor:
+        assert self.seed is not None
+        empty = torch.empty(original.shape, dtype=original.dtype)
+        # Whole numbers have no NaN that says "not filled": they are filled over two backgrounds.
+        grounds = [float("nan")] if empty.dtype.is_floating_point or empty.is_complex() else [0, 1]
+        made = [
+            self._fill(names, empty.fill_(ground) if i == 0 else torch.full_like(empty, ground))
+            for i, ground in enumerate(grounds)
+        ]
+        if any(bool((other != made[0]).any()) for other in made):  # NaN differs from itself
+            raise SplitError(
+                f"no rule fills {names[0]!r}: give init=f, where f(name, tensor) fills it in place"
+            )
+        return made[0]
+
+    def _fill(self, names: tuple[str, ...], made: Tensor) -> Tensor:
+        assert self.seed is not None
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(derive_seed(self.seed, names[0]))
+            if self.init is not None:
+                self.init(names[0], made)
+            else:
+                self._apply_rules(names, made)
+        return made
+
+    def _apply_rules(self, names: tuple[str, ...], made: Tensor) -> None:
+        """In a copy of the model that has this one tensor and no other."""
+        if self._skeleton is None:
+            self._skeleton = copy_to_meta(self.model)
+        slots = [find_slot(self._skeleton, name) for name in names]
+        before = [tensors[own] for tensors, own in slots]
+        for (tensors, own), old in zip(slots, before, strict=True):
+            tensors[own] = nn.Parameter(made, False) if isinstance(old, nn.Parameter) else made
+        try:
+            for path, rule in list_rules(self._skeleton, names[0]):
+                try:
+                    rule()
+                except Exception as error:
+                    raise SplitError(
+                        f"the rule of {path or 'the model'!r} that fills {names[0]!r} fails where "
+                        f"only that tensor has memory ({type(error).__name__}: {error}): give "
+                        "init=f, where f(name, tensor) fills it in place"
+                    ) from error
+        finally:
+            for (tensors, own), old in zip(slots, before, strict=True):
+                tensors[own] = old
+
+
+def copy_to_meta(model: nn.Module) -> nn.Module:
+    replaced: dict[int, object] = {}
+    for parameter in model.parameters():
+        replaced[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), False)
+    for buffer in model.buffers():
+        replaced[id(buffer)] = buffer.to("meta")
+    return copy.deepcopy(model, replaced)
+
+
+def find_slot(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """The dict of its module that holds a parameter or a buffer, and its key there."""
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    slots: dict[str, Any] = module._parameters if own in module._parameters else module._buffers
+    return slots, own
+
+
+def list_rules(model: nn.Module, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What fills a tensor, in order, each with the module that has the rule."""
+    above = [""]
+    for word in name.split(".")[:-1]:
+        above.append(f"{above[-1]}.{word}".lstrip("."))
+    modules = [(path, model.get_submodule(path)) for path in reversed(above)]
+    for path, module in modules:
+        for word in ("reset_parameters", "_reset_parameters"):
+            rule = getattr(module, word, None)
+            if callable(rule) and takes(rule):
+                yield path, rule
+                break
+    for path, module in reversed(modules):
+        rule = getattr(module, "_init_weights", None)
+        if callable(rule) and takes(rule, module):
+            for _, each in modules:
+                yield path, partial(rule, each)
+            break
+
+
+def takes(rule: Callable[..., Any], *args: Any) -> bool:
+    try:
+        inspect.signature(rule).bind(*args)
+    except TypeError:
+        return False
+    return True

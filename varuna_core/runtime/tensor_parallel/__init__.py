@@ -1,0 +1,4 @@
+"""Layers shared by several ranks, by torch's styles.
+
+Imports comm, split, and the boxes of checkpoints.
+"""

@@ -1,0 +1,152 @@
+"""The plan of a model for tensor parallelism: which of its modules are shared, and how.
+
+The plan is applied to a copy without memory, and what torch made of each parameter there is how it
+is shared. So any style that torch or a user has is understood, and no rule is written twice.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from varuna_core.runtime.split.cut import CutPoint, SplitError
+from varuna_core.runtime.split.weights import copy_to_meta
+
+Plan = Mapping[str, ParallelStyle]
+"""Paths of modules, in which `*` stands for any one word, and their styles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How one parameter is shared."""
+
+    placement: Placement
+    parts: int = 1
+    """Each rank has a share of each of so many runs of rows (`PackedColwise`)."""
+
+
+def find_plan(model: nn.Module, given: Plan | None) -> Plan:
+    """The one that was given, or the model's own."""
+    plan: Any = given if given is not None else getattr(model, "tensor_parallel_plan", None)
+    if callable(plan):
+        plan = plan()
+    if not plan:
+        raise ValueError(
+            f"tensor parallelism: {type(model).__name__} has no tensor_parallel_plan; give it one, "
+            'or Varuna(tensor_plan={"blocks.*.mlp.up": ColwiseParallel(), ...})'
+        )
+    found: Plan = plan
+    return found
+
+
+def match_modules(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
+    """The style of each module that the plan names, by the module's path."""
+    first = {id(module): path for path, module in model.named_modules()}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    patterns: dict[str, str] = {}
+    for pattern in plan:
+        paths = {first[id(m)] for path, m in modules.items() if path and _matches(path, pattern)}
+        if not paths:
+            near = difflib.get_close_matches(pattern, modules, 1)
+            hint = f"; there is {near[0]!r}" if near else ""
+            raise ValueError(f"the tensor plan names {pattern!r}, which is no module{hint}")
+        for path in paths:
+            if path in patterns:
+                raise ValueError(
+                    f"the tensor plan names {path!r} twice, by {patterns[path]!r} and {pattern!r}"
+                )
+            patterns[path] = pattern
+    matched = {path: plan[patterns[path]] for path in modules if path in patterns}
+    for path, style in matched.items():
+        _check(path, modules[path], style)
+    return matched
+
+
+def _matches(path: str, pattern: str) -> bool:
+    words, wanted = path.split("."), pattern.split(".")
+    return len(words) == len(wanted) and all(map(fnmatchcase, words, wanted))
+
+
+def _check(path: str, module: nn.Module, style: Any) -> None:
+    if not isinstance(style, ParallelStyle):
+        raise ValueError(
+            f"the tensor plan gives {path!r} a {type(style).__name__}; want a style of "
+            "torch.distributed.tensor.parallel, such as ColwiseParallel()"
+        )
+    buffer = next((name for name, _ in module.named_buffers()), None)
+    if buffer is not None:
+        raise SplitError(
+            f"the tensor plan names {path!r}, which holds the buffer {buffer!r}: buffers are not "
+            "shared; name the modules in it that have none"
+        )
+    if any(isinstance(part, CutPoint) for part in module.modules()):
+        raise SplitError(
+            f"the tensor plan names {path!r}, which holds a CutPoint: name the modules in it that "
+            "lie between two cuts"
+        )
+
+
+def place_parameters(
+    model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
+) -> dict[str, Sharing]:
+    """How each parameter that the styles touch is shared, under each of its names."""
+    placed: dict[str, Sharing] = {}
+    bare = copy_to_meta(model)
+    shapes = {name: p.shape for name, p in bare.named_parameters(remove_duplicate=False)}
+    parts: dict[str, int] = {}
+    for path, style in styles.items():
+        module = bare.get_submodule(path)
+        apply_style(path, module, style, mesh)
+        for name, _ in module.named_parameters():
+            parts[f"{path}.{name}"] = getattr(style, "parts", 1)
+    for name, parameter in bare.named_parameters(remove_duplicate=False):
+        if shapes.pop(name, None) != parameter.shape:
+            raise SplitError(f"the tensor plan changes the shape or the name of {name!r}")
+        if isinstance(parameter, DTensor):
+            (placement,) = parameter.placements
+            if placement.is_partial():
+                raise SplitError(f"the tensor plan makes {name!r} a sum of the ranks' values")
+            count = parts.get(name, 1) if placement.is_shard(0) else 1
+            placed[name] = Sharing(placement=placement, parts=count)
+    if shapes:
+        raise SplitError(f"the tensor plan takes {next(iter(shapes))!r} away")
+    return placed
+
+
+def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
+    """Put torch's hooks on a module whose parameters have no memory."""
+    try:
+        parallelize_module(module, mesh, style, src_data_rank=None)
+    except (NotImplementedError, ValueError, RuntimeError) as error:
+        raise SplitError(
+            f"the tensor plan: {type(style).__name__} does not go onto {path!r}, a "
+            f"{type(module).__name__}: {error}"
+        ) from error
+
+
+def settle_ties(
+    groups: Mapping[str, tuple[str, ...]], placed: Mapping[str, Sharing]
+) -> dict[str, Sharing]:
+    """By the first name of each parameter; names of one tensor must be shared alike."""
+    settled: dict[str, Sharing] = {}
+    for name, names in groups.items():
+        if names[0] != name:
+            continue
+        ways = {other: placed.get(other) for other in names}
+        if len(set(ways.values())) > 1:
+            told = ", ".join(f"{n!r} {w.placement if w else 'whole'}" for n, w in ways.items())
+            raise SplitError(
+                f"the tensor plan shares the names of one tied weight differently: {told}; share "
+                "an embedding by RowwiseParallel where its head has ColwiseParallel"
+            )
+        if ways[name] is not None:
+            settled[name] = placed[name]
+    return settled

@@ -1,0 +1,96 @@
+"""The share of a tensor that one rank holds, as checkpoints see it: boxes of the whole tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+
+from torch import Tensor
+
+from varuna_core.checkpoint.format.box import Box, Share, whole
+from varuna_core.checkpoint.format.entries import Entry
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.store.reader import Wanted
+
+
+def find_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> Share:
+    """Of the places `held` along one dimension, in the order in which the rank has them."""
+    shape = tuple(shape)
+
+    def box(start: int, count: int, size: int) -> Box:
+        full = whole((*shape[:dim], size, *shape[dim + 1 :]))
+        offset = (*full.offset[:dim], start, *full.offset[dim + 1 :])
+        return Box(offset, (*shape[:dim], count, *shape[dim + 1 :]))
+
+    pieces, at = [], 0
+    for start, count in _list_runs(held):
+        pieces.append((box(start, count, shape[dim]), box(at, count, len(held))))
+        at += count
+    extent = (*shape[:dim], len(held), *shape[dim + 1 :])
+    return Share(shape=shape, extent=extent, pieces=tuple(pieces))
+
+
+def _list_runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Start and length of each run of places that follow one another."""
+    start = 0
+    for at in range(1, len(places) + 1):
+        if at == len(places) or places[at] != places[at - 1] + 1:
+            yield places[start], at - start
+            start = at
+
+
+def _load(entry: Entry, part: Box) -> Tensor:
+    return entry.load()[part.slices]
+
+
+class Shares:
+    """Those of one rank, by the first name of each tensor; what is not among them is whole."""
+
+    def __init__(
+        self,
+        shares: Mapping[str, Share] = MappingProxyType({}),
+        leads: Mapping[str, str] = MappingProxyType({}),
+        tensor_rank: int = 0,
+    ) -> None:
+        self.by_name, self.tensor_rank = shares, tensor_rank
+        self._leads = leads
+
+    def find(self, name: str) -> Share | None:
+        """None of a tensor that each of the T ranks holds whole."""
+        share = self.by_name.get(self._leads.get(name, name))
+        return None if share is None or share.is_whole else share
+
+    # To a checkpoint.
+
+    def place(self, segments: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
+        """What this rank writes of its entries: its pieces; of what is whole, the first rank's."""
+        placed = {
+            segment: [part for entry in entries for part in self._cut(entry)]
+            for segment, entries in segments.items()
+        }
+        return {segment: entries for segment, entries in placed.items() if entries}
+
+    def _cut(self, entry: Entry) -> list[Entry]:
+        share = self.find(entry.name)
+        if share is not None and entry.shape != share.extent and entry.box.volume > 1:
+            raise CheckpointError(
+                f"{entry.kind} of {entry.name!r} is {list(entry.shape)}, neither a number nor of "
+                "the weight's own shape: of a weight that several ranks share it cannot be saved"
+            )
+        if share is None or entry.shape != share.extent:
+            return [] if self.tensor_rank else [entry]
+        return [
+            replace(entry, shape=share.shape, box=outer, load=partial(_load, entry, inner))
+            for outer, inner in share.pieces
+        ]
+
+    # From a checkpoint.
+
+    def want(self, name: str, out: Tensor) -> list[Wanted]:
+        share = self.find(name)
+        if share is None:
+            return [Wanted(name=name, out=out)]
+        out = out.detach()
+        return [Wanted(name=name, out=out[i.slices], box=outer) for outer, i in share.pieces]
