@@ -1,1 +1,5 @@
-"""Tests mirror the tree; tests/cluster is the Slurm lab and what runs on it."""
+"""The tests mirror the tree; ROOT is the checkout."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from tests import ROOT
 from varuna_core.records.runfolder import RunFolder
 
-ROOT = Path(__file__).parent.parent
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = ROOT / "programs"
 BAD = ("SLOW", "STALLED", "FAILING", "DEAD")
 
 

@@ -10,9 +10,9 @@ from unittest import mock
 
 import click
 
+from tests import ROOT
 from vjob.jobs.commands.cli import cli
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _OPERATORS = re.compile(r"[|&;<>()]+")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 OURS = ("jobs", "templates", "containers", "reports", "varuna_core")
 """Folders; all but the last are imported as parts of `vjob`."""
 TORCH_FREE = (

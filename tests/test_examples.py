@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests import ROOT
 from vjob.jobs.commands.cli import cli
 
-ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.yaml"))
 THEIRS = (
     "examples/data/demo_text_document",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from benchmarks.catalogue import BENCHMARKS, ON_GPU
 from benchmarks.drawing import draw_bounds, draw_growth
 from benchmarks.figures import Figure, find_figures, read_tables
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.pythons import list_pythons
 
-ROOT = Path(__file__).parent.parent
 FOLDERS = {name: f"vjob/{name}" for name in ("jobs", "templates", "reports", "containers")}
 """Where a folder of the checkout lies when installed; the others keep their names."""
 PACKAGES = ("vjob", "varuna_core", *FOLDERS)

@@ -19,8 +19,8 @@ from vjob.jobs.conf.yaml_tree import join_key
 INTRO = """\
 # conf.yaml
 
-The one file that you edit. This page is made from `jobs/conf/schema.py`; `vjob init` writes the same
-keys as a commented file to start from.
+The one file that you edit. This page is made from `jobs/conf/schema.py`; `vjob init` writes the
+same keys as a commented file to start from.
 
 - Paths are relative to the folder of the conf; `~` is your home folder. Variables are not expanded.
 - YAML anchors and merge keys work. A key given twice or unknown is an error, never ignored.

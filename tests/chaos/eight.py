@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.chaos.history import read_spans
 from tests.chaos.play import OVER
 from tests.chaos.stories import STORIES, Scene, Story
@@ -35,7 +36,7 @@ SCENE_S = 150.0
 END_S = 400.0
 LOOK_S = 0.3
 STATUS_S = 5.0
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "eight_morphs.md"
+RESULTS = ROOT / "tests/chaos" / "benchmarks" / "results" / "eight_morphs.md"
 
 
 @dataclass(kw_only=True)

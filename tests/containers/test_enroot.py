@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.containers.request import make_request
 from vjob.containers.enroot import build_paths
 from vjob.containers.store import Store
 
-HOOK = Path(__file__).parent.parent.parent / "containers/hooks/50-vjob.sh"
+HOOK = ROOT / "tests/containers" / "containers/hooks/50-vjob.sh"
 
 pytestmark = [
     pytest.mark.enroot,

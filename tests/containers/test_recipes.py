@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent.parent / "containers" / "recipes"
+from tests import ROOT
+
+FOLDER = ROOT / "tests/containers" / "containers" / "recipes"
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
 KNOWN = {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "LABEL", "USER", "SHELL"}
 

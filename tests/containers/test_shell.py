@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent.parent / "containers"
+from tests import ROOT
+
+FOLDER = ROOT / "tests/containers" / "containers"
 HOOK = FOLDER / "hooks" / "50-vjob.sh"
 
 

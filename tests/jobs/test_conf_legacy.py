@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
 from vjob.jobs.conf.loading.load import parse_conf, read_conf
 from vjob.jobs.conf.schema import JobConf
@@ -16,7 +17,7 @@ from vjob.jobs.conf.shell_import.translate import translate_shell_conf
 from vjob.jobs.conf.shell_import.values import to_gigabytes, to_minutes, to_node_list
 from vjob.jobs.errors import ConfError
 
-LEGACY = Path(__file__).parent / "legacy"
+LEGACY = ROOT / "tests" / "legacy"
 
 
 def translate(text: str) -> tuple[JobConf, list[str]]:

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from vjob.jobs.conf.document import get_doc, get_section_class, list_sections
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
@@ -21,7 +22,7 @@ from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Pro
 from vjob.jobs.conf.values import get_members
 from vjob.jobs.conf.write import render_conf_doc, render_init, render_resolved, resolve_conf
 
-REPOSITORY = Path(__file__).parents[2]
+
 BASE = Path("/conf")
 
 # Any text that a conf can hold; absolute, where it is a path, so that it stays as it is.
@@ -206,7 +207,7 @@ def test_the_starter_conf_has_no_problems(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     conf = read_conf(path, environ={})
     assert (conf.name, conf.program.kind) == ("my-run", "script")
-    assert render_init() == (Path(__file__).parent / "golden" / "init.yaml").read_text("utf-8")
+    assert render_init() == (ROOT / "tests" / "golden" / "init.yaml").read_text("utf-8")
 
 
 def test_the_starter_conf_begins_with_what_to_set_first() -> None:
@@ -236,7 +237,7 @@ def test_every_field_has_a_doc_line() -> None:
 
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:
-    page = (REPOSITORY / "docs" / "conf.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "conf.md").read_text(encoding="utf-8")
     assert page == render_conf_doc(), "make docs"
 
 

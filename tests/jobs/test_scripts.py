@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.jobs.confs import (
     HETJOB,
     IN_PYXIS,
@@ -27,7 +28,7 @@ from tests.jobs.confs import (
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.submit.scripts import render_batch, render_node, render_scripts
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 RUN = RunFolder(Path("/home/u/exp/log/plain-20260102-030405"))
 LAYOUTS = {
     "single": SINGLE,

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.choice import build_schedule
@@ -209,7 +210,7 @@ def list_keys(kind: type, prefix: str = "") -> set[str]:
 
 
 def test_every_key_that_a_finding_names_is_one_of_the_conf() -> None:
-    folder = Path(__file__).parent.parent.parent / "reports"
+    folder = ROOT / "tests/reports" / "reports"
     text = "".join((folder / name).read_text() for name in ("findings.py", "gaps.py"))
     known = list_keys(JobConf)
     named = set(re.findall(r"\b(?:train|parallel|cluster|profile|data)\.[\w.]+\w", text))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.choice import build_schedule
@@ -286,7 +287,7 @@ def test_no_log_breaks_the_page(tmp_path_factory: pytest.TempPathFactory, noise:
 
 
 def test_the_scripts_can_stand_in_a_page() -> None:
-    web = Path(__file__).parent.parent.parent / "reports" / "web"
+    web = ROOT / "tests/reports" / "reports" / "web"
     for path in web.glob("*.js"):
         text = path.read_text()
         assert "</script" not in text and "innerHTML" not in text, path.name

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests import ROOT
 from varuna_core.checkpoint.format.entries import Entry, RankPart, deal, make_entry
 from varuna_core.checkpoint.format.manifest import TrainingState
 from varuna_core.checkpoint.store.optimizer_state import take_state
@@ -151,7 +152,7 @@ class World:
     def __init__(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.varuna_core.checkpoint_world"],
-            cwd=Path(__file__).parent.parent.parent,
+            cwd=ROOT / "tests/varuna_core",
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

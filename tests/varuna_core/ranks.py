@@ -15,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 
+from tests import ROOT
 from tests.varuna_core.nursery import Order
 
-ROOT = Path(__file__).parent.parent.parent
 DEADLINE_S = 270.0
 """Bounds a hang on a machine that is busy with something else."""
 

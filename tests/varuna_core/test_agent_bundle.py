@@ -1,5 +1,6 @@
 """agent.pyz: one file, the same bytes each time, and commands that teach."""
 
+from tests import ROOT
 import os
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_help_shows_the_order_of_the_commands(bundle: Path) -> None:
 
 
 def test_the_module_is_the_same_program() -> None:
-    root = Path(__file__).parents[2]
+    root = ROOT / "tests/varuna_core"
     env = {**os.environ, "PYTHONPATH": str(root)}
     result = subprocess.run(
         [sys.executable, "-m", "varuna_core.agent", "node", "--help"],

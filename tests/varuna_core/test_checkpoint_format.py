@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tests import ROOT
 from varuna_core.checkpoint.format import box as boxes
 from varuna_core.checkpoint.format.box import Box, find_fault, list_blocks, split_range, whole
 from varuna_core.checkpoint.format.entries import DTYPES, deal, make_entry
@@ -31,7 +32,6 @@ from varuna_core.checkpoint.format.plain import from_plain, to_plain
 from varuna_core.checkpoint.format.tensorfile import ITEM_BYTES, read_head
 from varuna_core.checkpoint.store.random_state import put_random_state, take_random_state
 
-ROOT = Path(__file__).parent.parent.parent
 shapes = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 
 

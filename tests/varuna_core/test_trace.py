@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from varuna_core.records.logs import trace as traces
 from varuna_core.records.logs.clock import Exchange, choose_offset, find_offset
 from varuna_core.records.logs.trace import COLUMNS, TraceWriter
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def read(path: Path) -> list[Any]:

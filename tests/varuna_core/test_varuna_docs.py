@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.varuna_core.ranks import DEADLINE_S
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def find_free_port() -> int:

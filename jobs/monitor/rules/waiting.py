@@ -27,7 +27,7 @@ WAITS: tuple[tuple[str, str], ...] = (
     (r"(Assoc|QOS)\w*(Grp|Max)\w*", "a limit of your account or QOS is used up by other jobs"),
     (r"None|Cleaning|Prolog", "the scheduler has yet to look at it, or to tidy up"),
 )
-"""Pattern of Slurm's reason, and what it means; schedulers/slurm_reasons.py has those that never pass."""
+"""Pattern of Slurm's reason, and what it means; slurm_reasons.py has those that never pass."""
 
 
 def refused(snapshot: Snapshot) -> Verdict | None:

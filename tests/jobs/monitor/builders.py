@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.logs.training_log import parse_iteration
 from vjob.jobs.monitor.log_lines.errors import classify_line
@@ -28,7 +28,7 @@ from vjob.jobs.monitor.model.snapshot import (
     Snapshot,
 )
 
-DATA = Path(__file__).parent / "data"
+DATA = ROOT / "tests/jobs" / "data"
 NOW = 1_700_000_000.0
 STEP_S = 1.4
 _ROW = re.compile(r"(\S+) (\d+|-) (out|err) \| ?(.*)")

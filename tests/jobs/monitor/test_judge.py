@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
+from tests import ROOT
 from tests.jobs.monitor.builders import (
     change_gpus,
     change_node,
@@ -31,7 +31,7 @@ def test_every_rule_says_its_own_name() -> None:
 
 
 def test_every_rule_has_its_heading_in_the_docs_in_order() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "status.md").read_text()
+    text = (ROOT / "tests/jobs/monitor" / "docs" / "status.md").read_text()
     part = text.partition("\n## Verdicts\n")[2].partition("\n## ")[0]
     assert re.findall(r"^### (.+)$", part, re.MULTILINE) == [name_rule(rule) for rule in RULES]
     for health in Health:

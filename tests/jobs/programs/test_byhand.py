@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.byhand import find_port, start_all
 from tests.command import Vjob
 from tests.jobs.confs import make_conf
@@ -22,7 +23,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.programs.shell_export import Machines, build_scripts
 from vjob.jobs.programs.start import Found
 
-GOLDEN = Path(__file__).parents[1] / "golden/external"
+GOLDEN = ROOT / "tests" / "golden/external"
 V1 = Found(
     checkout=Checkout(script="/m/pretrain_gpt2.py", generation="v1", partition=None),
     config=recipes.DEEPSPEED_CONFIG,

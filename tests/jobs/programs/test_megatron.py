@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.jobs.confs import make_conf
 from tests.jobs.programs.recipes import ONE_MACHINE, TODAY, TODAY_FORMS
 from vjob.jobs.conf.loading.check import check_conf
@@ -23,8 +24,8 @@ from vjob.jobs.conf.schema import JobConf, get_replicas, get_world
 from vjob.jobs.programs import megatron
 from vjob.jobs.programs.start import build_env
 
-GOLDEN = Path(__file__).parents[1] / "golden/external/megatron.json"
-PARSER = Path(__file__).parents[2] / "programs/megatron_parser.py"
+GOLDEN = ROOT / "tests" / "golden/external/megatron.json"
+PARSER = ROOT / "programs/megatron_parser.py"
 V1 = Checkout(script="/m/pretrain_gpt2.py", generation="v1", partition=None)
 V2 = Checkout(script="/m/pretrain_gpt.py", generation="v2", partition="balance")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests import ROOT
 from tests.jobs.monitor.screen.driven import Driven, drive
 from tests.jobs.monitor.screen.played import (
     PlayedActions,
@@ -24,7 +25,7 @@ from tests.jobs.monitor.screen.played import (
     make_slow,
 )
 
-TARGET = Path(__file__).parents[4] / "docs" / "pictures" / "status.png"
+TARGET = ROOT / "tests/jobs/monitor/screen" / "docs" / "pictures" / "status.png"
 
 
 def draw(size: tuple[int, int], keys: list[str]) -> str:

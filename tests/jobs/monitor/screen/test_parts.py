@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.jobs.monitor.screen.played import EMPTY, HEALTHY, NOW, make_slow, make_snapshot
 from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.model.snapshot import Gpu, JobRow, Line, Phase, Progress, Rank, Scheduler
@@ -270,7 +270,7 @@ def test_odd_numbers_in_progress_are_shown_and_break_nothing() -> None:
 
 
 def test_the_document_has_every_key_of_the_help() -> None:
-    text = (Path(__file__).parents[4] / "docs" / "status.md").read_text()
+    text = (ROOT / "tests/jobs/monitor/screen" / "docs" / "status.md").read_text()
     table = text[text.index("## The screen") : text.index("## The parts")]
     for keys, _ in KEYS:
         for key in keys.replace(",", " ").split():
