@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.varuna_core.models import Gpt, make_inputs
+from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
 from varuna_core.runtime.engine import engine
 from varuna_core.runtime.split.stage import Stage

@@ -108,12 +108,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         python = sys.executable
-        help_command = [python, "-m", "jobs", "--help"]
+        help_command = [python, "-m", "vjob", "--help"]
         plain = [python, "-c", "import click, yaml"]
         conf = str(write_conf(folder, 1024))
         # A stand-in on PATH is not needed: a dry run asks Slurm nothing. `local` avoids the
         # refusal where there is no sbatch, and renders the same scripts.
-        dry = [python, "-m", "jobs", "submit", conf, "--dry-run"]
+        dry = [python, "-m", "vjob", "submit", conf, "--dry-run"]
         dry += ["--set", "cluster.scheduler=local"]
         lines = [
             f"Python {platform.python_version()}, {platform.machine()}, {options.rounds} rounds.",

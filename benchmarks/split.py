@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tests.varuna_core.models import LENGTH, WIDTH, Gpt, make_inputs
+from tests.models.small import LENGTH, WIDTH, Gpt, make_inputs
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.split.stage import Stage
 

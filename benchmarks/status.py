@@ -202,7 +202,7 @@ def main() -> None:
         os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
         env = {**compile_to(Path(name, "compiled")), "XDG_STATE_HOME": str(Path(name) / "state")}
         write_logs(folder, options.nodes)
-        status = [sys.executable, "-m", "jobs", "status", "--json"]
+        status = [sys.executable, "-m", "vjob", "status", "--json"]
         tail = ["sh", "-c", f"exec tail -n 50 {folder}/*"]
         bare = compare([*status, str(folder)], tail, options.rounds, env)
         run = make_run(folder, options.nodes)

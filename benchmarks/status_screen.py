@@ -74,7 +74,7 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         self._master = master
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jobs", "status", str(folder), "--interval", str(INTERVAL_S)],
+            [sys.executable, "-m", "vjob", "status", str(folder), "--interval", str(INTERVAL_S)],
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -94,7 +94,7 @@ def main() -> None:
         }
         pairs = compare(
             lambda: time_process(
-                [sys.executable, "-m", "jobs", "submit", "conf.yaml"], folder, env
+                [sys.executable, "-m", "vjob", "submit", "conf.yaml"], folder, env
             ),
             lambda: time_process([sys.executable, "peer.py"], folder, env),
             options.rounds,

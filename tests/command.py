@@ -14,7 +14,7 @@ from typing import IO, Any
 from tests import ROOT
 from varuna_core.records.runfolder import RunFolder
 
-PROGRAMS = ROOT / "programs"
+PROGRAMS = ROOT / "tests/programs"
 BAD = ("SLOW", "STALLED", "FAILING", "DEAD")
 
 

@@ -301,7 +301,7 @@ def main() -> None:
     """Entry point of the `vjob` script."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("vjob: %(message)s"))
-    logging.getLogger("jobs").addHandler(handler)  # not the root's: libraries have their own words
+    logging.getLogger("vjob").addHandler(handler)  # not the root's: libraries have their own words
     cli.main(prog_name="vjob")
 
 

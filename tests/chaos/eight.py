@@ -36,7 +36,7 @@ SCENE_S = 150.0
 END_S = 400.0
 LOOK_S = 0.3
 STATUS_S = 5.0
-RESULTS = ROOT / "tests/chaos" / "benchmarks" / "results" / "eight_morphs.md"
+RESULTS = ROOT / "benchmarks/results/eight_morphs.md"
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.lab import Lab
 from tests.cluster.test_jobs import conf, wait_ready
 from tests.command import Vjob
-from tests.jobs.monitor.test_watch import make_snapshot
+from tests.jobs.monitor.watch.test_watch import make_snapshot
 from varuna_core.records.record import read_record
 from vjob.jobs.monitor.model.verdict import Health, Verdict
 from vjob.jobs.monitor.watch.actions import act, check_actions, parse_action

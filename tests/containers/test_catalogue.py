@@ -10,7 +10,7 @@ import pytest
 
 from tests.jobs.confs import SINGLE, make_conf
 from tests.jobs.confs import make_plan as make_plan_of
-from tests.varuna_core.stage import Stage, make_container, make_plan, shell
+from tests.varuna_core.agent.local_run import Stage, make_container, make_plan, shell
 from vjob.containers.catalogue import CATALOGUE, find_trouble, remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind

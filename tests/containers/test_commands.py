@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.varuna_core.stage import Stage, make_group, make_plan
+from tests.varuna_core.agent.local_run import Stage, make_group, make_plan
 from varuna_core.records.plan import ContainerPlan
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import Argv, Commands, ImageKind, Mount, Request, Unsuitable
 from vjob.containers.store import read_shell
 
-GOLDEN = ROOT / "tests" / "golden"
-SHELL = ROOT / "tests/containers" / "containers" / "shell"
+GOLDEN = ROOT / "tests/containers/golden"
+SHELL = ROOT / "containers/shell"
 
 PLAIN = Request(
     run="plain-20260102-030405",

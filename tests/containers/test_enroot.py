@@ -15,7 +15,7 @@ from tests.containers.request import make_request
 from vjob.containers.enroot import build_paths
 from vjob.containers.store import Store
 
-HOOK = ROOT / "tests/containers" / "containers/hooks/50-vjob.sh"
+HOOK = ROOT / "containers/hooks/50-vjob.sh"
 
 pytestmark = [
     pytest.mark.enroot,

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob, read_out
 from tests.jobs.confs import SINGLE, make_conf, make_plan
-from tests.varuna_core.stage import Stage, make_container, make_group, shell
-from tests.varuna_core.stage import make_plan as make_agent_plan
+from tests.varuna_core.agent.local_run import Stage, make_container, make_group, shell
+from tests.varuna_core.agent.local_run import make_plan as make_agent_plan
 from varuna_core.agent.setup.container import leave_step
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.nodes import read_report

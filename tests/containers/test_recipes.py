@@ -12,7 +12,7 @@ import pytest
 
 from tests import ROOT
 
-FOLDER = ROOT / "tests/containers" / "containers" / "recipes"
+FOLDER = ROOT / "containers/recipes"
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
 KNOWN = {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "LABEL", "USER", "SHELL"}
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests import ROOT
 
-FOLDER = ROOT / "tests/containers" / "containers"
+FOLDER = ROOT / "containers"
 HOOK = FOLDER / "hooks" / "50-vjob.sh"
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import deepspeed
 from deepspeed import comm
 
-from tests import ROOT
-
-sys.path.insert(0, str(ROOT / "tests/programs" / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from train_deepspeed import parse_arguments, train  # the path comes first
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.varuna_core.stage import Stage
+from tests.varuna_core.agent.local_run import Stage
 from varuna_core.records.plan import Plan
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.varuna_core.foreign import BUILD, LIBRARY, is_installed, make_text
-from tests.varuna_core.foreign_rank import LAYOUTS, build
-from tests.varuna_core.ranks import collect, start_ranks
+from tests.models.foreign import BUILD, LIBRARY, is_installed, make_text
+from tests.ranks.foreign_rank import LAYOUTS, build
+from tests.ranks.start import collect, start_ranks
 from varuna_core.runtime.split.cut import LeakError
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.split.weights import parameters_on_meta
@@ -24,7 +24,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("foreign")
-    with start_ranks("tests.varuna_core.foreign_rank", 1, str(made)) as ranks:
+    with start_ranks("tests.ranks.foreign_rank", 1, str(made)) as ranks:
         ((code, output),) = collect(ranks, 280)
     assert code == 0, output
     return made

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.varuna_core.ranks import collect, start_ranks
-from tests.varuna_core.train_rank import (
+from tests.ranks.start import collect, start_ranks
+from tests.ranks.train_rank import (
     MOMENTUM,
     RATE,
     SEED,
@@ -147,7 +147,7 @@ ALL = [(world_size, case) for world_size, cases in CASES.items() for case in cas
 def _train(folder: Path, world_size: int) -> str:
     """All cases of a world size in one start of its ranks; what went wrong, if anything."""
     write_cases(folder, CASES[world_size])
-    with start_ranks("tests.varuna_core.train_rank", world_size, str(folder)) as ranks:
+    with start_ranks("tests.ranks.train_rank", world_size, str(folder)) as ranks:
         done = collect(ranks)
     return "\n".join(f"rank {r} exit {code}\n{out}" for r, (code, out) in enumerate(done) if code)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.varuna_core.ranks import DEADLINE_S
+from tests.ranks.start import DEADLINE_S
 
 
 def find_free_port() -> int:

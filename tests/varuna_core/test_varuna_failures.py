@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.varuna_core.ranks import collect, start_ranks
+from tests.ranks.start import collect, start_ranks
 
-PROGRAM = "tests.varuna_core.fail_rank"
+PROGRAM = "tests.ranks.fail_rank"
 
 
 def find_error(output: str) -> str:

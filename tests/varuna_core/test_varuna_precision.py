@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.varuna_core.precision_rank import Case, build_model, build_optimizer, make_batch, train
-from tests.varuna_core.ranks import collect, start_ranks
-from tests.varuna_core.test_optimizers import PlainLamb
-from tests.varuna_core.train_rank import cut_batch, write_cases
+from tests.ranks.precision_rank import Case, build_model, build_optimizer, make_batch, train
+from tests.ranks.start import collect, start_ranks
+from tests.ranks.train_rank import cut_batch, write_cases
+from tests.varuna_core.runtime.optim.test_optimizers import PlainLamb
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SCHEDULES = ["gpipe", "1f1b", "varuna", "zero_bubble"]
@@ -126,7 +126,7 @@ def _train(folder: Path, world_size: int) -> str:
             torch.save(train(case, 0), folder / f"{case.name}.0.pt")
         return ""
     write_cases(folder, list(CASES[world_size]))
-    with start_ranks("tests.varuna_core.precision_rank", world_size, str(folder)) as ranks:
+    with start_ranks("tests.ranks.precision_rank", world_size, str(folder)) as ranks:
         done = collect(ranks, 240)
     return "\n".join(f"rank {r} exit {code}\n{out}" for r, (code, out) in enumerate(done) if code)
 

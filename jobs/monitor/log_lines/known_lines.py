@@ -2,8 +2,8 @@
 
 The first row that fits a line is the line's; so rows go from what proves most to what proves least,
 and from special to general. Patterns meet the line without the tags of ranks and times before it.
-tests/jobs/monitor/test_errors.py holds the messages, as the tools print them. Longer than a module
-should be: it is one table.
+tests/jobs/monitor/log_lines/test_errors.py holds the messages, as the tools print them. One table,
+however long.
 """
 
 from __future__ import annotations

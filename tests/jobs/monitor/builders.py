@@ -28,7 +28,7 @@ from vjob.jobs.monitor.model.snapshot import (
     Snapshot,
 )
 
-DATA = ROOT / "tests/jobs" / "data"
+DATA = ROOT / "tests/jobs/monitor/data"
 NOW = 1_700_000_000.0
 STEP_S = 1.4
 _ROW = re.compile(r"(\S+) (\d+|-) (out|err) \| ?(.*)")

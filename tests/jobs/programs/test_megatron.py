@@ -24,8 +24,8 @@ from vjob.jobs.conf.schema import JobConf, get_replicas, get_world
 from vjob.jobs.programs import megatron
 from vjob.jobs.programs.start import build_env
 
-GOLDEN = ROOT / "tests" / "golden/external/megatron.json"
-PARSER = ROOT / "programs/megatron_parser.py"
+GOLDEN = ROOT / "tests/jobs/golden/external/megatron.json"
+PARSER = ROOT / "tests/programs/megatron_parser.py"
 V1 = Checkout(script="/m/pretrain_gpt2.py", generation="v1", partition=None)
 V2 = Checkout(script="/m/pretrain_gpt.py", generation="v2", partition="balance")
 

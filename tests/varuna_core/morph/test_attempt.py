@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.varuna_core.morph.test_words import ME
+from tests.varuna_core.agent.local_run import make_group, make_plan
+from tests.varuna_core.morph.test_messages import ME
 from tests.varuna_core.programs.trainings import GPT
-from tests.varuna_core.stage import make_group, make_plan
 from varuna_core.morph.attempt import make_attempt, pick_nodes
 from varuna_core.morph.messages import Start
 from varuna_core.morph.orders import write_presence

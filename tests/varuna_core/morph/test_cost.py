@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.varuna_core.stage import make_group, make_plan
+from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.morph import cost
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.machine import GATHERING, JUDGING, RUNNING, SAVING, STOPPING, State

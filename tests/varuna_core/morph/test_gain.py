@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.varuna_core.agent.local_run import make_group, make_plan
 from tests.varuna_core.programs.trainings import GPT
-from tests.varuna_core.stage import make_group, make_plan
 from varuna_core.morph.gain import forecast, pays, with_more
 from varuna_core.records.plan import MorphPlan, Plan
 

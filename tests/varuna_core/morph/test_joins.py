@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.varuna_core.agent.local_run import make_group, make_plan
 from tests.varuna_core.programs.trainings import GPT
-from tests.varuna_core.stage import make_group, make_plan
 from varuna_core.morph.layout import build_attempt, count_asked
 from varuna_core.records.joins import (
     Join,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.varuna_core.agent.local_run import TIMING, make_group, make_plan, wait_until
 from tests.varuna_core.programs.trainings import GPT
-from tests.varuna_core.stage import TIMING, make_group, make_plan, wait_until
 from varuna_core.agent.bundle import write_bundle
 from varuna_core.morph import manager
 from varuna_core.morph.machine import RUNNING, State

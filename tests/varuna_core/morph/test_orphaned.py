@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.varuna_core.agent.local_run import wait_until
 from tests.varuna_core.morph.test_manager import HANGS_AT_FIRST, TRAINS, Elastic
-from tests.varuna_core.stage import wait_until
 from varuna_core.morph import manager_liveness as hearing
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.varuna_core.ranks import DEADLINE_S
+from tests.ranks.start import DEADLINE_S
 from varuna_core.programs.batches import TRAIN, Batch
 from varuna_core.programs.place import Place, leave
 from varuna_core.programs.training import Trainer

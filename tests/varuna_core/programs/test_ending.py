@@ -9,7 +9,7 @@ import pytest
 
 STORY = """
 import atexit, sys
-from varuna_core import pretrain
+from varuna_core.programs import pretrain
 
 def main(arguments=None):
     atexit.register(print, "registered")

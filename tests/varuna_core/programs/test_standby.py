@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 CODE = """
 import os, sys, threading
-from varuna_core import pretrain, standby
+from varuna_core.programs import pretrain, standby
 
 parse = pretrain._parse
 

@@ -25,7 +25,7 @@ from tests.jobs.monitor.screen.played import (
     make_slow,
 )
 
-TARGET = ROOT / "tests/jobs/monitor/screen" / "docs" / "pictures" / "status.png"
+TARGET = ROOT / "docs/pictures/status.png"
 
 
 def draw(size: tuple[int, int], keys: list[str]) -> str:

@@ -270,7 +270,7 @@ def test_odd_numbers_in_progress_are_shown_and_break_nothing() -> None:
 
 
 def test_the_document_has_every_key_of_the_help() -> None:
-    text = (ROOT / "tests/jobs/monitor/screen" / "docs" / "status.md").read_text()
+    text = (ROOT / "docs/status.md").read_text()
     table = text[text.index("## The screen") : text.index("## The parts")]
     for keys, _ in KEYS:
         for key in keys.replace(",", " ").split():

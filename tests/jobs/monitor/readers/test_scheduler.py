@@ -1,0 +1,181 @@
+"""What the scheduler says, or does not say in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.runs.test_outcome import make_record
+from tests.jobs.standin import StandIns
+from tests.varuna_core.agent.local_run import make_plan
+from varuna_core.records import record as records
+from varuna_core.records.plan import write_plan
+from varuna_core.records.record import JobRecord, write_record
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.readers import scheduler as scheduling
+from vjob.jobs.monitor.readers.open import open_reader
+from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
+from vjob.jobs.runs.find import RunView
+from vjob.jobs.schedulers.slurm_commands import (
+    JobInfo,
+    JobState,
+    parse_lost_nodes,
+    parse_squeue_output,
+)
+
+ROW = "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1|"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "demo-1")
+    run.path.mkdir()
+    write_plan(run.plan, make_plan())
+    record = replace(
+        make_record(run),
+        state=records.SUBMITTED,
+        scheduler="slurm",
+        verdict="",
+        submitted=time.time(),
+        jobs=(JobRecord(id="77", group=None),),
+    )
+    write_record(run, record)
+    return run
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
+    tools = StandIns(tmp_path)
+    monkeypatch.setenv("PATH", tools.path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tools
+
+
+def say(tools: StandIns, *rows: str) -> None:
+    tools.add("squeue", "".join(f"print({row!r})\n" for row in rows))
+
+
+def view_of(run: RunFolder, *infos: JobInfo, problem: str = "") -> RunView:
+    return RunView(run=run, record=make_record(run), infos=infos, problem=problem)
+
+
+def test_one_question_a_look_however_many_components(run: RunFolder, tools: StandIns) -> None:
+    rows = [ROW.format(id=77 + at, offset=at, word="RUNNING", reason="None") for at in range(16)]
+    say(tools, *rows)
+    for name in ("scontrol", "sacct", "sinfo"):
+        tools.add(name)
+    reader = open_reader(str(run.path), run.path)
+    for looks in (1, 2, 3):
+        found = reader.read()
+        assert len(found.scheduler.jobs) == 16 and found.state == "RUNNING"
+        assert len(tools.calls("squeue")) == looks
+    assert not any(tools.calls(name) for name in ("scontrol", "sacct", "sinfo"))
+    assert found.scheduler.jobs[3].id == "77+3" and found.scheduler.jobs[0].restarts == 2
+    assert (found.scheduler.age_s, found.scheduler.problem) == (0.0, "")
+
+
+def test_a_pending_job_has_its_reason_and_start_and_a_running_one_neither(
+    run: RunFolder, tools: StandIns
+) -> None:
+    say(tools, ROW.format(id=77, offset=0, word="PENDING", reason="Resources"))
+    (row,) = open_reader(str(run.path), run.path).read().scheduler.jobs
+    assert (row.reason, row.start) == ("Resources", "2026-11-22T08:00:00")
+    say(tools, ROW.format(id=77, offset=0, word="RUNNING", reason="Resources"))
+    (row,) = open_reader(str(run.path), run.path).read().scheduler.jobs
+    assert (row.reason, row.start) == ("", "")
+
+
+def test_a_word_that_nobody_knows_is_kept(run: RunFolder, tools: StandIns) -> None:
+    say(tools, ROW.format(id=77, offset=0, word="TELEPORTING", reason="None"))
+    found = open_reader(str(run.path), run.path).read()
+    (row,) = found.scheduler.jobs
+    assert (row.state, row.word, found.state) == ("UNKNOWN", "TELEPORTING", "UNKNOWN")
+
+
+def test_a_controller_that_does_not_answer_leaves_the_last_good_word_and_its_age(
+    run: RunFolder, tools: StandIns
+) -> None:
+    say(tools, ROW.format(id=77, offset=0, word="RUNNING", reason="None"))
+    reader = open_reader(str(run.path), run.path)
+    assert reader.read().state == "RUNNING"
+    tools.add("squeue", "print('slurm_load_jobs error: timed out', file=sys.stderr); sys.exit(1)")
+    found = reader.read()
+    assert "timed out" in found.scheduler.problem and found.record_state == "submitted"
+    assert [job.state for job in found.scheduler.jobs] == ["RUNNING"]
+    say(tools, ROW.format(id=77, offset=0, word="RUNNING", reason="None"))
+    assert reader.read().scheduler.problem == ""
+
+
+def test_a_question_that_hangs_is_not_waited_for_and_asked_once(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "FIRST_S", 0.05)
+    monkeypatch.setattr(scheduling, "LATER_S", 0.01)
+    free, asked = threading.Event(), []
+    good = view_of(run, JobInfo(id="77", state=JobState.RUNNING, word="RUNNING"))
+
+    def view(run: RunFolder) -> RunView:
+        asked.append(run)
+        assert free.wait(60)
+        return good
+
+    clock = iter(range(100))
+    desk = SchedulerDesk(run, "slurm", view=view, now=lambda: float(next(clock)))
+    for _ in range(3):
+        desk.ask()
+        answer = desk.answer()
+        assert answer.view is None and "has not answered" in answer.scheduler.problem
+    assert len(asked) == 1
+    free.set()
+    monkeypatch.setattr(scheduling, "FIRST_S", 60.0)
+    answer = desk.answer()
+    assert answer.view is good and answer.scheduler.problem == ""
+    assert [job.id for job in answer.scheduler.jobs] == ["77"]
+
+
+def test_the_age_of_the_last_good_word_grows(run: RunFolder) -> None:
+    views = [view_of(run, JobInfo(id="77", state=JobState.RUNNING, word="RUNNING"))]
+    views += [view_of(run, problem="down"), view_of(run, problem="down")]
+    seconds = [0.0]
+    desk = SchedulerDesk(run, "slurm", view=lambda _: views.pop(0), now=lambda: seconds[0])
+    ages = []
+    for _ in range(3):
+        desk.ask()
+        ages.append(desk.answer().scheduler.age_s)
+        seconds[0] += 100.0
+    assert ages == [0.0, 100.0, 200.0]
+
+
+def test_an_error_of_the_first_question_is_the_users(run: RunFolder) -> None:
+    def view(run: RunFolder) -> RunView:
+        raise InputError("no such thing")
+
+    desk = SchedulerDesk(run, "slurm", view=view)
+    desk.ask()
+    with pytest.raises(InputError, match="no such thing"):
+        desk.answer()
+
+
+def test_silent_nodes_are_asked_about_now_and_then(run: RunFolder, tools: StandIns) -> None:
+    tools.add("sinfo", "print('a1|down*|Not responding|\\na2|allocated|none|')")
+    view = view_of(run, JobInfo(id="77", state=JobState.RUNNING, word="RUNNING"))
+    view = replace(view, record=replace(view.record, scheduler="slurm"))
+    seconds = [0.0]
+    desk = SchedulerDesk(run, "slurm", view=lambda _: view, now=lambda: seconds[0])
+    for _ in range(3):
+        desk.ask(["a1", "a2"])
+        assert desk.answer().scheduler.lost_nodes == {"a1": "down* (Not responding)"}
+        seconds[0] += 1
+    assert len(tools.calls("sinfo")) == 1
+    assert any("a1,a2" in str(word) for word in tools.calls("sinfo")[0]["argv"])  # type: ignore[attr-defined]
+
+
+def test_states_in_which_a_node_is_lost() -> None:
+    text = "a1|down|x y|\na2|idle*|none|\na3|mixed|none|\na4|draining|ECC|\n\nodd\na5|failing|z|"
+    assert parse_lost_nodes(text) == {"a1": "down (x y)", "a2": "idle*", "a5": "failing (z)"}
+    assert parse_squeue_output("") == []

@@ -1,0 +1,160 @@
+"""`auto` at submit: what is planned, what is left to the runtime, what plan.json says of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.planning.test_plan_command import CONF, NAME, put_profile
+from varuna_core.records.plan import read_plan
+from varuna_core.records.runfolder import make_run_folder
+from vjob.jobs.commands.profile import choose_output
+from vjob.jobs.conf.loading.load import read_conf
+from vjob.jobs.errors import ConfError, InputError
+from vjob.jobs.planning.layout_choice import Chosen
+from vjob.jobs.planning.resolve_auto import choose, settle
+from vjob.jobs.submit.submit import prepare, write_run_folder
+from vjob.reports.load.prediction import read_prediction
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    path = tmp_path / "conf.yaml"
+    path.write_text(CONF)
+    return path
+
+
+GIVEN = ["parallel.pipeline=4"]
+OPEN = ["parallel.pipeline=auto"]
+
+
+def test_an_open_layout_is_searched_for(conf: Path) -> None:
+    put_profile(conf.parent)
+    overrides = [*OPEN, "train.micro_batch_size=auto"]
+    chosen = settle(conf, overrides)
+    assert "planned at submit by profile" in chosen.why and chosen.prediction
+    settled = read_conf(conf, [*overrides, *chosen.overrides], environ={})
+    assert settled.parallel.partition != "auto" and settled.parallel.zero == 0
+    assert settled.parallel.tensor == 1, "a submit keeps what is not auto"
+    kept = settle(conf, [*OPEN, "train.micro_batch_size=2"])
+    assert kept.settings["train.micro_batch_size"] == "2"
+
+
+def test_what_is_set_counts_over_a_plans_file(conf: Path) -> None:
+    put_profile(conf.parent)
+    given = Chosen(settings={"parallel.pipeline": "2"}, prediction=None, why="a file")
+    found, words = choose(conf, ["parallel.pipeline=4"], given)
+    assert found is given and read_conf(conf, words, environ={}).parallel.pipeline == 4
+    found, words = choose(conf, OPEN, given)
+    assert found.prediction, "opened again, it is planned again"
+    assert read_conf(conf, words, environ={}).parallel.pipeline != "auto"
+
+
+def test_without_a_profile_an_open_layout_is_estimated_and_said_so(conf: Path) -> None:
+    chosen = settle(conf, OPEN)
+    assert chosen.settings and "an estimate" in chosen.why
+
+
+def test_what_cannot_be_left_open(conf: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfError, match="global_batch_size"):
+        read_conf(conf, [*OPEN, "train.global_batch_size=null"], environ={})
+    script = tmp_path / "script.yaml"
+    (tmp_path / "train.py").touch()
+    script.write_text(
+        "name: x\nprogram: {script: train.py}\nparallel: {pipeline: auto}\n"
+        'train: {global_batch_size: 8}\ncluster: {nodes: [{group: a, gpus: "a10:4"}]}\n'
+    )
+    with pytest.raises(InputError, match="does not know the script's model"):
+        settle(script, [])
+    with pytest.raises(ConfError, match="program"):
+        read_conf(script, environ={})
+    with pytest.raises(InputError, match="zero 2"):
+        settle(conf, [*OPEN, "parallel.zero=2"])
+
+
+def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
+    put_profile(conf.parent)
+    chosen = settle(conf, GIVEN)
+    assert set(chosen.settings) == {
+        "parallel.partition",
+        "parallel.schedule",
+        "parallel.recompute",
+    }
+    assert chosen.prediction is not None and len(chosen.prediction["stage_s"]) == 4
+    counts = [int(word) for word in chosen.settings["parallel.partition"].split("-")]
+    assert sum(counts) == 8
+    assert counts[0] + counts[1] > counts[2] + counts[3], "the first node is the faster one"
+    fixed = settle(conf, [*GIVEN, "parallel.schedule=gpipe", "parallel.recompute=full"])
+    assert fixed.settings["parallel.schedule"] == "gpipe"
+    assert fixed.settings["parallel.recompute"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ([], "no profile"),
+        (["parallel.partition=2-2-1-1"], "gives the partition"),
+        (["train.global_batch_size=null"], "global_batch_size"),
+        (["parallel.order=pipeline"], "order pipeline"),
+        (["parallel.schedule=interleaved"], "not modelled"),
+        (["parallel.zero=3"], "not modelled"),
+    ],
+)
+def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> None:
+    if more:
+        put_profile(conf.parent)
+    chosen = settle(conf, [*GIVEN, *more])
+    assert not chosen.settings and chosen.prediction is None
+    assert why in chosen.why
+
+
+def test_replicas_may_straddle_nodes(conf: Path) -> None:
+    """Three of a stage on nodes of four."""
+    put_profile(conf.parent)
+    nodes = 'cluster.nodes=[{group: a, count: 3, gpus: "a10:4"}]'
+    chosen = settle(conf, [*GIVEN, nodes, "train.global_batch_size=12"])
+    assert chosen.prediction is not None and len(chosen.prediction["stage_s"]) == 4
+
+
+def test_a_conf_names_its_profile(conf: Path) -> None:
+    """Relative to the conf's folder; `vjob profile` writes there."""
+    elsewhere = conf.parent / "figures" / "of mine.json"
+    elsewhere.parent.mkdir()
+    named = [*GIVEN, "parallel.profile=figures/of mine.json"]
+    with pytest.raises(InputError, match=r"of mine.json is not there: `vjob profile` writes it"):
+        settle(conf, named)
+    put_profile(conf.parent).rename(elsewhere)
+    assert "no profile" in settle(conf, GIVEN).why
+    assert f"cut at submit by profile {elsewhere}" in settle(conf, named).why
+    read = read_conf(conf, named, environ={})
+    assert choose_output(read, conf.parent, None) == elsewhere
+
+
+def test_a_stale_profile_is_not_used_and_said_so(
+    conf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_profile(conf.parent, digest="other shapes")
+    with caplog.at_level(logging.WARNING):
+        chosen = settle(conf, GIVEN)
+    assert not chosen.settings and "other shapes" in chosen.why
+    assert "is not used" in caplog.text
+    with pytest.raises(InputError, match="other shapes"):
+        settle(conf, OPEN)
+
+
+def test_the_run_folder_holds_what_was_predicted(conf: Path, tmp_path: Path) -> None:
+    put_profile(conf.parent)
+    ready = prepare(conf, GIVEN, for_preview=True)
+    run = make_run_folder(tmp_path / "run")
+    write_run_folder(ready, run)
+    plan = read_plan(run.plan)
+    assert plan is not None and plan.planned is not None and NAME in plan.planned
+    prediction = read_prediction(json.loads(run.plan.read_text()))
+    assert prediction is not None and prediction.step_s and len(prediction.stage_s) == 4
+    training = json.loads(run.training.read_text())
+    assert training["partition"] == plan.partition
+    assert training["schedule"] in ("1f1b", "gpipe", "varuna")
+    assert training["recompute"] in ("none", "full")

@@ -1,0 +1,143 @@
+"""Why a run ended: the scheduler's word and the ranks' own, put together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.varuna_core.agent.local_run import make_plan
+from varuna_core.records import record as records
+from varuna_core.records.events import append_event
+from varuna_core.records.exits import Outcome, rank_exit, write_exit, write_outcome
+from varuna_core.records.plan import write_plan
+from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.stop import write_stop
+from vjob.jobs.runs import find as runs
+from vjob.jobs.runs.outcome import explain_end, judge_run
+from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+
+TOLD = "n0 was told to end by SIGTERM"
+
+
+def make_run(folder: Path, *, started: bool = True, reason: str = TOLD) -> RunFolder:
+    run = RunFolder(folder / "demo-1")
+    run.path.mkdir()
+    write_plan(run.plan, make_plan())
+    if started:
+        run.attempt(0).make()
+        write_stop(run.attempt(0), "signal", 143, TOLD)
+        write_outcome(run.attempt(0), make_outcome(reason))
+    return run
+
+
+def make_outcome(reason: str) -> Outcome:
+    return Outcome(143, reason, None, None, None, [], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "asked", "message"),
+    [
+        ("TIMEOUT", False, "the time limit was reached"),
+        ("PREEMPTED", False, "preempted"),
+        ("CANCELLED", True, "cancelled with vjob cancel"),
+        ("CANCELLED", False, "cancelled"),
+        ("FAILED", False, TOLD),
+    ],
+)
+def test_who_was_told_to_end_learns_why(
+    tmp_path: Path, verdict: str, asked: bool, message: str
+) -> None:
+    run = make_run(tmp_path)
+    if asked:
+        append_event(run.vjob_events, "cancel-asked")
+    assert explain_end(run, verdict, make_outcome(TOLD)) == message
+
+
+def test_a_failure_before_the_time_limit_stays_the_reason(tmp_path: Path) -> None:
+    run = make_run(tmp_path, reason="rank 0 on n0 exited 9")
+    assert explain_end(run, "TIMEOUT", make_outcome("rank 0 on n0 exited 9")).endswith("exited 9")
+
+
+def test_ranks_that_nobody_told_to_begin_were_not_lost(tmp_path: Path) -> None:
+    run = make_run(tmp_path, started=False)
+    run.attempt(0).make()
+    facts = {"state": JobState.FAILED, "word": "FAILED", "reason": "JobLaunchFailure"}
+    outcome = judge_run(run, [JobInfo(id="7", exit_code="0:10", **facts)])  # type: ignore[arg-type]
+    assert outcome is not None and outcome.code != 0 and outcome.culprit_rank is None
+    assert outcome.reason == "the batch script was ended by SIGUSR1"
+    write_exit(
+        run.attempt(0), rank_exit(0, "n0", 9, stopped=False, started=0.0, ended=1.0, error="")
+    )
+    outcome = judge_run(run, [JobInfo(id="7", exit_code="0:10", **facts)])  # type: ignore[arg-type]
+    assert outcome is not None and outcome.reason == "rank 0 on n0 exited 9"
+
+
+def test_a_job_cancelled_in_the_queue_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, started=False)
+    assert explain_end(run, "CANCELLED", None) == "cancelled before it started"
+    assert explain_end(run, "NODE_FAIL", None) == ""
+
+
+@pytest.mark.parametrize("place", ["reason", "node's log", "scheduler's log", "nowhere"])
+def test_a_known_message_of_the_runtime_brings_its_remedy(tmp_path: Path, place: str) -> None:
+    said = "FATAL ERROR: Can't find a SQUASHFS superblock"
+    run = make_run(tmp_path)
+    write_plan(run.plan, replace(make_plan(), remedies=(("SQUASHFS superblock", "mend it"),)))
+    reason = f"rank 0 on n0 exited 1{f': {said}' if place == 'reason' else ''}"
+    outcome = replace(make_outcome(reason), culprit_node="n0", code=1)
+    noise = "".join(f"line {number}\n" for number in range(15))
+    if place == "node's log":
+        run.attempt(0).node_log("n0", "err").write_text(f"0 err | {said}\n{noise}")
+    elif place == "scheduler's log":
+        run.scheduler_log().write_text(f"slurmstepd: error: pyxis:  {said}\n{noise}")
+    remedy = "" if place == "nowhere" else " -> mend it"
+    assert explain_end(run, "FAILED", outcome) == f"{reason}{remedy}"
+
+
+def test_a_remedy_that_the_reason_has_already_is_not_repeated(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_plan(run.plan, replace(make_plan(), remedies=(("torn", "mend it"),)))
+    outcome = replace(make_outcome("not ready: n0: torn -> mend it"), code=112)
+    assert explain_end(run, "FAILED", outcome) == outcome.reason
+    assert explain_end(run, "COMPLETED", replace(outcome, code=0, reason="torn")) == "torn"
+
+
+def test_what_cannot_be_recorded_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A colleague looks at a run, or the disk is full."""
+    run = make_run(tmp_path, reason="rank 0 on n0 exited 9")
+    write_record(run, make_record(run))
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(runs, "write_record", refuse)
+    view = runs.view_run(run)
+    assert (view.state, view.record.message) == ("UNKNOWN", "rank 0 on n0 exited 9")
+    assert "could not be recorded: Permission denied" in caplog.text
+    assert (read_record(run) or view.record).outcome is None, "nothing was written"
+
+
+def make_record(run: RunFolder) -> RunRecord:
+    """As after a run whose outcome came late."""
+    return RunRecord(
+        run=run.name,
+        name="demo",
+        scheduler="local",
+        layout="single",
+        state=records.ENDED,
+        num_jobs=1,
+        jobs=(JobRecord(id="L1", group=None),),
+        submitted=1.0,
+        user="ann",
+        host="login",
+        conf="conf.yaml",
+        version="0",
+        pid=1,
+        pid_start=None,
+        verdict="UNKNOWN",
+    )

@@ -1,0 +1,243 @@
+"""Plan to scripts: golden files whole, shellcheck, and quoting that nothing gets through."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests import ROOT
+from tests.jobs.confs import (
+    HETJOB,
+    IN_PYXIS,
+    MORPH,
+    MORPH_HETJOB,
+    MORPH_MACHINES,
+    MORPH_SPLIT,
+    SINGLE,
+    SPLIT,
+    make_conf,
+    make_plan,
+)
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.submit.scripts import render_batch, render_node, render_scripts
+
+GOLDEN = ROOT / "tests/jobs/golden"
+RUN = RunFolder(Path("/home/u/exp/log/plain-20260102-030405"))
+LAYOUTS = {
+    "single": SINGLE,
+    "hetjob": HETJOB,
+    "split": SPLIT,
+    "morph": MORPH,
+    "morph-hetjob": MORPH_HETJOB,
+    "morph-split": MORPH_SPLIT,
+    "morph-machines": MORPH_MACHINES,
+    "pyxis": SINGLE + IN_PYXIS,
+    "pyxis-hetjob": HETJOB + IN_PYXIS,
+}
+
+
+def render_all(text: str, run: RunFolder = RUN) -> dict[str, str]:
+    conf = make_conf(text)
+    scheduler = "ssh" if conf.cluster.machine_list else "slurm"
+    scripts = render_scripts(conf, make_plan(conf, scheduler=scheduler), run)
+    files = {run.batch_script(group).name: script for group, script in scripts.batch.items()}
+    return {**files, run.node_script.name: scripts.node}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scripts_equal_their_golden_files(layout: str) -> None:
+    for name, text in render_all(LAYOUTS[layout]).items():
+        golden = GOLDEN / layout / name
+        if os.environ.get("VJOB_WRITE_GOLDEN"):
+            golden.parent.mkdir(parents=True, exist_ok=True)
+            golden.write_text(text)
+        assert golden.read_text() == text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_golden_folders_hold_nothing_else(layout: str) -> None:
+    names = {path.name for path in (GOLDEN / layout).iterdir()}
+    assert names == set(render_all(LAYOUTS[layout]))
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("folder", ["/home/u/log", '/tmp/it\'s $(id) "a"'])
+def test_scripts_pass_shellcheck(layout: str, folder: str, tmp_path: Path) -> None:
+    for name, text in render_all(LAYOUTS[layout], RunFolder(Path(folder) / "r")).items():
+        script = tmp_path / name
+        script.write_text(text)
+        done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+        assert done.stdout == ""
+
+
+def test_a_job_that_may_start_with_fewer_nodes_asks_for_a_range_and_no_tasks() -> None:
+    conf = make_conf(MORPH)
+    text = render_batch(conf, make_plan(conf), RUN)
+    head = text[: text.index("set -euo")]
+    assert "#SBATCH --nodes=2-4\n" in head and "ntasks" not in head
+    assert '--nodes="$SLURM_JOB_NUM_NODES"\n' in text
+    assert '--expected "$SLURM_JOB_NUM_NODES" &' in text
+    conf = make_conf(MORPH.replace(", min_nodes: 2", ""))
+    text = render_batch(conf, make_plan(conf), RUN)
+    assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n" in text and "--expected" not in text
+
+
+WARNED = """#!/bin/sh
+# An agent whose job is warned while it opens the attempt, or while its ranks start.
+echo "$*" >>calls
+case "$*" in
+  *open*) kill -USR1 "$PPID" ;;
+  *close*) echo 0 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("single", "signal --run {run} --attempt 0 --name USR1 --key batch-USR1-1"),
+        ("hetjob", "signal --run {run} --attempt 0 --name USR1 --key batch-USR1-1"),
+        ("morph", "morph manage --run {run} --session 7.0 --heard  USR1 --expected 2"),
+    ],
+)
+def test_a_warning_that_comes_before_all_is_told_once_there_is_somebody_to_tell(
+    layout: str, expected: str, tmp_path: Path
+) -> None:
+    warns = layout == "morph"  # which opens nothing by itself
+    for name, text in (("python", WARNED), ("srun", 'kill -USR1 "$PPID"; ' * warns + "sleep 0.5")):
+        (tmp_path / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    conf = make_conf(LAYOUTS[layout])
+    plan = replace(make_plan(conf), python=str(tmp_path / "python"))
+    text = render_batch(conf, plan, RUN)
+    if warns:  # long enough for the warning to be there
+        text = text.replace("\nmanager=\n", "\nsleep 0.3\nmanager=\n")
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NUM_NODES": "2",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    expected = expected.format(run=RUN.path)
+    assert [expected in call for call in calls].count(True) == 1, done.stderr
+
+
+@pytest.mark.parametrize(("lives_s", "starts"), [(0, 10), (90, 15)])
+def test_only_managers_that_fail_in_a_row_end_the_job(
+    lives_s: int, starts: int, tmp_path: Path
+) -> None:
+    """The loop of the script, with a manager that is well at its fifteenth start at the latest."""
+    text = render_all(MORPH)["batch.sh"]
+    loop = text[text.index("failures=0") :]
+    loop = loop[: loop.index("\ndone\n") + len("\ndone\n")]
+    begin = f"""set -euo pipefail
+python=fake run=x session=1.0 calls= SLURM_JOB_NUM_NODES=2
+fake() {{ echo >>starts; [ "$(wc -l <starts)" -ge 15 ]; }}
+sleep() {{ :; }}
+wait() {{ SECONDS=$((SECONDS + {lives_s})); builtin wait "$@"; }}
+"""
+    done = subprocess.run(
+        ["bash", "-c", begin + loop],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert len((tmp_path / "starts").read_text().splitlines()) == starts, done.stderr
+
+
+def test_lines_of_the_conf_leave_the_agents_input_alone(tmp_path: Path) -> None:
+    """Over ssh the agent hears by it that whoever started it lives."""
+    conf = make_conf(MORPH_MACHINES.replace("module load cuda", "cat > eaten"))
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "got $(cat)"\n')
+    python.chmod(0o700)
+    plan = replace(make_plan(conf, scheduler="ssh"), python=str(python), workdir=str(tmp_path))
+    done = subprocess.run(
+        ["bash", "-c", render_node(conf, plan, RUN)],
+        input=b"beats",
+        env={"PATH": os.environ["PATH"], "VJOB_SESSION": "1.0"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"got beats\n" and (tmp_path / "eaten").read_bytes() == b""
+
+
+def test_rank_zero_is_in_the_first_component_whatever_its_queue() -> None:
+    conf = make_conf(HETJOB)
+    text = render_batch(conf, make_plan(conf), RUN)
+    first, second = text.split("#SBATCH hetjob")
+    assert "--partition=gpu1" in first and "--partition=gpu2" in second
+    assert "--time=" not in second and "--output" not in second
+
+
+def test_a_memory_of_zero_asks_for_all_and_none_asks_for_nothing() -> None:
+    conf = make_conf(SINGLE)
+    assert "#SBATCH --mem=0\n" in render_batch(conf, make_plan(conf), RUN)
+    group = replace(conf.cluster.nodes[0], memory_gb=None)
+    conf = replace(conf, cluster=replace(conf.cluster, nodes=(group,)))
+    assert "--mem" not in render_batch(conf, make_plan(conf), RUN)
+
+
+def test_requeue_is_always_said() -> None:
+    conf = make_conf(SINGLE)
+    assert "#SBATCH --no-requeue\n" in render_batch(conf, make_plan(conf), RUN)
+    conf = replace(conf, cluster=replace(conf.cluster, requeue=True))
+    assert "#SBATCH --requeue\n" in render_batch(conf, make_plan(conf), RUN)
+
+
+paths = st.text(
+    st.characters(blacklist_categories=("Cs",), blacklist_characters="/\0"), min_size=1, max_size=30
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(paths)
+@example("$(touch owned)")
+@example("a'b\"c`id`\\ \n;&|<>")
+@example("-rf")
+def test_a_folder_of_any_name_reaches_bash_unchanged(name: str) -> None:
+    """The script's own `run=` line is run by bash, and printed back."""
+    run = RunFolder(Path("/x") / name)
+    conf = make_conf(SINGLE)
+    text = render_node(conf, make_plan(conf), run)
+    head = text[text.index("run=") : text.index("find_python()")]
+    done = subprocess.run(
+        ["bash", "-c", head + 'printf %s "$run"'], capture_output=True, check=True, timeout=20
+    )
+    assert done.stdout == str(run.path).encode()
+
+
+sbatch_values = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=20)
+
+
+@given(sbatch_values)
+def test_an_sbatch_value_stays_on_its_line_and_in_its_quotes(value: str) -> None:
+    conf = make_conf(SINGLE)
+    conf = replace(conf, cluster=replace(conf.cluster, sbatch={"reservation": value}))
+    text = render_batch(conf, make_plan(conf), RUN)
+    lines = [line for line in text.split("\n") if line.startswith("#SBATCH --reservation=")]
+    assert len(lines) == 1
+    word = lines[0].partition("=")[2]
+    if word.startswith('"'):
+        inner = word[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+        assert inner == value or "\\" in value
+    else:
+        assert word == value

@@ -1,0 +1,107 @@
+"""Rank processes without importing torch in each: `process_pool.py <socket>`.
+
+One process a test session imports what ranks import and then only forks. A rank begins where
+`python -m <module> <arguments>` would, with environment, output and random numbers of its own, and
+ends as any process does. Nothing has run in the process that forks: no thread, no tensor, no group,
+so a rank inherits no state of another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+from tests.ranks.preloaded import load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A rank to start."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+LONGEST = 1 << 20
+"""Bytes of an order; more than Linux lets an environment have in practice."""
+
+
+def wait_for_order(orders: socket.socket) -> Order | None:
+    """Forks for each order: the rank returns with its order, the pool with None at its end."""
+    ends: dict[int, int] = {}
+    woken, waking = os.pipe()
+    for end in (woken, waking):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waking)
+    while True:
+        ready, _, _ = select.select([orders, woken], [], [])
+        if woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(woken, 4096)
+            report(ends)
+        if orders in ready:
+            message, descriptors, _, _ = socket.recv_fds(orders, LONGEST, 2)
+            if not message:
+                return None
+            output, end = descriptors
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for number in (woken, waking, end, *ends.values()):
+                    os.close(number)
+                orders.close()
+                become(output)
+                return Order(**json.loads(message))
+            os.close(output)
+            ends[pid] = end
+            orders.send(str(pid).encode())
+
+
+def report(ends: dict[int, int]) -> None:
+    """Writes the exit code of each that ended, negative for a signal, to whoever waits for it."""
+    while ends:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        end = ends.pop(pid)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(end)
+
+
+def become(output: int) -> None:
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    random.seed()
+
+
+def main() -> None:
+    load()
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise RuntimeError(f"{threads} threads run after the imports: no process may fork then")
+    gc.collect()
+    gc.freeze()
+    order = wait_for_order(socket.socket(fileno=int(sys.argv[1])))
+    if order is not None:
+        os.environ.clear()
+        os.environ.update(order.environment)
+        sys.argv = [order.module, *order.arguments]
+        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Starts the ranks of a test as processes, waits for them with a deadline, ends what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache
+
+from tests import ROOT
+from tests.ranks.process_pool import Order
+
+DEADLINE_S = 270.0
+"""Bounds a hang on a machine that is busy with something else."""
+
+OWN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+class Rank:
+    """A process that the pool forked."""
+
+    def __init__(self, pid: int, end: int, output: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._end, self._output, self._said = end, output, b""
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        if self.returncode is None:
+            self._look(self._end, timeout_s)
+            code = os.read(self._end, 16)
+            os.close(self._end)
+            self.returncode = int(code) if code else -signal.SIGKILL  # the pool itself ended
+        return self.returncode
+
+    def read_line(self, timeout_s: float = DEADLINE_S) -> str:
+        """The next line of its output; empty at the end."""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._said and self._read(deadline):
+            pass
+        line, newline, self._said = self._said.partition(b"\n")
+        return (line + newline).decode(errors="replace")
+
+    def read_rest(self, timeout_s: float | None = None) -> str:
+        """All of its output that was not read, when it and whatever it started are over."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._read(deadline):
+            pass
+        said, self._said = self._said, b""
+        return said.decode(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, number)
+
+    def close(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+        os.close(self._output)
+
+    def _read(self, deadline: float | None) -> bool:
+        self._look(self._output, None if deadline is None else deadline - time.monotonic())
+        more = os.read(self._output, 1 << 16)
+        self._said += more
+        return bool(more)
+
+    def _look(self, descriptor: int, timeout_s: float | None) -> None:
+        wait_s = None if timeout_s is None else max(0.0, timeout_s)
+        if not select.select([descriptor], [], [], wait_s)[0]:
+            raise subprocess.TimeoutExpired([f"rank {self.pid}"], timeout_s or 0.0)
+
+
+@cache
+def open_pool() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """It ends by itself when this process does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.ranks.process_pool", str(theirs.fileno())],
+        cwd=ROOT,
+        env={**os.environ, **OWN_ENVIRONMENT},
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+    return ours, process
+
+
+def start_rank(order: Order) -> Rank:
+    pool, _ = open_pool()
+    output, written = os.pipe()
+    end, reported = os.pipe()
+    socket.send_fds(pool, [json.dumps(asdict(order)).encode()], [written, reported])
+    for descriptor in (written, reported):
+        os.close(descriptor)
+    answer = pool.recv(16)
+    if not answer:
+        raise RuntimeError("the pool of ranks ended; what it said stands above")
+    return Rank(int(answer), end, output)
+
+
+@contextmanager
+def start_ranks(module: str, world_size: int, *arguments: str) -> Iterator[list[Rank]]:
+    """As `python -m <module> <arguments> <rank> <world size>`, a process a rank."""
+    environment = {**os.environ, **OWN_ENVIRONMENT}
+    ranks: list[Rank] = []
+    try:
+        for rank in range(world_size):
+            words = [*arguments, str(rank), str(world_size)]
+            order = Order(module=module, arguments=words, environment=environment)
+            ranks.append(start_rank(order))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.send_signal(signal.SIGKILL)
+        for process in ranks:
+            process.close()
+
+
+def collect(ranks: Sequence[Rank], timeout_s: float = DEADLINE_S) -> list[tuple[int, str]]:
+    """Exit code and the rest of the output of each rank."""
+    deadline = time.monotonic() + timeout_s
+    done = []
+    for rank in ranks:
+        said = rank.read_rest(max(0.1, deadline - time.monotonic()))
+        done.append((rank.wait(max(0.1, deadline - time.monotonic())), said))
+    return done

@@ -1,0 +1,155 @@
+"""One rank of a training run, for tests: `train_rank.py <folder> <rank> <world size>`.
+
+The folder holds cases.json, a list of what to train; a file a case and rank comes back.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.models import small as models
+from tests.ranks.start import DEADLINE_S
+from varuna_core import Varuna
+from varuna_core.runtime.engine import weight_grads
+
+RATE, MOMENTUM, SEED = 0.05, 0.9, 7
+
+
+@dataclass(kw_only=True)
+class Case:
+    """What to train, and in which layout."""
+
+    name: str
+    stage_map: str
+    model: str = "Gpt"
+    options: dict[str, Any] = field(default_factory=dict)
+    partition: str | None = None
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    recompute: str = "none"
+    memory_limit: float | None = None
+    opportunistic: bool = True
+    batches: list[int] = field(default_factory=lambda: [8, 8, 8])
+    """The size of each step's global batch."""
+
+    lengths: list[int] = field(default_factory=list)
+    """The length of the samples of each step, if not the same."""
+
+    chunk_size: int = 2
+    clip: float | None = None
+    shared_weights: list[list[str]] | None = None
+
+
+def build_model(case: Case) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = getattr(models, case.model)(**case.options)
+    return model
+
+
+def make_batch(case: Case, step: int) -> dict[str, Any]:
+    """The global batch of a step."""
+    length = case.lengths[step] if case.lengths else models.LENGTH
+    size = case.batches[step]
+    if case.model == "ConvNet":
+        return models.make_images(size)
+    if case.model == "Bert":
+        return models.make_bert_inputs(size, length)
+    return models.make_inputs(size, length, seed=step)
+
+
+def cut_batch(inputs: dict[str, Any], size: int, held: range) -> dict[str, Any]:
+    return {
+        name: value[held.start : held.stop]
+        if isinstance(value, Tensor) and value.shape[:1] == (size,)
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def train(case: Case, rank: int) -> dict[str, Any]:
+    model = build_model(case)
+    if rank:  # ranks that start from other weights are put right
+        with torch.no_grad():
+            next(model.parameters()).add_(rank if "," in case.stage_map else 0)
+    varuna = Varuna(
+        model,
+        case.stage_map,
+        make_batch(case, 0),
+        max(case.batches),
+        case.chunk_size,
+        device="cpu",
+        shared_weights=case.shared_weights,
+        partition=case.partition,
+        schedule=case.schedule,
+        stages_per_rank=case.stages_per_rank,
+        recompute=case.recompute,  # type: ignore[arg-type]  # text from a file
+        memory_limit=case.memory_limit,
+        opportunistic=case.opportunistic,
+        seed=SEED,
+    )
+    optimizer = torch.optim.SGD(varuna.parameters(), lr=RATE, momentum=MOMENTUM)
+    varuna.set_optimizer(optimizer)
+    result: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}}
+    for step, size in enumerate(case.batches):
+        batch = make_batch(case, step)
+        held = range(
+            min(varuna.samples.start, size),
+            min(varuna.samples.stop, size),
+        )
+        loss, overflow = varuna.step(cut_batch(batch, size, held), case.clip)
+        assert not overflow
+        result["losses"].append(loss)
+        result["norms"].append(varuna.last_grad_norm)
+        if step == 0:
+            result["gradients"] = {
+                name: parameter.grad.clone()
+                for name, parameter in varuna.part.parameters().items()
+                if parameter.grad is not None
+            }
+        optimizer.step()
+        varuna.zero_grad()
+    varuna.eval()
+    size = case.batches[0]
+    held = range(min(varuna.samples.start, size), min(varuna.samples.stop, size))
+    result["evaluated"] = varuna.evaluate(cut_batch(make_batch(case, 0), size, held))
+    result["state"] = varuna.state_dict()
+    result["place"] = varuna.place
+    result["schedule"] = [str(action) for action in varuna._plan(4)]
+    varuna.close()
+    return result
+
+
+def main() -> None:
+    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    faulthandler.dump_traceback_later(DEADLINE_S - 20, exit=True)
+    torch.set_num_threads(1)
+    weight_grads.LARGE = 0  # layers as small as the tests' go the way of large ones
+    if world > 1:
+        store = dist.FileStore(str(folder / "store"), world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    for fields in json.loads((folder / "cases.json").read_text()):
+        case = Case(**fields)
+        result = train(case, rank)
+        torch.save(result, folder / f"{case.name}.{rank}.pt")
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def write_cases(folder: Path, cases: list[Case]) -> None:
+    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,244 @@
+"""Stragglers, outliers, restarts, curves: each from a job made to have it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import ROOT
+from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
+from varuna_core.records.logs.training_log import Iteration, format_iteration
+from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.costs import Costs, build_even_costs
+from vjob.jobs.conf.schema import JobConf
+from vjob.reports.analysis.finding import Finding
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.measures import analyse
+from vjob.reports.analysis.stragglers import find_medians_of_others
+from vjob.reports.load.prediction import read_prediction
+from vjob.reports.load.tables import load_job
+from vjob.reports.page.sections import build_sections
+
+SCHEDULE = build_schedule("1f1b", 2, 4)
+
+
+def report(folder: Path) -> list[Finding]:
+    job = load_job(folder)
+    return find_all(job, analyse(job))
+
+
+def find(findings: list[Finding], words: str) -> Finding:
+    (found,) = [finding for finding in findings if words in finding.sentence]
+    return found
+
+
+def test_a_rank_slower_than_its_peers_is_found_and_no_other(tmp_path: Path) -> None:
+    """Replica 2 of stage 1 takes 1.5 times as long: rank 1 * 3 + 2."""
+
+    def cost(step: int, replica: int) -> Costs:
+        slow = 1.5 if replica == 2 else 1.0
+        return Costs(forward=(1, slow), input_grad=(1, slow), weight_grad=(1, slow))
+
+    write_simulated(tmp_path, SCHEDULE, cost, steps=range(1, 9), replicas=3, hosts=("a", "b", "c"))
+    (straggler,) = analyse(load_job(tmp_path)).stragglers
+    assert (straggler.rank, straggler.stage, straggler.host) == (5, 1, "c")
+    assert straggler.ratio == pytest.approx(1.5)
+    assert (straggler.share_of_steps, straggler.num_peers) == (1.0, 2)
+    finding = find(report(tmp_path), "Rank 5 on c takes 1.50 times")
+    assert finding.key == "cluster.exclude: [c]"
+
+
+def test_another_kind_of_gpu_is_no_straggler(tmp_path: Path) -> None:
+    for rank, (device, work) in enumerate([("A100", 1), ("A100", 1), ("A10", 3), ("A10", 3)]):
+        events = [("F", step, 0, 0, step * 9 * MS, 0, work * MS, 0, "") for step in range(1, 9)]
+        write_rank(tmp_path, rank, events, replica=rank, device=device)
+    assert analyse(load_job(tmp_path)).stragglers == ()
+
+
+def test_a_step_that_stands_out_names_its_cause(tmp_path: Path) -> None:
+    events = []
+    for step in range(1, 21):
+        events.append(("F", step, 0, 0, step * 1000 * MS, 0, 100 * MS + step, 0, ""))
+        if step == 13:
+            events.append(("checkpoint", step, 0, -1, step * 1000 * MS, 0, 700 * MS, 0, ""))
+    write_rank(tmp_path, 0, events)
+    (outlier,) = analyse(load_job(tmp_path)).outliers
+    assert (outlier.step, outlier.rank, outlier.kind) == (13, 0, "checkpoint")
+    assert outlier.took_s == pytest.approx(0.7)
+    assert find(report(tmp_path), "stands out").key == "train.checkpoint.every"
+
+
+def test_a_restart_costs_what_was_done_again(tmp_path: Path) -> None:
+    """Steps 1 to 6, a crash, then 5 to 8: two of ten were done twice, 100 s lie between."""
+    for attempt, steps, begin_s in (("0", range(1, 7), 0), ("1", range(5, 9), 106)):
+        events = [
+            ("F", step, 0, 0, (begin_s + at) * 1000 * MS, 0, 1000 * MS, 0, "")
+            for at, step in enumerate(steps)
+        ]
+        write_rank(tmp_path / f"attempt-{attempt}", 0, events)
+    goodput = analyse(load_job(tmp_path)).goodput
+    first, second = goodput.attempts
+    assert (first.first_step, first.last_step, second.first_step) == (1, 6, 5)
+    assert first.repeated_s == pytest.approx(2.0)
+    assert goodput.wall_s == pytest.approx(110)
+    assert goodput.useful_s == pytest.approx(8)
+    assert goodput.between_s == pytest.approx(100)
+    assert goodput.share == pytest.approx(8 / 110)
+    found = find(report(tmp_path), "was useful steps")
+    assert "1 restart cost 2 s of steps done again and 100 s between" in found.sentence
+
+
+def test_steps_that_overlap_count_once(tmp_path: Path) -> None:
+    """In turn one rank and the other has the longer step: 1.3 s and 1.2 s, of 2 s for both."""
+    spans = {0: ((0, 1300), (1300, 700)), 1: ((500, 800), (1300, 1200))}
+    for rank, pair in spans.items():
+        events = [
+            ("F", 2 * at + half, rank, 0, (2000 * at + begin) * MS, 0, took * MS, 0, "")
+            for at in range(5)
+            for half, (begin, took) in enumerate(pair)
+        ]
+        write_rank(tmp_path, rank, events, stage=rank)
+    goodput = analyse(load_job(tmp_path)).goodput
+    assert goodput.wall_s == pytest.approx(10.5)
+    assert goodput.useful_s == pytest.approx(10.5)
+
+
+def test_ranks_that_ended_well_are_no_failed_ones(tmp_path: Path) -> None:
+    """Where some rank has a signal, the others' none is still none."""
+    write_rank(tmp_path / "attempt-0", 0, [("F", 1, 0, 0, 0, 0, MS, 0, "")])
+    ends = ({"code": 0}, {"code": None, "signal": 9}, {"code": 1}, {"code": 1, "stopped": True})
+    (tmp_path / "attempt-0" / "exit").mkdir()
+    for rank, end in enumerate(ends):
+        base = {"rank": rank, "node": "a", "signal": None, "stopped": False, "last_error": "x"}
+        path = tmp_path / "attempt-0" / "exit" / f"{rank}.json"
+        path.write_text(json.dumps({**base, "started": 0.0, "ended": 1.0, **end}))
+    job = load_job(tmp_path)
+    (table,) = [
+        table for table in build_sections(job, analyse(job)) if table.title == "failed ranks"
+    ]
+    assert [row[1:4] for row in table.rows] == [
+        ("rank 1", "a", "signal 9"),
+        ("rank 2", "a", "exit 1"),
+    ]
+
+
+@pytest.mark.parametrize("unknown", [(), (0,), (1,)])
+def test_only_rank_0_needs_no_offset(tmp_path: Path, unknown: tuple[int, ...]) -> None:
+    for attempt in (0, 1):
+        for rank in (0, 1, 2):
+            event = ("F", 1 + attempt, 0, 0, 0, 0, MS, 0, "")
+            folder = tmp_path / f"attempt-{attempt}"
+            path = write_rank(folder, rank, [event], replica=rank, host=f"n{rank}")
+            if rank in unknown:
+                lines = path.read_text().splitlines(keepends=True)
+                path.write_text("".join([lines[0], *lines[2:]]))
+    told = [finding.sentence for finding in report(tmp_path) if "not held" in finding.sentence]
+    assert bool(told) == (unknown == (1,))
+
+
+def test_tries_set_aside_are_attempts_of_their_own(tmp_path: Path) -> None:
+    event = ("F", 1, 0, 0, 0, 0, MS, 0, "")
+    write_rank(tmp_path / "attempt-0" / "earlier-0", 0, [event])
+    write_rank(tmp_path / "attempt-0", 0, [event])
+    assert [item.label for item in load_job(tmp_path).sources.attempts] == ["0.earlier-0", "0"]
+
+
+def test_each_try_of_an_attempt_has_its_own_start(tmp_path: Path) -> None:
+    event = ("F", 1, 0, 0, 0, 0, 1000 * MS, 0, "")
+    origin_s = ORIGIN / 1e9
+    write_rank(tmp_path / "attempt-0" / "earlier-0", 0, [event], shift_ns=-500 * 10**9)
+    write_rank(tmp_path / "attempt-0", 0, [event])
+    for path in tmp_path.rglob("0.jsonl"):  # two hosts' clocks were never compared
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"offset"' not in line))
+    starts = [origin_s - 510, origin_s - 10]
+    lines = [json.dumps({"time": time, "kind": "started", "attempt": 0}) for time in starts]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    goodput = analyse(load_job(tmp_path)).goodput
+    assert [attempt.started for attempt in goodput.attempts] == pytest.approx(starts)
+    assert goodput.between_s == pytest.approx(489)
+
+
+def test_what_the_log_says_of_the_training_is_told(tmp_path: Path) -> None:
+    lines = [
+        Iteration(10, 30, time_ms=200.0, losses={"lm loss": 9.5}, skipped=3, nan=0),
+        Iteration(20, 30, time_ms=100.0, losses={"lm loss": 8.0}, skipped=0, nan=2),
+        Iteration(30, 30, time_ms=100.0, losses={"lm loss": 8.25}, skipped=0, nan=0),
+    ]
+    (tmp_path / "n0.out").write_text("\n".join(map(format_iteration, lines)))
+    findings = report(tmp_path)
+    assert "from 9.5 to 8.25, at best 8" in find(findings, "The loss went").sentence
+    assert find(findings, "were skipped").sentence.startswith("3 of 30 steps")
+    assert findings[0].sentence == "The loss was not a number in 2 iterations."
+    assert analyse(load_job(tmp_path)).goodput.useful_s == pytest.approx(4.0)
+
+
+def test_a_promise_of_the_plan_is_held_against_the_steps(tmp_path: Path) -> None:
+    write_simulated(tmp_path / "attempt-0", SCHEDULE, build_even_costs(2), steps=range(1, 6))
+    plan = {"prediction": {"step_s": 0.010}, "groups": [{"count": 1, "ranks": 3}]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    findings = report(tmp_path)
+    # Two stages and four micro-batches of 3 ms: 15 ms.
+    assert "15 ms; the plan promised 10 ms (1.50 times)" in find(findings, "promised").sentence
+    assert find(findings, "wrote no trace").sentence == "Rank 2 wrote no trace."
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"prediction": []}, {"prediction": {"step_s": "x", "stage_s": [1, None]}}]
+)
+def test_a_promise_that_makes_no_sense_is_none(value: dict[str, Any]) -> None:
+    assert read_prediction(value) is None
+
+
+def list_keys(kind: type, prefix: str = "") -> set[str]:
+    found = set()
+    for name, hint in get_type_hints(kind).items():
+        if name in {field.name for field in fields(kind)}:
+            found.add(prefix + name)
+            for part in (hint, *getattr(hint, "__args__", ())):
+                if is_dataclass(part) and isinstance(part, type):
+                    found |= list_keys(part, f"{prefix}{name}.")
+    return found
+
+
+def test_every_key_that_a_finding_names_is_one_of_the_conf() -> None:
+    folder = ROOT / "reports"
+    text = "".join((folder / "analysis" / name).read_text() for name in ("findings.py", "gaps.py"))
+    known = list_keys(JobConf)
+    named = set(re.findall(r"\b(?:train|parallel|cluster|profile|data)\.[\w.]+\w", text))
+    assert len(named) > 5
+    assert named <= known, named - known
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.0, float("nan")]), min_size=3, max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_median_of_the_others_is_that(rows: list[list[float]]) -> None:
+    found = find_medians_of_others(np.array(rows))
+    for row, medians in zip(rows, found, strict=True):
+        for at, median in enumerate(medians):
+            others = [v for other, v in enumerate(row) if other != at and v == v]
+            if row[at] == row[at]:  # what is not known has no use for peers
+                asked = float(np.median(others)) if others else float("nan")
+                assert median == pytest.approx(asked, nan_ok=True)
+
+
+def test_a_stage_that_nobody_wrote_of_keeps_its_place(tmp_path: Path) -> None:
+    """Nor does a number that is none of a stage cost memory, as it once did: all of it."""
+    for rank, stage in ((0, 0), (2, 2), (3, 2**40)):
+        write_rank(tmp_path, rank, [("F", 1, stage, 0, 0, 0, (rank + 1) * MS, 0, "")], stage=rank)
+    (step, *_) = analyse(load_job(tmp_path)).steps
+    assert step.stage_work_s == pytest.approx((0.001, 0.0, 0.003))
+    assert step.trouble == "replica 0: no rank wrote of stage 1"

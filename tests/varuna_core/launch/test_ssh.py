@@ -1,0 +1,232 @@
+"""Whole runs of the launcher: this machine and a real sshd on loopback as its two machines."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.varuna_core.agent.local_run import wait_until
+from tests.varuna_core.launch.sshd import SSHD, Sshd
+from tests.varuna_core.launch.user import SECRET, WAITING, User
+from varuna_core.agent.processes.signals import GONE
+from varuna_core.records.exits import NODE_LOST, NOT_READY, read_exits, read_outcome
+from varuna_core.records.files import read_json
+
+pytestmark = pytest.mark.skipif(
+    SSHD is None, reason="no sshd here: apt-get install openssh-server, `make packages` as root"
+)
+
+SUM = "sum 3.0"
+HERE = os.uname().nodename.partition(".")[0]
+
+REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+print("sum", total.item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def user(tmp_path: Path, sshd: Sshd) -> Iterator[User]:
+    made = User(tmp_path, sshd)
+    yield made
+    made.end()
+
+
+def test_ranks_on_two_machines_reduce(user: User) -> None:
+    (user.folder / "reduce.py").write_text(REDUCE)
+    user.start("reduce.py")
+    assert user.wait() == 0, user.said
+    out = sorted((user.folder / "out").read_text().splitlines())
+    assert out == [f"localhost | 1: {SUM}", f"{HERE} | 0: {SUM}"]
+    assert "all 2 ranks exited 0" in user.said and "are one machine" in user.said
+    user.check_nothing_is_left()
+
+
+def test_every_rank_gets_varunas_arguments_and_its_own(user: User) -> None:
+    (user.folder / "show.py").write_text("import sys; print(sys.argv[1:])")
+    user.start("show.py", "--lr", "1e-4", "a b;$(c)", "%{rank}", ranks=2)
+    assert user.wait() == 0, user.said
+    out = (user.folder / "out").read_text().splitlines()
+    own = "'--stage_to_rank_map=0,2;1,3;', '--chunk_size=2', '--batch-size=4'"
+    theirs = "'--lr', '1e-4', 'a b;$(c)', '%{rank}'"
+    for rank in range(4):
+        words = f"['--rank={rank}', '--local_rank={rank % 2}', {own}, {theirs}]"
+        assert f"{HERE if rank < 2 else 'localhost'} | {rank}: {words}" in out
+
+
+def test_no_secret_shows_and_nothing_of_the_shell_reaches_a_rank(user: User) -> None:
+    for rank in range(2):
+        (user.folder / f"end-{rank}").write_text("0")
+    (user.folder / "leak.py").write_text("import os\nprint(os.environ.get('LEAK'))\n" + WAITING)
+    user.start("leak.py")
+    assert user.wait() == 0, user.said
+    outs = [user.run.attempt(0).rank_log(rank, "out").read_text() for rank in range(2)]
+    for out in outs:
+        assert re.search(rf"None\nready \d+ {len(SECRET)} \[\]", out), out
+    for path in user.run.path.rglob("*"):
+        if path.is_file() and path != user.run.plan:
+            assert SECRET.encode() not in path.read_bytes(), path
+    for path in (user.run.plan, user.run.launch):
+        assert path.stat().st_mode & 0o77 == 0
+
+
+def test_the_code_of_one_rank_is_the_launchers(user: User) -> None:
+    user.start("wait.py")
+    user.wait_for_ranks()
+    (user.folder / "end-1").write_text("3")
+    assert user.wait() == 3
+    assert "code 3: rank 1 on localhost exited 3" in user.said
+    user.check_nothing_is_left()
+
+
+def test_a_killed_rank_is_137(user: User) -> None:
+    user.start("wait.py")
+    os.kill(user.wait_for_ranks()[1], signal.SIGKILL)
+    assert user.wait() == 137
+    assert "rank 1 on localhost was ended by SIGKILL" in user.said
+    user.check_nothing_is_left()
+
+
+def test_ranks_end_with_a_killed_launcher(user: User) -> None:
+    user.start("wait.py")
+    user.wait_for_ranks()
+    user.signal(signal.SIGKILL)
+    user.check_nothing_is_left()
+    done = user.call("--kill")
+    assert done.returncode == 0, done.stderr
+    outcome = read_outcome(user.run.attempt(0))
+    assert outcome is not None and outcome.code == NODE_LOST
+    assert outcome.reason.startswith(GONE)
+    assert "is live in" in user.call("--kill").stderr
+
+
+def test_a_killed_ssh_is_a_lost_machine_and_its_ranks_end(user: User) -> None:
+    user.start("wait.py")
+    user.wait_for_ranks()
+    os.kill(user.find_ssh(), signal.SIGKILL)
+    assert user.wait() == NODE_LOST
+    assert "localhost was lost: the ssh to it was ended by SIGKILL" in user.said
+    assert not user.find_all(), "the launcher waits for them"
+    assert set(read_exits(user.run.attempt(0), 2)) == {0, 1}
+
+
+def test_kill_from_another_terminal_then_resume_with_another_batch(user: User) -> None:
+    user.start("wait.py", "--mine")
+    user.wait_for_ranks()
+    assert "still runs on" in user.call("--resume").stderr
+    done = user.call("--kill")
+    assert done.returncode == 0, done.stderr
+    assert user.wait() == 143
+    user.check_nothing_is_left()
+    user.resume("--batch_size", "6")
+    user.wait_for_ranks(attempt=1)
+    words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    mine = [item for item in words if b"--mine" in item and b"--batch-size=6" in item]
+    assert len(mine) == 2 and read_json(user.run.launch)["attempt"] == 1
+    user.signal(signal.SIGTERM)
+    assert user.wait() == 143
+    user.check_nothing_is_left()
+
+
+def test_sigusr1_reaches_every_rank_and_ctrl_c_leaves_nothing(user: User) -> None:
+    user.start("wait.py")
+    user.wait_for_ranks()
+    user.signal(signal.SIGUSR1)
+    logs = [user.run.attempt(0).rank_log(rank, "out") for rank in range(2)]
+    wait_until(lambda: all("caught 10" in log.read_text() for log in logs), "the signal")
+    user.signal(signal.SIGINT)
+    assert user.wait() == 130
+    assert "code 130: SIGINT to the launcher" in user.said
+    user.check_nothing_is_left()
+
+
+Change = Callable[[User, Sshd], "list[str]"]
+
+
+def _close_port(user: User, sshd: Sshd) -> list[str]:
+    (user.folder / "machines").write_text(f"127.0.0.1\n{sshd.user}@localhost:1\n")
+    return []
+
+
+def _take_wrong_key(user: User, sshd: Sshd) -> list[str]:
+    user.config = sshd.write_config("wrong_key", key="stranger")
+    return []
+
+
+def _forget_host(user: User, sshd: Sshd) -> list[str]:
+    user.config = sshd.write_config("forgot", known_hosts=sshd.folder / "nobody")
+    return []
+
+
+def _swap_host_key(user: User, sshd: Sshd) -> list[str]:
+    stranger = (sshd.folder / "stranger.pub").read_text()
+    (sshd.folder / "swapped").write_text(f"[localhost]:{sshd.port} {stranger}")
+    user.config = sshd.write_config("swap", known_hosts=sshd.folder / "swapped")
+    return []
+
+
+def _take_no_python(user: User, sshd: Sshd) -> list[str]:
+    return ["--python", "/no/python"]
+
+
+def _take_no_folder(user: User, sshd: Sshd) -> list[str]:
+    return ["--code_dir", "/no/code", "--log_folder", "log"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_close_port, "localhost:1: it cannot be reached; take it off the list"),
+        (_take_wrong_key, "it refused the login: `ssh -p"),
+        (_forget_host, "its host key is not known here; `ssh -p"),
+        (_swap_host_key, "its host key is not the one in known_hosts"),
+        (_take_no_python, "/no/python is not there: install it, or name another"),
+        (_take_no_folder, "--code_dir /no/code is not there"),
+    ],
+)
+def test_a_machine_that_cannot_serve_is_one_clear_line(
+    user: User, sshd: Sshd, change: Change, said: str
+) -> None:
+    words = change(user, sshd)
+    user.start(*words, "wait.py")
+    assert user.wait() == NOT_READY, user.said
+    lines = [line for line in user.said.splitlines() if "localhost:" in line]
+    assert len(lines) == 1 and said in lines[0], user.said
+    assert "Traceback" not in user.said
+    assert not list((user.folder / "log").iterdir()), "nothing was started, nothing is left"
+
+
+def test_a_folder_that_is_not_shared_is_said_with_the_remedy(user: User, tmp_path: Path) -> None:
+    """The other machine sees an empty disk in its place."""
+    log = user.folder / "log"
+    log.mkdir()
+    hide = f"mount -t tmpfs none {log} && exec /bin/sh -s"
+    command = f"unshare -rm /bin/sh -c '{hide}'"
+    if subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("no mount of one's own may be made here (unshare -rm)")
+    server = Sshd(tmp_path / "sshd", f"ForceCommand {command}")
+    try:
+        user.config = server.config
+        (user.folder / "machines").write_text(f"127.0.0.1\n{server.machine}\n")
+        user.start("wait.py")
+        assert user.wait() == NOT_READY
+    finally:
+        server.stop()
+    assert "it does not see the run folder" in user.said and "--log_folder" in user.said

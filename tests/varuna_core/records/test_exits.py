@@ -1,0 +1,130 @@
+"""The verdict on an attempt, from what its ranks left behind."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.varuna_core.agent.local_run import make_group, make_plan
+from varuna_core.records import exits
+from varuna_core.records.exits import (
+    NODE_LOST,
+    NOT_READY,
+    Outcome,
+    RankExit,
+    judge_exits,
+    rank_exit,
+    read_exits,
+    read_outcome,
+    reserve_exit,
+    write_exit,
+    write_outcome,
+)
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+PLAN = make_plan(make_group("a", 2, 2))
+NAMES = {0: "n60", 1: "n61"}
+
+
+def make_exit(rank: int, code: int = 0, **changes: Any) -> RankExit:
+    value = rank_exit(rank, NAMES[rank // 2], code, stopped=False, started=1.0, ended=2.0, error="")
+    return replace(value, **changes)
+
+
+def judge(*found: RankExit, stop: dict[str, Any] | None = None) -> Outcome:
+    return judge_exits(PLAN, {item.rank: item for item in found}, stop, NAMES, 9.0)
+
+
+def stopped(rank: int) -> RankExit:
+    return make_exit(rank, -15, stopped=True)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptFolder:
+    folder = RunFolder(tmp_path).attempt(0)
+    folder.make()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("returncode", "code", "signal"),
+    [(0, 0, None), (9, 9, None), (-9, 137, "SIGKILL"), (-11, 139, "SIGSEGV"), (-63, 191, None)],
+)
+def test_codes_are_those_of_a_shell(returncode: int, code: int, signal: str | None) -> None:
+    value = make_exit(0, returncode)
+    assert value.code == code
+    assert value.signal == (signal or ("signal 63" if returncode == -63 else None))
+
+
+def test_all_zero_is_zero() -> None:
+    outcome = judge(*(make_exit(rank) for rank in range(4)))
+    assert (outcome.code, outcome.missing_ranks) == (0, [])
+
+
+def test_the_first_to_fail_is_the_culprit() -> None:
+    outcome = judge(
+        make_exit(0, 1, ended=5.0, last_error="connection reset"),
+        stopped(1),
+        make_exit(2, -9, ended=4.0, last_error="out of memory"),
+        stopped(3),
+        stop={"kind": "rank", "code": 1, "reason": "rank 0"},
+    )
+    assert (outcome.code, outcome.culprit_rank, outcome.culprit_signal) == (137, 2, "SIGKILL")
+    assert outcome.reason == "rank 2 on n61 was ended by SIGKILL: out of memory"
+
+
+def test_a_node_that_left_nothing_was_lost() -> None:
+    outcome = judge(make_exit(0), make_exit(1))
+    assert (outcome.code, outcome.culprit_node) == (NODE_LOST, "n61")
+    assert outcome.missing_ranks == [2, 3]
+
+
+def test_the_signal_that_follows_a_lost_node_does_not_hide_it() -> None:
+    """srun sends SIGTERM to the other nodes when one is gone; they say so in stop.json."""
+    said = {"kind": "signal", "code": 143, "reason": "SIGTERM from the scheduler"}
+    assert judge(stopped(0), stopped(1), stop=said).code == NODE_LOST
+    everyone = judge(*(stopped(rank) for rank in range(4)), stop=said)
+    assert (everyone.code, everyone.reason) == (143, "SIGTERM from the scheduler")
+    assert judge(stop=said).code == 143
+
+
+@pytest.mark.parametrize("kind", ["cancel", "not-ready", "lost", "rank"])
+def test_other_stops_speak_for_the_ranks_that_are_missing(kind: str) -> None:
+    said = {"kind": kind, "code": NOT_READY, "reason": "so said", "node": "n60"}
+    outcome = judge(stopped(0), stopped(1), stop=said)
+    assert (outcome.code, outcome.reason, outcome.culprit_node) == (NOT_READY, "so said", "n60")
+
+
+def test_a_failed_rank_counts_more_than_a_stop() -> None:
+    said = {"kind": "cancel", "code": 143, "reason": "cancelled"}
+    assert judge(make_exit(0, 9), stopped(1), stop=said).code == 9
+
+
+def test_ranks_stopped_without_a_word_were_stopped_from_outside() -> None:
+    assert judge(*(stopped(rank) for rank in range(4))).code == 143
+
+
+def test_exits_and_outcome_come_back(attempt: AttemptFolder) -> None:
+    write_exit(attempt, make_exit(1, 9, last_error="모델"))
+    (attempt.exit(2)).write_text('{"rank": 2')
+    (attempt.exit(3)).write_text('{"rank": 3, "of": "another version"}')
+    assert read_exits(attempt, 4) == {1: make_exit(1, 9, last_error="모델")}
+    outcome = judge(make_exit(0, 9))
+    write_outcome(attempt, outcome)
+    assert read_outcome(attempt) == outcome
+
+
+def test_a_full_disk_does_not_hide_an_exit(
+    attempt: AttemptFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    reserve_exit(attempt, 0)
+    monkeypatch.setattr(exits, "write_json", fail)
+    value = make_exit(0, 5, last_error="모델" * 200)
+    write_exit(attempt, value)
+    assert read_exits(attempt, 1) == {0: value}
+    with pytest.raises(OSError, match="No space"):
+        write_exit(attempt, make_exit(1))

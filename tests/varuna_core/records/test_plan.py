@@ -1,0 +1,63 @@
+"""plan.json: what is written comes back the same, and ranks find their nodes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.varuna_core.agent.local_run import make_container, make_group, make_plan
+from varuna_core.records.plan import (
+    decode_stage_map,
+    encode_stage_map,
+    parse_plan,
+    read_plan,
+    render_plan,
+    write_plan,
+)
+
+MIXED = make_plan(
+    make_group("big", 1, 4, gpus=4, gpu_type="a100", devices=(4, 5, 6, 7), memory_gb=0),
+    make_group("small", 2, 2, env={"NCCL_P2P_DISABLE": "1"}),
+    command=("python", "it's\n$(x) 모델"),
+    containers=(replace(make_container("enroot"), prepare=(("a", "b"), ("c",)), step=("-e",)),),
+    remedies=(("No space", "make some"),),
+    must_exist=("/data",),
+    port=61234,
+)
+
+
+def test_a_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_plan(tmp_path / "plan.json", MIXED)
+    assert read_plan(tmp_path / "plan.json") == MIXED
+    assert parse_plan(json.loads(render_plan(MIXED))) == MIXED
+
+
+def test_a_plan_is_private_for_its_environment_may_be_secret(tmp_path: Path) -> None:
+    write_plan(tmp_path / "plan.json", MIXED)
+    assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}'])
+def test_what_is_no_plan_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    assert read_plan(tmp_path / "plan.json") is None
+    assert read_plan(tmp_path / "absent.json") is None
+
+
+def test_nodes_and_ranks_are_counted_through_the_groups() -> None:
+    assert (MIXED.world, MIXED.num_nodes) == (8, 3)
+    assert [list(MIXED.node(index).ranks) for index in range(3)] == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    for index in range(3):
+        assert all(MIXED.node_of_rank(rank).index == index for rank in MIXED.node(index).ranks)
+    assert MIXED.node(2).group.name == "small"
+    with pytest.raises(IndexError):
+        MIXED.node(3)
+    with pytest.raises(IndexError):
+        MIXED.node_of_rank(8)
+
+
+def test_the_stage_map_is_varunas() -> None:
+    stages = [[0, 3], [1, 4], [2, 5]]
+    assert encode_stage_map(stages) == "0,3;1,4;2,5;"
+    assert decode_stage_map("0,3;1,4;2,5;") == stages
