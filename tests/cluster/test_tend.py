@@ -31,6 +31,7 @@ def test_an_idle_node_joins_once_nobody_else_has_it(clean_lab: Lab, vjob: Vjob) 
     other = clean_lab.run([*wrap, "--output=/dev/null"]).stdout.strip()
     run = vjob.submit(GROWS)
     log = run.scheduler_log()
+    wait_for(log.exists, 60, lambda: vjob.explain(run))
     wait_for(lambda: "tend: no idle nodes fit" in log.read_text(), 180, lambda: vjob.explain(run))
     assert read_joins(run.morph) == [], "gpu2 is idle, and is none of its queues"
     clean_lab.run(["scancel", other])
