@@ -42,8 +42,8 @@ from vjob.jobs.elastic.slow_nodes import find_slow_nodes
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.joined_jobs import cancel_joined, find_joined_over
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Executor
-from vjob.jobs.schedulers.choose import choose_executor
 from vjob.jobs.schedulers.file_lock import hold_file
 from vjob.jobs.schedulers.idle_nodes import list_fitting
 from vjob.jobs.schedulers.slurm_commands import JobState, expand_nodes
@@ -82,7 +82,7 @@ class Tender:
         state = state if isinstance(state, dict) else {}
         if state.get("phase") != "running" or not view.infos:
             return state.get("phase") != "ended" or bool(state.get("requeue"))
-        executor = choose_executor(view.record.scheduler)
+        executor = schedulers.choose_executor(view.record.scheduler)
         standing = self._find_standing(view, state, executor)
         if standing is None:
             return True

@@ -34,8 +34,8 @@ from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs.find import RunView, name_host, view_run
 from vjob.jobs.runs.joined_jobs import cancel_joined, find_joined_over
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.choose import choose_executor
 from vjob.jobs.schedulers.file_lock import hold_file
 from vjob.jobs.submit.scripts import render_batch
 from vjob.jobs.submit.submit import hold_back_interrupts
@@ -102,7 +102,7 @@ def grow(
     try:
         with hold_back_interrupts():
             first = view.record.jobs[0].id  # not before that one: who comes first waits in vain
-            job = choose_executor(view.record.scheduler).submit(run, join.name, first)
+            job = schedulers.choose_executor(view.record.scheduler).submit(run, join.name, first)
             write_join_job(run.morph, join, JoinJob(job=job))
     except UncertainError:
         raise  # the job may be there: its nodes know by their group where they belong

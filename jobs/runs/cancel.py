@@ -15,7 +15,7 @@ from varuna_core.records.signals import write_signal
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.joined_jobs import cancel_joined
-from vjob.jobs.schedulers.choose import choose_executor
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.slurm_commands import OVER, JobState
 
 POLL_S = 1.0
@@ -30,7 +30,7 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
         raise InputError(f"{run.name} is over already: {view.state}")
     if not view.record.jobs:
         raise VjobError(f"{run.name} has no job yet; look again in a moment")
-    executor = choose_executor(view.record.scheduler)
+    executor = schedulers.choose_executor(view.record.scheduler)
     try:
         append_event(run.vjob_events, "cancel-asked", now=now)
         if not now and _can_checkpoint(view):

@@ -22,8 +22,8 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs.joined_jobs import end_joined, list_joined
 from vjob.jobs.runs.outcome import explain_end, judge_run
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.choose import choose_executor
 from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_launch
 
@@ -98,7 +98,7 @@ def find_run(job: str, here: Path) -> RunFolder:
 def _explain_removed(job: str) -> str:
     """For a run whose folder is gone: whether its jobs go on."""
     with contextlib.suppress(VjobError):
-        for run, infos in choose_executor("slurm").find_orphans().items():
+        for run, infos in schedulers.choose_executor("slurm").find_orphans().items():
             ids = sorted({info.leader for info in infos})
             if job == run or job.partition("+")[0] in ids:
                 words = " ".join(ids)
@@ -144,7 +144,7 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
     problems: dict[str, str] = {}
     for name, jobs in asked.items():
         try:
-            found[name] = choose_executor(name).look(jobs)
+            found[name] = schedulers.choose_executor(name).look(jobs)
         except UncertainError as error:  # then nothing is concluded about any run
             problems[name] = str(error)
             if warn:
@@ -199,7 +199,7 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
         changed = _refuse(record, "the submit was cut off before the scheduler had the job")
     elif len(jobs) < record.num_jobs:
         for job in jobs:
-            choose_executor(record.scheduler).cancel(job.id)
+            schedulers.choose_executor(record.scheduler).cancel(job.id)
         done = f"after {len(jobs)} of {record.num_jobs} jobs"
         changed = _refuse(record, f"the submit was cut off {done}, now cancelled; submit again")
     else:
@@ -226,7 +226,7 @@ def _is_submitting(record: RunRecord) -> bool:
 def find_jobs(run: RunFolder, record: RunRecord) -> tuple[JobRecord, ...]:
     """Every job of the run that shows anywhere: in the record, the queue, or the run folder."""
     groups = {job.id: job.group for job in record.jobs}
-    for info in choose_executor(record.scheduler).find_orphans().get(run.name, []):
+    for info in schedulers.choose_executor(record.scheduler).find_orphans().get(run.name, []):
         groups.setdefault(info.leader, None)
     for event in read_events(run):
         if event.get("kind") == "started" and event.get("job_id"):
@@ -263,7 +263,7 @@ def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> No
     for info in infos:
         if info.state is JobState.PENDING:
             with contextlib.suppress(VjobError):  # gone meanwhile
-                choose_executor(record.scheduler).cancel(info.leader)
+                schedulers.choose_executor(record.scheduler).cancel(info.leader)
 
 
 def _settle_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:

@@ -16,7 +16,7 @@ from varuna_core.records.joins import Join, JoinJob, read_join_job, read_joins, 
 from varuna_core.records.machine import start_time
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
-from vjob.jobs.schedulers.choose import choose_executor
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.slurm_commands import OVER, JobState
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _is_asking(join: Join) -> bool:
 def cancel_joined(view: RunView, joins: Sequence[Join] | None = None) -> None:
     """End the jobs that joined, or these; those that are over already are no matter."""
     folder = view.run.morph
-    executor = choose_executor(view.record.scheduler)
+    executor = schedulers.choose_executor(view.record.scheduler)
     over = find_joined_over(view)
     for join in read_joins(folder) if joins is None else joins:
         said = read_join_job(folder, join)

@@ -1,4 +1,7 @@
-"""The scheduler of a run, by its word in the plan."""
+"""The executor of a run, by its word in the plan.
+
+Callers import this module, not the function: a test then replaces the executor in one place.
+"""
 
 from __future__ import annotations
 

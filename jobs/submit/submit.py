@@ -38,9 +38,9 @@ from vjob.jobs.planning.layout_choice import Chosen
 from vjob.jobs.planning.resolve_auto import choose
 from vjob.jobs.programs import start
 from vjob.jobs.runs.find import view_run
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Executor
-from vjob.jobs.schedulers.choose import choose_executor
 from vjob.jobs.schedulers.machine_list import settle_machines
 from vjob.jobs.schedulers.slurm_commands import JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
@@ -184,7 +184,7 @@ def submit(
 
 def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None]) -> RunRecord:
     """Give each batch script to the scheduler; on a refusal take back those already given."""
-    executor = choose_executor(record.scheduler)
+    executor = schedulers.choose_executor(record.scheduler)
     with hold_back_interrupts():
         for group in groups:
             after = record.jobs[0].id if record.jobs else None

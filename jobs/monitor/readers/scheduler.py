@@ -16,7 +16,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
 from vjob.jobs.runs.find import RunView, view_run
-from vjob.jobs.schedulers.choose import choose_executor
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 
 FIRST_S = 15.0
@@ -103,7 +103,9 @@ class SchedulerDesk:
             lost = self._lost
             if self._silent and self._now() - self._lost_asked >= LOST_EVERY_S:
                 self._lost_asked = self._now()
-                lost = choose_executor(view.record.scheduler).find_lost_nodes(self._silent)
+                lost = schedulers.choose_executor(view.record.scheduler).find_lost_nodes(
+                    self._silent
+                )
             elif not self._silent:
                 lost = {}
         except VjobError as error:

@@ -26,8 +26,7 @@ from vjob.jobs.elastic.autoscale import Tender
 from vjob.jobs.errors import InputError, UncertainError
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.process import ENTRY
-from vjob.jobs.runs import find as runs
-from vjob.jobs.runs import joined_jobs as joined
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.file_lock import hold_file
 from vjob.jobs.schedulers.idle_nodes import IdleNode
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
@@ -75,8 +74,7 @@ class Idle(Cluster):
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Idle:
     found = Idle()
-    for module in (joined, membership, runs, tend):
-        monkeypatch.setattr(module, "choose_executor", lambda name: found)
+    monkeypatch.setattr(schedulers, "choose_executor", lambda name: found)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return found
 

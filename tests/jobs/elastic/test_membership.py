@@ -21,7 +21,7 @@ from vjob.jobs.conf.write import render_resolved
 from vjob.jobs.elastic import membership
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs import find as runs
-from vjob.jobs.runs import joined_jobs as joined
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Executor
 from vjob.jobs.schedulers.file_lock import hold_file
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
@@ -65,8 +65,7 @@ class Cluster(Executor):
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
     found = Cluster()
-    for module in (joined, membership, runs):
-        monkeypatch.setattr(module, "choose_executor", lambda name: found)
+    monkeypatch.setattr(schedulers, "choose_executor", lambda name: found)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return found
 
