@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from varuna_core.records.durations import format_duration
 from varuna_core.records.logs.tail import clean
 from vjob.jobs.monitor.model.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
 from vjob.jobs.monitor.model.verdict import Verdict
-from vjob.jobs.monitor.rules.base import say_time
 
 MANY_NODES = 16
 NUM_POINTS = 20
@@ -84,7 +84,7 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         lines += _render_verdict(verdict)
     scheduler = snapshot.scheduler
     if scheduler.problem:
-        age = f"; what follows is {say_time(scheduler.age_s)} old" if scheduler.jobs else ""
+        age = f"; what follows is {format_duration(scheduler.age_s)} old" if scheduler.jobs else ""
         lines.append(f"  no answer: {_one_line(scheduler.problem)}{age}")
     lines += [f"  job {_render_job(job)}" for job in scheduler.jobs]
     lines += [f"  joined by job {_render_job(job)}" for job in scheduler.joined]
@@ -153,12 +153,12 @@ def tell_progress(snapshot: Snapshot) -> str:
     if loss is not None:
         words.append(f"loss {loss:.6g}")
     if progress.at is not None:
-        words.append(f"{say_time(snapshot.now - progress.at)} ago")
+        words.append(f"{format_duration(snapshot.now - progress.at)} ago")
     if snapshot.phase is not None:
         words.append(f"now at a{'n' if snapshot.phase.name[0] in 'aeiou' else ''} "
                      f"{snapshot.phase.name}")  # fmt: skip
     if snapshot.checkpoint_step is not None and snapshot.checkpoint_at is not None:
-        age = say_time(snapshot.now - snapshot.checkpoint_at)
+        age = format_duration(snapshot.now - snapshot.checkpoint_at)
         words.append(f"checkpoint of step {snapshot.checkpoint_step}, {age} old")
     return ", ".join(words)
 
@@ -190,7 +190,7 @@ def _render_node(node: Node, now: float) -> list[str]:
         words.append(node.phase)
     alive = max(filter(None, (node.beat_at, node.log_at)), default=None)
     if alive is not None and node.phase != "done":
-        words.append(f"alive {say_time(now - alive)} ago")
+        words.append(f"alive {format_duration(now - alive)} ago")
     counts = [f"{kind} {count:,} lines" for kind, count in node.num_lines.items()]
     words += counts or [f"{kind} {_size(size)}" for kind, size in node.sizes.items()]
     lines = [node.name + (f"  ({', '.join(words)})" if words else "")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from varuna_core.records.durations import format_duration
 from varuna_core.records.logs.training_log import parse_phase
 from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind
 from vjob.jobs.monitor.model.snapshot import Line, Snapshot
@@ -17,7 +18,6 @@ from vjob.jobs.monitor.rules.base import (
     join,
     node_of_rank,
     say_step,
-    say_time,
 )
 from vjob.jobs.monitor.rules.causes import find_cause, say_root
 from vjob.jobs.monitor.rules.pace import job_limit_s
@@ -81,7 +81,7 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
     if silence is None or silence <= max(OLD_S, job_limit_s(snapshot)):
         return None
     root = first_root(snapshot.errors)
-    stopped = f"no sign of life for {say_time(silence)}, it stopped at {say_step(snapshot)}"
+    stopped = f"no sign of life for {format_duration(silence)}, it stopped at {say_step(snapshot)}"
     if root is None and not is_short(snapshot):
         return Verdict(
             health=Health.UNKNOWN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from varuna_core.records.durations import format_duration
 from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind
 from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Line, Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict
@@ -18,7 +19,6 @@ from vjob.jobs.monitor.rules.base import (
     say_line,
     say_names,
     say_rank,
-    say_time,
 )
 from vjob.jobs.monitor.rules.pace import find_phase, find_silence_s, find_step_at, job_overdue_s
 
@@ -150,11 +150,11 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
         since = max((at for at in (life, started) if at is not None), default=None)
         if since is None or snapshot.now - since < START_SILENCE_S:
             return None
-        what = f"and nothing came after it for {say_time(snapshot.now - since)}"
+        what = f"and nothing came after it for {format_duration(snapshot.now - since)}"
     elif silence <= job_overdue_s(snapshot):
         return None
     else:
-        what = f"and no step was done for {say_time(silence)}"
+        what = f"and no step was done for {format_duration(silence)}"
     many = f" ({root.num_same} times in all)" if root.num_same > 1 else ""
     who = say_rank(root.rank, root.node)
     said = f"{who} said" if who else "a log says"
@@ -195,7 +195,7 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
     if silence is not None and silence <= job_overdue_s(snapshot):
         return None
     root = first_root(snapshot.errors)
-    age = say_time(snapshot.now - started)
+    age = format_duration(snapshot.now - started)
     return failing(
         snapshot,
         "no gpu process",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from varuna_core.records.durations import format_duration
 from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind, merge_same
 from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.rules.base import (
@@ -12,7 +13,6 @@ from vjob.jobs.monitor.rules.base import (
     say_line,
     say_names,
     say_rank,
-    say_time,
 )
 from vjob.jobs.monitor.rules.failing import went_on
 from vjob.jobs.monitor.rules.pace import LATE_S, find_step_at
@@ -38,7 +38,8 @@ def scheduler_silent(snapshot: Snapshot) -> Iterator[str]:
     if said.problem or said.age_s > OLD_S:
         why = f" ({said.problem})" if said.problem else ""
         yield (
-            f"the scheduler does not answer{why}: its last word is {say_time(said.age_s)} old"
+            f"the scheduler does not answer{why}: "
+            f"its last word is {format_duration(said.age_s)} old"
             if said.jobs
             else f"the scheduler does not answer{why}"
         )
@@ -119,7 +120,7 @@ def disks_full(snapshot: Snapshot) -> Iterator[str]:
 
 def clocks(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.clock_skew_s is not None and abs(snapshot.clock_skew_s) > SKEW_S:
-        skew = say_time(abs(snapshot.clock_skew_s))
+        skew = format_duration(abs(snapshot.clock_skew_s))
         yield f"the clock here and the file server's differ by {skew}"
     wrong = [
         node
@@ -129,7 +130,7 @@ def clocks(snapshot: Snapshot) -> Iterator[str]:
     if wrong:
         most = max(abs(node.clock_offset_s or 0.0) for node in wrong)
         names = say_names(node.name for node in wrong)
-        yield f"clocks of {names} are off by up to {say_time(most)}"
+        yield f"clocks of {names} are off by up to {format_duration(most)}"
 
 
 def silent_nodes(snapshot: Snapshot) -> Iterator[str]:
@@ -142,7 +143,7 @@ def silent_nodes(snapshot: Snapshot) -> Iterator[str]:
         if snapshot.now - node.beat_at > max(SILENT_S, LATE_S)
     }
     if silent:
-        most = say_time(max(silent.values()))
+        most = format_duration(max(silent.values()))
         yield f"no sign of life from {say_names(silent)} for up to {most}"
 
 

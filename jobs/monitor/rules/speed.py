@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from varuna_core.records.durations import format_duration
 from vjob.jobs.monitor.model.snapshot import Line, Node, Rank, Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict
 from vjob.jobs.monitor.rules.base import (
@@ -18,7 +19,6 @@ from vjob.jobs.monitor.rules.base import (
     say_names,
     say_rank,
     say_step,
-    say_time,
 )
 from vjob.jobs.monitor.rules.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
 
@@ -180,7 +180,8 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.HEALTHY,
         rule="healthy",
-        reason=f"{say_step(snapshot)} {say_time(silence)} ago{pace}{_say_left(snapshot, times)}",
+        reason=f"{say_step(snapshot)} {format_duration(silence)} ago{pace}"
+        f"{_say_left(snapshot, times)}",
         evidence=_last_line(snapshot),
     )
 
@@ -244,7 +245,7 @@ def _say_left(snapshot: Snapshot, times: Sequence[float]) -> str:
     if progress is None or not progress.num_steps or not times:
         return ""
     left = (progress.num_steps - progress.step) * statistics.median(times[-RECENT:])
-    return f", {say_time(left)} left" if left > 0 else ""
+    return f", {format_duration(left)} left" if left > 0 else ""
 
 
 def _gpu_facts(snapshot: Snapshot, name: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from varuna_core.records.durations import format_duration
 from vjob.jobs.monitor.log_lines.errors import first_root
 from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict
@@ -15,7 +16,6 @@ from vjob.jobs.monitor.rules.base import (
     rows_in,
     say_names,
     say_step,
-    say_time,
 )
 from vjob.jobs.monitor.rules.pace import (
     FLOOR_S,
@@ -55,7 +55,7 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
         silence = snapshot.now - beat if beat is not None else None
         if silence is not None and silence < SILENT_S:
             continue  # the controller alone does not reach it, or it came back
-        quiet = f", no sign of life for {say_time(silence)}" if silence is not None else ""
+        quiet = f", no sign of life for {format_duration(silence)}" if silence is not None else ""
         return Verdict(
             health=Health.DEAD,
             rule="lost node",
@@ -86,8 +86,8 @@ def held_up(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.STALLED,
         rule="held up",
-        reason=f"{suspect.reason}; no step for {say_time(silence)} (limit {say_time(limit)}), "
-        f"after {say_step(snapshot)}",
+        reason=f"{suspect.reason}; no step for {format_duration(silence)} "
+        f"(limit {format_duration(limit)}), after {say_step(snapshot)}",
         evidence=tuple(x for x in (find_step_line(snapshot),) if x is not None),
         facts=_facts(snapshot),
         advice=join([suspect.remedy, advise(snapshot, "stacks JOB")], "; "),
@@ -104,15 +104,17 @@ def in_phase(snapshot: Snapshot) -> Verdict | None:
     age = snapshot.now - phase.since if phase.since is not None else None
     limit = phase_limit_s(snapshot, phase.name)
     longest = snapshot.phases_s.get(phase.name)
-    usual = f"the longest so far took {say_time(longest)}" if longest else "the first of the run"
-    since = f" for {say_time(age)}" if age is not None else ""
+    usual = (
+        f"the longest so far took {format_duration(longest)}" if longest else "the first of the run"
+    )
+    since = f" for {format_duration(age)}" if age is not None else ""
     if age is not None and age > limit:
         suspect = find_suspect(snapshot)
         who = f"; {suspect.reason}" if suspect is not None else ""
         return Verdict(
             health=Health.STALLED,
             rule="in phase",
-            reason=f"in {_article(phase.name)}{since}, the limit is {say_time(limit)}{who}",
+            reason=f"in {_article(phase.name)}{since}, the limit is {format_duration(limit)}{who}",
             evidence=(phase.line,),
             facts=(usual, *_facts(snapshot)),
             advice=advise(snapshot, "stacks JOB"),
@@ -144,8 +146,8 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
     return Verdict(
         health=Health.STALLED,
         rule="stalled",
-        reason=f"no step for {say_time(silence)} after {say_step(snapshot)} (limit "
-        f"{say_time(limit)})" + (f": {who}" if who else ""),
+        reason=f"no step for {format_duration(silence)} after {say_step(snapshot)} (limit "
+        f"{format_duration(limit)})" + (f": {who}" if who else ""),
         evidence=(root,) if root is not None else (),
         facts=tuple(facts),
         advice=join(
@@ -172,14 +174,14 @@ def starting(snapshot: Snapshot) -> Verdict | None:
         return None
     phase, what, limit, begun = _start_phase(snapshot)
     age = snapshot.now - begun if begun is not None else None
-    since = f" for {say_time(age)}" if age is not None else ""
+    since = f" for {format_duration(age)}" if age is not None else ""
     if age is not None and age > limit:
         if phase == "warm-up":
             late = _late_warm_up(snapshot, age, since)
             if late is not None:
                 return late
         else:
-            return _late_start(snapshot, f"{what}{since}, the limit is {say_time(limit)}")
+            return _late_start(snapshot, f"{what}{since}, the limit is {format_duration(limit)}")
     return Verdict(
         health=Health.STARTING,
         rule="starting",
@@ -237,11 +239,12 @@ def _late_warm_up(snapshot: Snapshot, age: float, since: str) -> Verdict | None:
             health=Health.HEALTHY,
             rule="starting",
             reason=f"it runs{since} and prints no step that vjob knows; the last output is "
-            f"{say_time(quiet)} old",
+            f"{format_duration(quiet)} old",
             facts=_start_facts(snapshot),
         )
     return _late_start(
-        snapshot, f"the ranks started and did no step{since}, the logs are quiet {say_time(quiet)}"
+        snapshot,
+        f"the ranks started and did no step{since}, the logs are quiet {format_duration(quiet)}",
     )
 
 
@@ -262,7 +265,9 @@ def _facts(snapshot: Snapshot) -> tuple[str, ...]:
     facts = []
     life = find_life(snapshot)
     if life is not None:
-        facts.append(f"the last sign of life of any node is {say_time(snapshot.now - life)} old")
+        facts.append(
+            f"the last sign of life of any node is {format_duration(snapshot.now - life)} old"
+        )
     if snapshot.checkpoint_step is not None:
         facts.append(f"the last checkpoint is of step {snapshot.checkpoint_step}")
     return tuple(facts)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from varuna_core.records.durations import format_duration
 from vjob.jobs.monitor.model.snapshot import Gpu, Node, Rank, Snapshot
-from vjob.jobs.monitor.rules.base import list_alive, say_names, say_rank, say_time
+from vjob.jobs.monitor.rules.base import list_alive, say_names, say_rank
 
 SILENT_S = 150.0
 """A node's beats come every few seconds, and NFS may hold them back for a minute."""
@@ -104,12 +105,12 @@ def _silent_node(snapshot: Snapshot) -> Suspect | None:
         return None
     if len(silent) == len(snapshot.nodes) and len(silent) > 1:
         return Suspect(
-            reason=f"no node gave a sign of life for {say_time(min(silent.values()))}: the file "
-            "server may hang, or the job is gone"
+            reason=f"no node gave a sign of life for {format_duration(min(silent.values()))}: "
+            "the file server may hang, or the job is gone"
         )
     names = sorted(silent, key=lambda name: -silent[name])
     return Suspect(
-        reason=f"no sign of life from {say_names(names)} for {say_time(silent[names[0]])}",
+        reason=f"no sign of life from {say_names(names)} for {format_duration(silent[names[0]])}",
         node=names[0],
         remedy=f"look whether {names[0]} is up: `scontrol show node {names[0]}`",
     )

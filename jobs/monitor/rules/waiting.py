@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from varuna_core.records.durations import format_duration
 from vjob.jobs.monitor.model.snapshot import JobRow, Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict
-from vjob.jobs.monitor.rules.base import RUNNING, advise, is_between, is_over, rows_in, say_time
+from vjob.jobs.monitor.rules.base import RUNNING, advise, is_between, is_over, rows_in
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
 
@@ -54,7 +55,7 @@ def submitting(snapshot: Snapshot) -> Verdict | None:
         return Verdict(
             health=Health.UNKNOWN,
             rule="submitting",
-            reason=f"its submit began {say_time(age)} ago and left no job",
+            reason=f"its submit began {format_duration(age)} ago and left no job",
             advice="vjob list adopts a job that there is; else submit again",
         )
     return Verdict(health=Health.PENDING, rule="submitting", reason="it is being submitted")
@@ -150,7 +151,7 @@ def _say_wait(row: JobRow) -> str:
 def _facts(snapshot: Snapshot) -> tuple[str, ...]:
     if snapshot.submitted is None:
         return ()
-    return (f"submitted {say_time(snapshot.now - snapshot.submitted)} ago",)
+    return (f"submitted {format_duration(snapshot.now - snapshot.submitted)} ago",)
 
 
 def build_info(row: JobRow) -> JobInfo:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from varuna_core.records.durations import format_duration
 from varuna_core.records.exits import Outcome, RankExit
 from vjob.jobs.monitor.model.snapshot import (
     Attempt,
@@ -22,7 +23,6 @@ from vjob.jobs.monitor.model.snapshot import (
     Snapshot,
 )
 from vjob.jobs.monitor.model.verdict import Health, Verdict
-from vjob.jobs.monitor.rules.base import say_time
 from vjob.jobs.monitor.text import choose_nodes, render, render_json
 
 EXIT = RankExit(5, "n1", 9, None, False, 1.0, 2.0, "ValueError: x")
@@ -149,7 +149,7 @@ def test_numbers_that_json_lacks_are_texts() -> None:
     ],
 )
 def test_ages_are_told_in_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert say_time(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_nothing_at_all_is_no_trouble() -> None:
