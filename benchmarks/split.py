@@ -9,10 +9,8 @@ themselves, in turn; the difference is what is skipped. And what making the spli
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,12 +85,6 @@ def main() -> None:
     start = time.perf_counter()
     split = split_model(model, make_inputs(), 8, PARTITION)
     dry_s = time.perf_counter() - start
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        split_model(model, make_inputs(), 8, PARTITION, from_cache=True)
-        start = time.perf_counter()
-        split_model(model, make_inputs(), 8, PARTITION, from_cache=True)
-        cached_s = time.perf_counter() - start
     start = time.perf_counter()
     split.make_stage(6)
     stage_s = time.perf_counter() - start
@@ -119,7 +111,6 @@ def main() -> None:
         "| once | s |",
         "|---|---|",
         f"| dry run of 48 layers | {dry_s:.2f} |",
-        f"| the same, taken from the cache | {cached_s:.2f} |",
         f"| a stage made and checked for leaks (stage 6 of {PARTITION}) | {stage_s:.2f} |",
         f"| first batch of another shape (last stage) | {shape_s:.2f} |",
     ]

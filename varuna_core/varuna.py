@@ -96,8 +96,8 @@ class Varuna(Checkpointed):
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
-        `state_dict` holds weights to start from. `from_cache` takes the dry run of an earlier
-        start, if the same model made it. `costs` are what a profile found; all ranks must be given
+        `state_dict` holds weights to start from. `from_cache` is Varuna's and has no effect: the
+        dry run is made at each start. `costs` are what a profile found; all ranks must be given
         the same. `zero` and `offload="optimizer"` are zero.py's. `tensor` ranks share each layer,
         by `tensor_plan` or the model's own `tensor_parallel_plan`.
         """
@@ -121,7 +121,6 @@ class Varuna(Checkpointed):
             shared_weights=shared_weights,
             device=self.device,
             types=self.precision.choose_types(model),
-            from_cache=from_cache,
         )
         dealt = deal_samples(batch_size, chunk_size, ranks.num_replicas)
         self.samples = dealt[self.replica]

@@ -11,14 +11,6 @@ from varuna_core.records.plan import Plan
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test leaves a dry run in the home of whoever runs it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """As the ranks have: a sum over several threads is rounded otherwise."""
     with contextlib.suppress(ModuleNotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.ranks.train_rank import (
     make_batch,
     write_cases,
 )
+from varuna_core import Varuna
 from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.split.cut import announce_segments
 
@@ -199,6 +201,14 @@ def train_plain(case: Case) -> dict[str, Any]:
         )
     result["state"] = model.state_dict()
     return result
+
+
+def test_varunas_own_arguments_come_first_and_in_its_order() -> None:
+    """`from_cache` too, which has no effect: scripts give it by place or by name."""
+    assert list(inspect.signature(Varuna).parameters)[:10] == [
+        "model", "stage_to_rank_map", "dummy_inputs", "batch_size", "chunk_size", "fp16",
+        "local_rank", "device", "shared_weights", "from_cache",
+    ]  # fmt: skip
 
 
 def assert_close(ours: Tensor, plain: Tensor, what: str) -> None:

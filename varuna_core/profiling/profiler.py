@@ -213,7 +213,6 @@ class Profiler:
             "shared_weights": self.shared_weights,
             "device": self.device,
             "types": types,
-            "from_cache": True,
         }
         count = len(split_model(self.model, inputs, 1, **more).record.costs)
         each = split_model(self.model, inputs, count, [1] * count, **more)

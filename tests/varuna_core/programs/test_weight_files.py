@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from varuna_core.programs.weight_files import DTYPES, WeightFileError, open_weights
+from varuna_core.checkpoint.format.entries import DTYPES
+from varuna_core.programs.weight_files import WeightFileError, open_weights
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -96,9 +96,10 @@ def read_head(path: Path) -> tuple[bytes, list[Laid]]:
                 extent=tuple(int(e) for e in value["shape"]),
                 start=8 + length + int(low),
             )
-            if one.num_bytes != high - low or low < 0 or 8 + length + high > size:
+            is_negative = low < 0 or min(one.extent, default=0) < 0
+            if one.num_bytes != high - low or is_negative or 8 + length + high > size:
                 raise damaged(f"{key!r} does not fit in it")
             laid.append(one)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(f"its header is torn or of a later format ({error})") from error
     return start + text, laid

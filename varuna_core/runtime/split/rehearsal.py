@@ -28,7 +28,6 @@ from torch.overrides import TorchFunctionMode
 from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
 from varuna_core.runtime.split.cost import OperationMode
 from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
-from varuna_core.runtime.split.dry_run_cache import find_key, load_record, store_record
 from varuna_core.runtime.split.record import Call, Cut, Record, tensor_names
 
 log = logging.getLogger(__name__)
@@ -90,12 +89,7 @@ class Rehearsal:
         real: bool,
         types: Mapping[int, torch.dtype] = MappingProxyType({}),
     ) -> None:
-        self.original, self.real, self.device, self.types = model, real, device, types
-        self.model: nn.Module | None = None
-
-    def _build(self) -> nn.Module:
-        """The stand-in, made when first needed: a dry run kept from before may be all it takes."""
-        model, real = self.original, self.real
+        self.real, self.device, self.types = real, device, types
         self.mode: Any = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch without numpy warns at this import
@@ -108,14 +102,13 @@ class Rehearsal:
         for buffer in model.buffers():
             if not real or buffer.is_meta or id(buffer) in self.types:
                 replaced[id(buffer)] = self._stand_in(buffer)
-        made = copy_model(model, replaced)
-        self.names = tensor_names(made)
-        self.modules = {id(m): name for name, m in made.named_modules()}
-        for module in made.modules():
+        self.model = copy_model(model, replaced)
+        self.names = tensor_names(self.model)
+        self.modules = {id(m): name for name, m in self.model.named_modules()}
+        for module in self.model.modules():
             if not isinstance(module, CutPoint):
                 module.register_forward_pre_hook(self._enter)
                 module.register_forward_hook(self._leave)
-        return made
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Fake, or for a real run the tensor itself; a real run of a meta tensor takes zeros."""
@@ -142,7 +135,7 @@ class Rehearsal:
 
         What the model itself raises comes through.
         """
-        model = self.model = self.model or self._build()
+        model = self.model
         self.record, self.segment, self.stop = Record(real=self.real), 0, stop
         if training is not None and training != model.training:
             model.train(training)
@@ -240,7 +233,6 @@ class Rehearsal:
         if not isinstance(value, Tensor):
             return value
         if self.real:
-            assert self.model is not None  # its stand-in, where the original has no memory
             return value.detach().to(next(self.model.parameters(), value).device)
         with self.mode:
             return torch.empty_strided(
@@ -256,7 +248,6 @@ class Rehearsal:
         """A buffer that is another tensor now was changed too (`self.average = ...`)."""
         if self.stop is not None:
             return
-        assert self.model is not None
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
             if self.buffers.get(name) is not buffer:
                 self.record.changes.setdefault(name, set()).add(self.segment)
@@ -289,16 +280,11 @@ def rehearse(
     inputs: Mapping[str, Any],
     device: torch.device,
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
-    from_cache: bool = False,
 ) -> tuple[Rehearsal, Record]:
-    """On fake tensors, or for real where the model cannot run on them; or as kept from before.
+    """Run the model dry, on fake tensors, or for real where it cannot run on them.
 
     `types` are those of parameters and buffers, by id, where they are not the model's own.
     """
-    key = find_key(model, inputs, device, types) if from_cache else None
-    kept = load_record(key) if key else None
-    if kept is not None:
-        return Rehearsal(model, device, False, types), kept
     try:
         rehearsal = Rehearsal(model, device, False, types)
         record = rehearsal.run(inputs)
@@ -311,8 +297,6 @@ def rehearse(
         record = rehearsal.run(inputs)
     if not model.training:
         _add_training(rehearsal, record, inputs)
-    if key:
-        store_record(key, record)
     return rehearsal, record
 
 

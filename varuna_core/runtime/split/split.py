@@ -23,7 +23,6 @@ from varuna_core.records.partition import balance, parse_partition
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.check import PoisonCheck
 from varuna_core.runtime.split.cut import SplitError
-from varuna_core.runtime.split.lists import quicken_lists
 from varuna_core.runtime.split.names import (
     Tie,
     assign_segments,
@@ -119,7 +118,6 @@ class Split:
         )
         replaced |= self._make_buffers(index, weights, stubbed, sharding)
         module = copy_model(self.model, replaced)
-        quicken_lists(module)
         stage = Stage(
             index=index,
             segments=held,
@@ -236,17 +234,15 @@ def split_model(
     costs: Sequence[float] | None = None,
     device: torch.device | str = "cpu",
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
-    from_cache: bool = False,
 ) -> Split:
     """Run `model(**dummy_inputs)` dry and share its segments out to the stages.
 
     Without `partition` the stages are balanced by `costs`, one a segment, or by what the dry run
     counted. `shared_weights` names parameters that are one, besides those that the model ties.
-    `types`, by id, are what parameters and buffers become in a stage; `from_cache` takes the dry
-    run of an earlier start, if the same model made it.
+    `types`, by id, are what parameters and buffers become in a stage.
     """
     device = torch.device(device)
-    rehearsal, record = rehearse(model, dummy_inputs, device, types, from_cache)
+    rehearsal, record = rehearse(model, dummy_inputs, device, types)
     groups = group_names(model, shared_weights or ())
     used_costs = tuple(record.costs if costs is None else costs)
     if len(used_costs) != len(record.costs):
