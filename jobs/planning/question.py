@@ -19,6 +19,7 @@ from varuna_core.planner.profile.links import build_link
 from varuna_core.planner.profile.profile import Model, Profile
 from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, estimate_profile
 from varuna_core.planner.search.space import Wishes
+from varuna_core.records.partition import include_ends, parse_counts
 from varuna_core.records.training import name_shapes
 from vjob.jobs.conf.parse import BUILT_IN
 from vjob.jobs.conf.schema import JobConf, NodeGroup, close_layout
@@ -330,8 +331,5 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
 
 def count_segments(partition: str, num_segments: int | None) -> tuple[int, ...]:
     """Of each stage; a text that leaves the embedding and the head out gets them at its ends."""
-    counts = [int(word) for word in partition.split("-")]
-    if num_segments is not None and sum(counts) == num_segments - 2:
-        counts[0] += 1
-        counts[-1] += 1
-    return tuple(counts)
+    counts = parse_counts(partition)
+    return counts if num_segments is None else include_ends(counts, num_segments)

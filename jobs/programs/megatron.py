@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from varuna_core.records.partition import exclude_ends, parse_counts
 from vjob.jobs.conf.megatron_checkout import Checkout
 from vjob.jobs.conf.paths import Finding, split_blend
 from vjob.jobs.conf.schema import JobConf, settled
@@ -85,15 +86,11 @@ def name_flags(args: Sequence[str]) -> set[str]:
     return {word.partition("=")[0] for word in args if word.startswith("--")}
 
 
-def split_layers(conf: JobConf) -> list[int] | None:
+def split_layers(conf: JobConf) -> tuple[int, ...] | None:
     """Transformer layers of each stage, or of each chunk; None for as many everywhere."""
     if conf.parallel.partition == "auto" or conf.model is None:
         return None
-    parts = [int(part) for part in conf.parallel.partition.split("-")]
-    if sum(parts) == conf.model.layers + 2:  # counted with the embedding and the head
-        parts[0] -= 1
-        parts[-1] -= 1
-    return parts
+    return exclude_ends(parse_counts(conf.parallel.partition), conf.model.layers + 2)
 
 
 def spell_layout(parts: Sequence[int]) -> str:

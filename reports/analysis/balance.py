@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from varuna_core.records.partition import PartitionError, parse_counts
+
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
@@ -26,10 +28,10 @@ class Suggestion:
 
 def parse_partition(text: str) -> tuple[int, ...]:
     """`0-11-8`; empty where it is no such thing."""
-    parts = text.strip().split("-")
-    if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+    try:
+        return parse_counts(text.strip())
+    except PartitionError:
         return ()
-    return tuple(int(part) for part in parts)
 
 
 def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Suggestion | None:

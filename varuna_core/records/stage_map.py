@@ -16,12 +16,11 @@ tensor rank t are a layout of their own, a slice: one StageMap is one slice.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Sequence
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StageMap:
     """The ranks of every place, and the place of every stage."""
 
@@ -60,8 +59,11 @@ class StageMap:
     @property
     def neighbours(self) -> tuple[tuple[int, int], ...]:
         """Pairs of places between which activations go, each once, in the order of the stages."""
-        pairs = itertools.pairwise(self.placement)
-        return tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))
+        found: dict[tuple[int, int], None] = {}
+        for at, place in enumerate(self.placement[1:]):
+            if place != self.placement[at]:
+                found[self.placement[at], place] = None
+        return tuple(found)
 
     def find(self, rank: int) -> tuple[int, int]:
         """The place and the replica of a rank, of whichever slice."""
@@ -122,7 +124,8 @@ def parse_stage_map(
         raise ValueError(f"tensor {tensor}: it must divide the {world_size} ranks")
     entries = world_size // tensor
     if isinstance(value, str):
-        fields = value.strip().removesuffix(";").split(";")
+        text = value.strip()
+        fields = (text[:-1] if text.endswith(";") else text).split(";")
         words = [[word.strip() for word in field.split(",")] for field in fields]
         if not all(word.isdecimal() for field in words for word in field):
             raise ValueError(f"stage_to_rank_map {value!r}: want ranks as in '0,3;1,4;2,5;'")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from varuna_core.records.partition import PartitionError, find_problem, parse_counts
 from vjob.jobs.conf.parse import BUILT_IN
 from vjob.jobs.conf.paths import Finding
 from vjob.jobs.conf.schema import JobConf, get_replicas, get_world, is_open, settled
-
-_PARTITION = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})*")
 
 
 def check_layout(conf: JobConf) -> Iterator[Finding]:
@@ -127,10 +125,11 @@ def check_partition(conf: JobConf) -> Iterator[Finding]:
     key = "parallel.partition"
     if text == "auto":
         return
-    if not _PARTITION.fullmatch(text):
+    try:
+        parts = parse_counts(text)
+    except PartitionError:
         yield key, text, "must be auto, or layers per stage such as 0-11-8-8-8-8-5-0"
         return
-    parts = [int(part) for part in text.split("-")]
     pipeline = len(parts) if conf.parallel.pipeline == "auto" else conf.parallel.pipeline
     if schedule == "zbv":
         if len(parts) != 2 * pipeline:
@@ -149,14 +148,14 @@ def check_partition(conf: JobConf) -> Iterator[Finding]:
     if conf.model is None:
         return
     layers, total = conf.model.layers, sum(parts)
-    if total == layers + 2 and layers:
-        if parts[0] < 1 or parts[-1] < 1:
-            message = (
-                f"sums to {total} = layers + 2, which counts the embedding and the head: the first "
-                "and the last number must be at least 1"
-            )
-            yield key, text, message
-    elif total != layers:
+    problem = find_problem(parts, layers + 2)
+    if problem == "ends":
+        message = (
+            f"sums to {total} = layers + 2, which counts the embedding and the head: the first "
+            "and the last number must be at least 1"
+        )
+        yield key, text, message
+    elif problem == "sum":
         message = (
             f"sums to {total}, but the model has {layers} layers ({layers + 2} with both ends)"
         )

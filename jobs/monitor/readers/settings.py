@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.files import read_json
+from varuna_core.records.partition import PartitionError, exclude_ends, parse_counts
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.monitor.model.snapshot import Echo, Line
@@ -69,14 +70,12 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
 def spell_layers(partition: Any, layers: Any) -> Any:
     """As runs print it: without the embedding and the head, which the planner counts."""
     try:
-        counts = [int(part) for part in str(partition).split("-")]
-    except ValueError:
+        counts = parse_counts(str(partition))
+    except PartitionError:
         return partition
-    if not isinstance(layers, int) or sum(counts) != layers + 2:
+    if not isinstance(layers, int):
         return partition
-    counts[0] -= 1
-    counts[-1] -= 1
-    return "-".join(map(str, counts))
+    return "-".join(map(str, exclude_ends(counts, layers + 2)))
 
 
 def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> tuple[Echo, ...]:

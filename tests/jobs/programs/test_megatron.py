@@ -131,7 +131,7 @@ def test_a_layout_says_the_layers_of_each_stage(parts: list[int]) -> None:
 
 
 def test_a_partition_that_counts_both_ends_is_given_in_layers() -> None:
-    assert megatron.split_layers(make_conf(TODAY_FORMS["units"])) == [6] * 8
+    assert megatron.split_layers(make_conf(TODAY_FORMS["units"])) == (6,) * 8
 
 
 def test_a_fork_with_balance_gets_the_partition_as_it_was() -> None:
