@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from varuna_core.records.plan import read_plan
+from varuna_core.records.plan import Prediction, parse_prediction, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 
@@ -22,8 +21,7 @@ class Chosen:
 
     settings: Mapping[str, str]
     """Conf keys, with values as YAML."""
-    prediction: dict[str, Any] | None
-    """As reports/load/prediction.py reads it."""
+    prediction: Prediction | None
     why: str
     """Where it is from, in a sentence."""
     layouts: Mapping[str, tuple[int, int, str]] | None = None
@@ -53,13 +51,13 @@ def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> Chosen:
         raise InputError(
             f"{path} is no plan of this vjob; `vjob plan CONF --write FILE` writes one"
         )
-    settings, prediction = fields.get("set"), fields.get("prediction")
+    settings = fields.get("set")
     if not isinstance(settings, dict) or not all(isinstance(v, str) for v in settings.values()):
         raise InputError(f"plan {path}: the key set is not a mapping of keys to text")
     is_changed = any(word.partition("=")[0] in settings for word in overrides)
     return Chosen(
         settings=settings,
-        prediction=prediction if isinstance(prediction, dict) and not is_changed else None,
+        prediction=None if is_changed else parse_prediction(fields.get("prediction")),
         why=f"plan {path.name}, {fields.get('why', '')}",
     )
 
@@ -69,6 +67,6 @@ def describe_promise(run: RunFolder) -> str:
     plan = read_plan(run.plan)
     if plan is None or plan.prediction is None:
         return ""
-    took = plan.prediction.get("step_s")
-    words = f"{took:.4g} s a step with " if isinstance(took, float) else ""
+    took = plan.prediction.step_s
+    words = "" if took is None else f"{took:.4g} s a step with "
     return f"{words}partition {plan.partition}: {plan.planned}"

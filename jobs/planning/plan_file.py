@@ -73,7 +73,7 @@ def render_plan_file(conf_path: Path, conf: JobConf, plan: Plan, why: str) -> st
         "of": str(conf_path),
         "why": why,
         "set": build_settings(conf, plan),
-        "prediction": plan.build_prediction(),
+        "prediction": plan.build_prediction().as_json(),
         "partition": plan.partition,
         "layout": spell_layout(plan.counts),
     }

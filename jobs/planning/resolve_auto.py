@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from varuna_core.records.plan import Prediction
 from vjob.jobs.conf.parse import BUILT_IN
 from vjob.jobs.conf.schema import JobConf, is_open
 from vjob.jobs.errors import InputError, VjobError
@@ -140,11 +142,12 @@ def _search(path: Path, conf: JobConf) -> Chosen:
         )
 
 
-def _predict(conf: JobConf, plan: Plan, profile: Profile) -> dict[str, Any]:
+def _predict(conf: JobConf, plan: Plan, profile: Profile) -> Prediction:
     """With the kind of GPU it is of, where the conf names none and a node may have another."""
     prediction = plan.build_prediction()
     if any(group.num_gpus and group.gpu_type is None for group in conf.cluster.nodes):
-        (prediction["gpu"],) = profile.gpus
+        (gpu,) = profile.gpus
+        return replace(prediction, gpu=gpu)
     return prediction
 
 

@@ -13,10 +13,10 @@ import pandas as pd
 from varuna_core.records.events import read_events as read_history
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
+from varuna_core.records.plan import Prediction, parse_prediction
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.reports.load.gpu_log import read_gpus
 from vjob.reports.load.log_events import build_log_events
-from vjob.reports.load.prediction import Prediction, read_prediction
 from vjob.reports.load.sources import Sources, find_sources
 from vjob.reports.load.trace_file import NO_HEADER
 from vjob.reports.load.trace_reader import Traces, read_events, read_traces
@@ -115,7 +115,7 @@ def load_job(
         exits=_read_exits(sources),
         outcomes=_read_outcomes(sources),
         facts=facts,
-        prediction=read_prediction(facts),
+        prediction=parse_prediction(facts.get("prediction")),
         skipped=skipped,
     )
 

@@ -131,6 +131,25 @@ class MorphPlan:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """What a step was predicted to take and hold; None, or empty, where that is not known."""
+
+    step_s: Optional[float] = None
+    stage_s: Tuple[float, ...] = ()
+    """Work of each stage in a step."""
+    bubble_share: Optional[float] = None
+    memory_mb: Tuple[float, ...] = ()
+    """The most that each stage holds."""
+    gpu: Optional[str] = None
+    """The kind of GPU that was planned for, where the conf names none."""
+
+    def as_json(self) -> Dict[str, Any]:
+        """Only what is known."""
+        found = asdict(self)
+        return {name: value for name, value in found.items() if value is not None and value != ()}
+
+
+@dataclass(frozen=True)
 class Plan:
     """One run: its layout and all that a node needs to start its share of it."""
 
@@ -177,8 +196,8 @@ class Plan:
     """Where `morph` is true."""
     planned: Optional[str] = None
     """Where the layout is from, in a sentence."""
-    prediction: Optional[Dict[str, Any]] = None
-    """What a step was predicted to take and hold: reports/load/prediction.py."""
+    prediction: Optional[Prediction] = None
+    """Of the layout for all nodes."""
     layouts: Optional[Dict[str, Tuple[int, int, str]]] = None
     """Of a run that may morph: pipeline, data and partition that were planned at submit for other
     nodes than all, by `name_nodes`; replicas of a stage adjoin."""
@@ -230,12 +249,17 @@ def name_nodes(nodes: Sequence[GroupPlan]) -> str:
 
 
 def write_plan(path: Path, plan: Plan) -> None:
-    write_json(path, dict(asdict(plan), format=PLAN_FORMAT))
+    write_json(path, _to_plain(plan))
 
 
 def render_plan(plan: Plan) -> str:
     """The text of plan.json, for `--dry-run`."""
-    return json.dumps(dict(asdict(plan), format=PLAN_FORMAT), indent=1)
+    return json.dumps(_to_plain(plan), indent=1)
+
+
+def _to_plain(plan: Plan) -> Dict[str, Any]:
+    prediction = None if plan.prediction is None else plan.prediction.as_json()
+    return dict(asdict(plan), prediction=prediction, format=PLAN_FORMAT)
 
 
 def read_plan(path: Path) -> Plan | None:
@@ -277,8 +301,34 @@ def parse_plan(value: dict[str, Any]) -> Plan:
             "prefix": tuple(rest.get("prefix", ())),
             "morphing": MorphPlan(**rest["morphing"]) if rest.get("morphing") else None,
             "prefixed": None if rest.get("prefixed") is None else tuple(rest["prefixed"]),
+            "prediction": parse_prediction(rest.get("prediction")),
         }
     )
+
+
+def parse_prediction(value: Any) -> Prediction | None:
+    """None where nothing is predicted; a part that makes no sense counts as missing."""
+    if not isinstance(value, dict):
+        return None
+    gpu = value.get("gpu")
+    found = Prediction(
+        step_s=_parse_number(value.get("step_s")),
+        stage_s=_parse_numbers(value.get("stage_s")),
+        bubble_share=_parse_number(value.get("bubble_share")),
+        memory_mb=_parse_numbers(value.get("memory_mb")),
+        gpu=gpu if isinstance(gpu, str) else None,
+    )
+    return None if found == Prediction() else found
+
+
+def _parse_number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < 1e15 else None
+
+
+def _parse_numbers(value: Any) -> tuple[float, ...]:
+    numbers = [_parse_number(item) for item in value] if isinstance(value, list) else [None]
+    return () if None in numbers else tuple(number or 0.0 for number in numbers)
 
 
 def parse_group(value: dict[str, Any]) -> GroupPlan:

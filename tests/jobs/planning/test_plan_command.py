@@ -290,7 +290,7 @@ def test_a_written_plan_is_a_conf_that_passes_every_check(conf: Path) -> None:
         best = found["plans"][0]
         chosen = read_plan_file(out)
         assert chosen.prediction is not None
-        assert chosen.prediction["step_s"] == pytest.approx(best["step_s"])
+        assert chosen.prediction.step_s == pytest.approx(best["step_s"])
         overrides = [word for word in more if word != "--set"]
         settled = read_conf(conf, [*overrides, *chosen.overrides], environ={})
         assert settled.parallel.pipeline == best["stages"]

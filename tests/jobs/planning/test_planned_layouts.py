@@ -76,7 +76,7 @@ def test_each_number_of_nodes_has_its_best_layout(conf: Path) -> None:
         assert chosen.layout_steps is not None
         assert chosen.layout_steps[f"a10/2*{count}"] == pytest.approx(times[found], rel=1e-9)
     assert chosen.layout_steps is not None and chosen.prediction is not None
-    assert chosen.layout_steps["a10/2*3"] == chosen.prediction["step_s"], "of all nodes too"
+    assert chosen.layout_steps["a10/2*3"] == chosen.prediction.step_s, "of all nodes too"
 
 
 def test_an_attempt_has_what_was_planned_for_its_nodes(conf: Path, tmp_path: Path) -> None:

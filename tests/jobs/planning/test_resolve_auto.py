@@ -17,7 +17,6 @@ from vjob.jobs.errors import ConfError, InputError
 from vjob.jobs.planning.layout_choice import Chosen
 from vjob.jobs.planning.resolve_auto import choose, settle
 from vjob.jobs.submit.submit import prepare, write_run_folder
-from vjob.reports.load.prediction import read_prediction
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
         "parallel.schedule",
         "parallel.recompute",
     }
-    assert chosen.prediction is not None and len(chosen.prediction["stage_s"]) == 4
+    assert chosen.prediction is not None and len(chosen.prediction.stage_s) == 4
     counts = [int(word) for word in chosen.settings["parallel.partition"].split("-")]
     assert sum(counts) == 8
     assert counts[0] + counts[1] > counts[2] + counts[3], "the first node is the faster one"
@@ -116,7 +115,7 @@ def test_replicas_may_straddle_nodes(conf: Path) -> None:
     put_profile(conf.parent)
     nodes = 'cluster.nodes=[{group: a, count: 3, gpus: "a10:4"}]'
     chosen = settle(conf, [*GIVEN, nodes, "train.global_batch_size=12"])
-    assert chosen.prediction is not None and len(chosen.prediction["stage_s"]) == 4
+    assert chosen.prediction is not None and len(chosen.prediction.stage_s) == 4
 
 
 def test_a_conf_names_its_profile(conf: Path) -> None:
@@ -152,7 +151,7 @@ def test_the_run_folder_holds_what_was_predicted(conf: Path, tmp_path: Path) -> 
     write_run_folder(ready, run)
     plan = read_plan(run.plan)
     assert plan is not None and plan.planned is not None and NAME in plan.planned
-    prediction = read_prediction(json.loads(run.plan.read_text()))
+    prediction = plan.prediction
     assert prediction is not None and prediction.step_s and len(prediction.stage_s) == 4
     training = json.loads(run.training.read_text())
     assert training["partition"] == plan.partition

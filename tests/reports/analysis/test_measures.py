@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from vjob.reports.analysis.finding import Finding
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.analysis.stragglers import find_medians_of_others
-from vjob.reports.load.prediction import read_prediction
 from vjob.reports.load.tables import load_job
 from vjob.reports.page.sections import build_sections
 
@@ -189,13 +188,6 @@ def test_a_promise_of_the_plan_is_held_against_the_steps(tmp_path: Path) -> None
     # Two stages and four micro-batches of 3 ms: 15 ms.
     assert "15 ms; the plan promised 10 ms (1.50 times)" in find(findings, "promised").sentence
     assert find(findings, "wrote no trace").sentence == "Rank 2 wrote no trace."
-
-
-@pytest.mark.parametrize(
-    "value", [{}, {"prediction": []}, {"prediction": {"step_s": "x", "stage_s": [1, None]}}]
-)
-def test_a_promise_that_makes_no_sense_is_none(value: dict[str, Any]) -> None:
-    assert read_prediction(value) is None
 
 
 def list_keys(kind: type, prefix: str = "") -> set[str]:

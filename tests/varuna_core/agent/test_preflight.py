@@ -20,7 +20,7 @@ from varuna_core.agent.processes.process import Result
 from varuna_core.agent.setup.ranks import map_devices
 from varuna_core.agent.setup.site import Finding, Master, Site
 from varuna_core.records.nodes import Check, NodeReport
-from varuna_core.records.plan import Plan
+from varuna_core.records.plan import Plan, Prediction
 from varuna_core.records.runfolder import RunFolder
 
 
@@ -125,7 +125,7 @@ def test_another_gpu_than_was_planned_for_is_told(tmp_path: Path) -> None:
     models = gpus.read_models(tmp_path / "driver")
     assert models == ["NVIDIA A10", "NVIDIA A100-PCIE-40GB"]
     assert gpus.read_models(tmp_path / "none") == []
-    plan = make_plan(prediction={"step_s": 1.0, "gpu": "A10"})
+    plan = make_plan(prediction=Prediction(step_s=1.0, gpu="A10"))
     (found,) = gpus.check_kind(plan, models)
     assert found.status == "warn" and found.text.startswith("NVIDIA A100-PCIE-40GB, but the layout")
     assert not gpus.check_kind(plan, models[:1])

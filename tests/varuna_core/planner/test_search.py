@@ -104,7 +104,12 @@ def test_a_plan_says_what_it_is_made_of() -> None:
     assert plan.price_per_hour is not None
     assert "gap 0 %" in render_certificate(searched)
     assert len(render_table(plan).splitlines()) == 1 + len(plan.counts)
-    assert set(plan.build_prediction()) == {"step_s", "stage_s", "bubble_share", "memory_mb"}
+    assert set(plan.build_prediction().as_json()) == {
+        "step_s",
+        "stage_s",
+        "bubble_share",
+        "memory_mb",
+    }
 
 
 def test_wishes_are_kept() -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from varuna_core.records.plan import (
     decode_stage_map,
     encode_stage_map,
     parse_plan,
+    parse_prediction,
     read_plan,
     render_plan,
     write_plan,
@@ -61,3 +63,18 @@ def test_the_stage_map_is_varunas() -> None:
     stages = [[0, 3], [1, 4], [2, 5]]
     assert encode_stage_map(stages) == "0,3;1,4;2,5;"
     assert decode_stage_map("0,3;1,4;2,5;") == stages
+
+
+def test_a_prediction_is_written_as_far_as_it_is_known() -> None:
+    said = {"step_s": 1.5, "stage_s": [0.5, 0.25], "memory_mb": [910.0, 870.0], "gpu": "A10"}
+    found = parse_prediction(said)
+    assert found is not None and found.as_json() == {**said, "stage_s": (0.5, 0.25),
+                                                     "memory_mb": (910.0, 870.0)}  # fmt: skip
+    plan = replace(MIXED, prediction=found)
+    assert json.loads(render_plan(plan))["prediction"] == said
+    assert parse_plan(json.loads(render_plan(plan))) == plan
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"step_s": "x", "stage_s": [1, None]}])
+def test_a_prediction_that_makes_no_sense_is_none(value: Any) -> None:
+    assert parse_prediction(value) is None

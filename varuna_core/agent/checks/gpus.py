@@ -43,8 +43,8 @@ def check_gpus(site: Site) -> list[Finding]:
 
 def check_kind(plan: Plan, models: Sequence[str]) -> list[Finding]:
     """Where the conf names no type of GPU, a layout may have been planned for another one."""
-    planned = (plan.prediction or {}).get("gpu")
-    if not isinstance(planned, str):
+    planned = None if plan.prediction is None else plan.prediction.gpu
+    if planned is None:
         return []
     others = sorted({model for model in models if not is_called(planned, model)})
     if not others:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster
@@ -13,6 +12,7 @@ from varuna_core.planner.model.roles import find_work
 from varuna_core.planner.model.step import StepTime, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.search.found import Candidate, Proof, Searched
+from varuna_core.records.plan import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,14 @@ class Plan:
             None if self.price_per_hour is None else self.price_per_hour * self.step.step_s / 3600
         )
 
-    def build_prediction(self) -> dict[str, Any]:
-        """The part of plan.json that `vjob report` reads (reports/load/prediction.py)."""
-        return {
-            "step_s": self.step.step_s,
-            "stage_s": [stage.work_s for stage in self.step.stages],
-            "bubble_share": self.step.bubble_share,
-            "memory_mb": [held / 1e6 for held in self.memory_bytes],
-        }
+    def build_prediction(self) -> Prediction:
+        """The part of plan.json that `vjob report` compares with the steps."""
+        return Prediction(
+            step_s=self.step.step_s,
+            stage_s=tuple(stage.work_s for stage in self.step.stages),
+            bubble_share=self.step.bubble_share,
+            memory_mb=tuple(held / 1e6 for held in self.memory_bytes),
+        )
 
 
 def build_plan(tables: Tables, cluster: Cluster, candidate: Candidate, least: int = 1) -> Plan:
