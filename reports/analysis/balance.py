@@ -1,9 +1,13 @@
-"""Work of the stages against each other, and the partition that would make it even."""
+"""Work of stages and of ranks against each other: a more even partition, and slow ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from varuna_core.records.partition import PartitionError, parse_counts
 
@@ -59,3 +63,85 @@ def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Sugg
     if not now or then >= now * 0.999:
         return None
     return Suggestion(partition=tuple(counts), slowest_now_s=now, slowest_then_s=then)
+
+
+SLOWER = 1.1
+"""A straggler takes at least so many times what its peers take."""
+MOST_OF_THE_STEPS = 0.6
+"""In at least this part of the steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """A slow rank."""
+
+    attempt: str
+    rank: int
+    stage: int
+    host: str
+    ratio: float
+    """Its work against the median of its peers', in the median step."""
+    share_of_steps: float
+    """In how many steps it was slower than SLOWER times its peers."""
+    num_peers: int
+
+
+def find_stragglers(steps: pd.DataFrame, ranks: pd.DataFrame) -> list[Straggler]:
+    """The slowest first. `ranks` has attempt, rank, stage, host and device.
+
+    Peers are the other ranks of an attempt with the same stage and device.
+    """
+    if steps.empty or ranks.empty:
+        return []
+    found = []
+    columns = ["attempt", "rank", "host", "device"]
+    work = steps[["attempt", "rank", "stage", "step", "work_s"]].merge(
+        ranks[columns].drop_duplicates(["attempt", "rank"]), on=["attempt", "rank"]
+    )
+    for (attempt, stage, _), group in work.groupby(["attempt", "stage", "device"]):
+        table = group.pivot(index="step", columns="rank", values="work_s")
+        if table.shape[1] < 2:
+            continue
+        table = table.iloc[1:] if len(table) > 2 else table  # the first step warms up
+        hosts = group.drop_duplicates("rank").set_index("rank")["host"]
+        work_s = table.to_numpy(dtype=float)
+        peers_s = find_medians_of_others(work_s)
+        known = (peers_s > 0) & ~np.isnan(work_s)
+        ratios_of = np.divide(work_s, peers_s, out=np.full_like(work_s, np.nan), where=known)
+        for rank, column in zip(table.columns, ratios_of.T, strict=True):
+            ratios = column[~np.isnan(column)]
+            if not len(ratios):
+                continue
+            share = float((ratios > SLOWER).mean())
+            if np.median(ratios) > SLOWER and share >= MOST_OF_THE_STEPS:
+                found.append(
+                    Straggler(
+                        attempt=str(attempt),
+                        rank=int(rank),
+                        stage=int(stage),
+                        host=str(hosts[rank]),
+                        ratio=float(np.median(ratios)),
+                        share_of_steps=share,
+                        num_peers=table.shape[1] - 1,
+                    )
+                )
+    return sorted(found, key=lambda straggler: -straggler.ratio)
+
+
+def find_medians_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Of each number the median of the others in its row; NaN counts for nothing.
+
+    All rows are sorted once: to leave out one number moves the middle by one place at most.
+    """
+    order = np.argsort(values, axis=1)  # NaN comes last
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.arange(values.shape[1])[None, :], axis=1)
+    ordered = np.take_along_axis(values, order, axis=1)
+    others = (~np.isnan(values)).sum(axis=1, keepdims=True) - ~np.isnan(values)
+
+    def pick(place: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        shifted = np.where(places > place, place, place + 1)
+        return np.take_along_axis(ordered, np.clip(shifted, 0, values.shape[1] - 1), axis=1)
+
+    middles = (pick((others - 1) // 2) + pick(others // 2)) / 2
+    return np.where(others > 0, middles, np.nan)

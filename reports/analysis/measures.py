@@ -7,13 +7,23 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from varuna_core.records.logs.trace import COMPUTE
-from vjob.reports.analysis.balance import Suggestion, parse_partition, suggest_partition
-from vjob.reports.analysis.bubbles import Bubbles, compare_bubbles
-from vjob.reports.analysis.communication import measure_communication
-from vjob.reports.analysis.goodput import Goodput, measure_goodput
+from vjob.reports.analysis.balance import (
+    Straggler,
+    Suggestion,
+    find_stragglers,
+    parse_partition,
+    suggest_partition,
+)
+from vjob.reports.analysis.idle_time import Bubbles, compare_bubbles, measure_communication
 from vjob.reports.analysis.pipeline import Piece, Pipeline, find_critical_path, observe
-from vjob.reports.analysis.series import Outlier, build_step_times, find_outliers, measure_bubbles
-from vjob.reports.analysis.stragglers import Straggler, find_stragglers
+from vjob.reports.analysis.step_times import (
+    Goodput,
+    Outlier,
+    build_step_times,
+    find_outliers,
+    measure_bubbles,
+    measure_goodput,
+)
 from vjob.reports.load.tables import Job
 
 MOST_STAGES = 10_000
@@ -55,7 +65,7 @@ class Analysis:
     """All findings' figures."""
 
     times: pd.DataFrame
-    """Step times (reports/analysis/series.py)."""
+    """Step times (reports/analysis/step_times.py)."""
     bubbles: pd.DataFrame
     """Of every step."""
     steps: tuple[StepAnalysis, ...]

@@ -1,1 +1,4 @@
-"""The report as text, as CSV or Parquet, and as a Perfetto trace."""
+"""The report outside a page: `text.render_text`, `tables.write_csv`, `perfetto.write_perfetto`.
+
+Imports `analysis`, `load` and `page.sections`.
+"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vjob.reports.analysis.finding import Finding
+from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
 from vjob.reports.page.sections import Table, build_sections, shorten

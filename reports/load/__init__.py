@@ -1,1 +1,4 @@
-"""Logs and traces of a job to tables: `tables.load_job`. Imports the records."""
+"""Logs and traces of a job to tables: `tables.load_job`; `sources.find_sources` lists the files.
+
+Memory is bounded whatever the files hold. Imports of ours only `varuna_core.records`.
+"""

@@ -1,9 +1,10 @@
-"""Files in pieces of whole lines: memory is bounded by a piece, whatever the file holds."""
+"""Large files within a bound of memory: pieces of whole lines, and lists that thin out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 22
@@ -58,3 +59,24 @@ def read_span(path: Path, start: int, length: int) -> bytes:
             return handle.read(length)
     except OSError:
         return b""
+
+
+MOST_ROWS = 100_000
+
+
+class Thinned:
+    """Rows evenly spread over all that were given."""
+
+    def __init__(self, most: int = MOST_ROWS) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.stride = 1
+        """One row in so many was kept."""
+        self._most, self._seen = most, 0
+
+    def append(self, row: dict[str, Any]) -> None:
+        if self._seen % self.stride == 0:
+            self.rows.append(row)
+            if len(self.rows) > self._most:
+                del self.rows[1::2]
+                self.stride *= 2
+        self._seen += 1

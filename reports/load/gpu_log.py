@@ -8,8 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vjob.reports.load.blocks import BlockReader
-from vjob.reports.load.thinned import Thinned
+from vjob.reports.load.blocks import BlockReader, Thinned
 
 MOST_SAMPLES = 20_000
 """Rows kept of a node, evenly spread."""

@@ -16,11 +16,10 @@ from varuna_core.records.files import read_json
 from varuna_core.records.plan import Prediction, parse_prediction
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.reports.load.gpu_log import read_gpus
-from vjob.reports.load.log_events import build_log_events
 from vjob.reports.load.sources import Sources, find_sources
 from vjob.reports.load.trace_file import NO_HEADER
 from vjob.reports.load.trace_reader import Traces, read_events, read_traces
-from vjob.reports.load.training_log import LogReader, LogTables
+from vjob.reports.load.training_log import LogReader, LogTables, build_log_events
 
 MOST_STEPS = 200
 """That anybody would look at one by one."""

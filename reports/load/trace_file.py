@@ -1,8 +1,9 @@
-"""One rank's trace line by line: whose it is, and a row for each whole step."""
+"""One rank's trace: its header and clock, a row for each whole step, and repair of wrong clocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -11,8 +12,55 @@ import pandas as pd
 
 from varuna_core.records.logs.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
 from vjob.reports.load.blocks import BlockReader
-from vjob.reports.load.rank_trace import RankTrace
 from vjob.reports.load.trace_lines import Column, Lines
+
+
+@dataclass(kw_only=True)
+class RankTrace:
+    """One file: who wrote it, and where its steps are."""
+
+    path: Path
+    attempt: str
+    rank: int
+    stages: tuple[int, ...] = (0,)
+    replica: int = 0
+    host: str = ""
+    device: str = ""
+    partition: str = ""
+    origin: int = 0
+    """Nanoseconds since 1970 where the file's times begin."""
+    offsets: list[tuple[int, int, int]] = field(default_factory=list)
+    """(at, offset, residual) in the file's order."""
+    spans: list[tuple[Column, int, int]] = field(default_factory=list)
+    """(steps, place, length) of every piece with events."""
+    shifted_ns: int = 0
+    """What was added to a clock that was plainly wrong (reports/load/trace_file.py)."""
+    has_header: bool = False
+    num_events: int = 0
+    num_rows: int = 0
+    """Lines of whole steps."""
+    skipped: int = 0
+    trouble: str = ""
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing was read of it yet."""
+        return not self.has_header and not self.spans
+
+    @property
+    def residual_ns(self) -> int | None:
+        """The largest doubt about the clock; None where it was never held against rank 0's."""
+        return max((residual for _, _, residual in self.offsets), default=None)
+
+    def align(self, times: Column) -> Column:
+        """The file's own times as nanoseconds since 1970 on rank 0's clock."""
+        if not self.offsets:
+            return times + self.origin
+        at, offset, _ = np.array(sorted(self.offsets), dtype=np.int64).T
+        drift = np.interp(times, at, (offset - offset[0]).astype(float))
+        aligned: Column = times + np.rint(drift).astype(np.int64)
+        return aligned + (self.origin + int(offset[0]))
+
 
 SPAN_BYTES = 1 << 20
 KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
@@ -148,3 +196,45 @@ def cut_at_headers(blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, b
             yield place + start, data[start:cut]
             start = cut
         yield place + start, data[start:]
+
+
+WRONG = 0.5
+"""Of a median step."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Of each whole step of a trace, as columns."""
+
+    step: Column
+    begin_ns: Column
+    took_s: Column
+
+    def list_by_step(self, trace: RankTrace) -> dict[int, int]:
+        """When each step ended, where it ran again the last time."""
+        ends = trace.align(self.begin_ns) + (self.took_s * 1e9).astype(np.int64)
+        return dict(zip(self.step.tolist(), ends.tolist(), strict=True))
+
+
+def put_right(found: Iterable[tuple[RankTrace, Ends]]) -> None:
+    """Shift the origins of wrong clocks; `shifted_ns` says by how much."""
+    attempts: dict[str, list[tuple[RankTrace, Ends]]] = {}
+    for trace, ends in found:
+        attempts.setdefault(trace.attempt, []).append((trace, ends))
+    for own in attempts.values():
+        own.sort(key=lambda pair: (not pair[0].offsets, pair[0].rank))
+        (first, ends), *others = own
+        doubtful = [(trace, ends) for trace, ends in others if not trace.offsets]
+        if not doubtful:
+            continue
+        reference = ends.list_by_step(first)
+        typical_ns = float(np.median(ends.took_s)) * 1e9
+        for trace, own_ends in doubtful:
+            by_step = own_ends.list_by_step(trace)
+            apart = sorted(
+                reference[step] - by_step[step] for step in by_step.keys() & reference.keys()
+            )
+            shift = apart[len(apart) // 2] if apart else 0
+            if abs(shift) > WRONG * typical_ns:
+                trace.origin += shift
+                trace.shifted_ns = shift

@@ -18,9 +18,7 @@ import numpy as np
 import pandas as pd
 
 from vjob.reports.load.blocks import read_span
-from vjob.reports.load.clocks import Ends, put_right
-from vjob.reports.load.rank_trace import RankTrace
-from vjob.reports.load.trace_file import File, Rows, cut_at_headers
+from vjob.reports.load.trace_file import Ends, File, RankTrace, Rows, cut_at_headers, put_right
 from vjob.reports.load.trace_lines import NUMBERS, Column, Events, parse_pieces
 
 MOST_EVENTS = 2_000_000

@@ -1,4 +1,4 @@
-"""Figures to one HTML page: `run_page`, `plan_page`, `comparison`.
+"""Figures and tables to one HTML file: `run_page`, `comparison` and `plan_page` each render one.
 
 Imports `analysis` and `load`.
 """

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from vjob.reports.analysis.measures import Analysis
-from vjob.reports.analysis.series import drop_first
+from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
 from vjob.reports.page.figure import (
     BLUE,

@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from vjob.reports.page.overview import Matrix
-
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 PINK, GREY = "#cc79a7", "#8a8f98"
 MOST_POINTS = 1500
@@ -175,3 +173,6 @@ def round_all(values: Matrix) -> list[float | None]:
 def list_cells(values: Matrix) -> list[list[float | None]]:
     """A heat map's; None where nothing is known."""
     return [[cell if cell == cell else None for cell in row] for row in values.tolist()]
+
+
+Matrix = npt.NDArray[np.float64]

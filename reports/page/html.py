@@ -1,26 +1,49 @@
 """One HTML file that opens anywhere, without a network: a template, its style, its scripts.
 
-Findings and tables are plain HTML; what the pictures are drawn from lies beside them, packed
-(reports/page/packing.py), and so does plotly, which is a third of its size so.
+Findings and tables are plain HTML; the data of the figures lies beside them, deflated and in
+base64, and so does plotly, which takes a third of its size that way.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import jinja2
+import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from varuna_core import __version__
-from vjob.reports.analysis.finding import Finding
-from vjob.reports.page.packing import pack_bytes, pack_json
+from vjob.reports.analysis.findings import Finding
 from vjob.reports.page.sections import Table, shorten
+
+LEVEL = 6
+
+
+def pack_bytes(data: bytes) -> str:
+    """As reports/web/unpack.js takes it apart."""
+    return base64.b64encode(zlib.compress(data, LEVEL)).decode("ascii")
+
+
+def pack_json(value: Any) -> str:
+    return pack_bytes(json.dumps(value, separators=(",", ":"), allow_nan=False).encode())
+
+
+def list_planes(column: npt.NDArray[Any]) -> bytes:
+    """32-bit numbers, the lowest byte of each first, then the next; what does not fit is cut."""
+    bounds = np.iinfo(np.int32)
+    whole = np.clip(column, bounds.min, bounds.max).astype("<i4")
+    planes: bytes = whole.view(np.uint8).reshape(-1, 4).T.tobytes()
+    return planes
+
 
 WEB = files("vjob.reports") / "web"
 SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")

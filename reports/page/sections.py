@@ -10,9 +10,9 @@ import pandas as pd
 
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.ranges import join_numbers
-from vjob.reports.analysis.finding import in_units
+from vjob.reports.analysis.findings import in_units
 from vjob.reports.analysis.measures import Analysis, list_ranks
-from vjob.reports.analysis.series import drop_first
+from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
 
 

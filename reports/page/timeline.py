@@ -20,7 +20,7 @@ import pandas as pd
 from varuna_core.records.logs.trace import COMPUTE
 from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.load.tables import Job
-from vjob.reports.page.packing import list_planes, pack_bytes
+from vjob.reports.page.html import list_planes, pack_bytes
 
 MOST_TICKS = 1 << 22
 """A pixel of a whole step is thousands of ticks: zooming in shows no steps of rounding."""

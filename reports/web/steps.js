@@ -168,7 +168,7 @@ class Step {
   }
 }
 
-// As reports/analysis/finding.py writes seconds.
+// As reports/analysis/findings.py writes seconds.
 function inUnits(seconds) {
   const short = (number) => String(Number(number.toPrecision(4)));
   if (Math.abs(seconds) < 1e-3) return `${short(seconds * 1e6)} µs`;

@@ -1,4 +1,4 @@
-// What reports/page/packing.py packed, taken apart again.
+// What reports/page/html.py packed, taken apart again.
 "use strict";
 
 async function unpackBytes(id) {

@@ -16,7 +16,7 @@ from varuna_core.morph.orders import get_seat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
-from varuna_core.records.logs.training_marks import BEGIN, FIRST_STEP
+from varuna_core.records.logs.training_log import BEGIN, FIRST_STEP
 from varuna_core.records.memory_copies import find_iteration
 from varuna_core.records.morphs import PARTS
 from varuna_core.records.plan import read_attempt_plan

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from varuna_core.records.logs.clock import Exchange
+from varuna_core.records.logs.times import Exchange
 from varuna_core.records.logs.trace import TraceWriter
 
 Read = Callable[[], int]

@@ -23,20 +23,18 @@ from torch import Tensor
 from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.place import Place
 from varuna_core.records.logs.training_log import (
+    BEGIN,
     Iteration,
     Memory,
+    format_evaluation,
+    format_first_step,
     format_iteration,
     format_job_info,
     format_memory,
     format_phase,
-    format_validation,
-)
-from varuna_core.records.logs.training_marks import (
-    BEGIN,
-    format_evaluation,
-    format_first_step,
     format_saved,
     format_saving,
+    format_validation,
 )
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder

@@ -20,10 +20,10 @@ from varuna_core.records.logs.training_log import (
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import render_text
+from vjob.reports.load.blocks import Thinned
 from vjob.reports.load.gpu_log import read_gpus
 from vjob.reports.load.sources import SourceError, find_sources
 from vjob.reports.load.tables import load_job
-from vjob.reports.load.thinned import Thinned
 from vjob.reports.load.training_log import LogReader, LogTables
 
 SEED_LINES = """\

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.reports.traces import MS, ORIGIN, write_rank
-from varuna_core.records.logs.clock import Exchange
+from varuna_core.records.logs.times import Exchange
 from varuna_core.records.logs.trace import COLUMNS, TraceWriter
 from vjob.reports.load import trace_lines
 from vjob.reports.load.blocks import LONGEST_LINE, BlockReader

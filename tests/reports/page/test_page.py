@@ -23,12 +23,23 @@ from varuna_core.schedule.costs import build_even_costs
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.load.tables import Job, load_job
-from vjob.reports.page.overview import NUM_BINS, build_gpu_strips, build_work_strips, find_span
-from vjob.reports.page.packing import list_planes
-from vjob.reports.page.run_figure import draw_run
-from vjob.reports.page.run_page import SECTIONS, render_page
+from vjob.reports.page.html import list_planes
+from vjob.reports.page.run_figure import (
+    NUM_BINS,
+    build_gpu_strips,
+    build_work_strips,
+    draw_run,
+    find_span,
+)
+from vjob.reports.page.run_page import (
+    SECTIONS,
+    draw_shares,
+    draw_stages,
+    draw_timers,
+    draw_training,
+    render_page,
+)
 from vjob.reports.page.sections import build_sections
-from vjob.reports.page.stage_figures import draw_shares, draw_stages, draw_timers, draw_training
 from vjob.reports.page.timeline import build_lanes, build_steps
 
 

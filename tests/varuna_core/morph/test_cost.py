@@ -18,7 +18,7 @@ from varuna_core.morph.node_observer import Ears
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import rank_exit, write_exit
 from varuna_core.records.files import write_json
-from varuna_core.records.logs.training_marks import BEGIN, format_first_step
+from varuna_core.records.logs.training_log import BEGIN, format_first_step
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder

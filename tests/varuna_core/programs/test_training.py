@@ -19,8 +19,12 @@ from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.training import build_model, plan_layers
-from varuna_core.records.logs.training_log import parse_validation
-from varuna_core.records.logs.training_marks import parse_evaluation, parse_saved, parse_saving
+from varuna_core.records.logs.training_log import (
+    parse_evaluation,
+    parse_saved,
+    parse_saving,
+    parse_validation,
+)
 from varuna_core.records.training import Training
 
 WORLD = 4

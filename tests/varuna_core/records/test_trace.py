@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from varuna_core.records.logs import trace as traces
-from varuna_core.records.logs.clock import Exchange, choose_offset, find_offset
+from varuna_core.records.logs.times import Exchange, choose_offset, find_offset
 from varuna_core.records.logs.trace import COLUMNS, TraceWriter
 
 

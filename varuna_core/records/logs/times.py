@@ -1,9 +1,15 @@
-"""<node>.times: when the lines of a node's .out and .err were written, so that logs merge by time.
+"""Times across nodes: when the lines of a log were written, and how far two clocks are apart.
+
+<node>.times lets logs of several nodes merge by time, while a log stays what the ranks printed:
 
     1700000000.512 0 0          what follows byte 0 of .out and byte 0 of .err came then or later
     1700000001.730 8123 410
 
-Not a time in each line: a log stays what the ranks printed. Four marks a second at most.
+Four marks a second at most. Offsets between clocks follow from messages there and back, as NTP
+reckons them; who sends what is the runtime's affair:
+
+own clock        asked ──┐                   ┌─► answered
+rank 0's clock           └─► heard ─ replied ┘
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Optional, Tuple
+from typing import Dict, Iterable, Optional, Tuple
 
 MARK_S = 0.25
 MOST_BYTES = 64 * 1024 * 1024
@@ -63,3 +69,37 @@ def read_times(path: Path) -> Tuple[Times, Times]:
             return parse_marks(handle.read(MOST_BYTES))
     except OSError:
         return parse_marks(b"")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One question and its answer, in nanoseconds of `TraceWriter.read_clock`."""
+
+    asked: int
+    """Own clock, before the question was sent."""
+    heard: int
+    """Rank 0's clock, when it had the question."""
+    replied: int
+    """Rank 0's clock, before the answer was sent."""
+    answered: int
+    """Own clock, when the answer was there."""
+
+
+@dataclass(frozen=True)
+class Offset:
+    """What to add to the own clock to get rank 0's; right to within the residual."""
+
+    offset_ns: int
+    residual_ns: int
+
+
+def find_offset(exchange: Exchange) -> Offset:
+    """The offset of one exchange; the residual is half of the time that messages were under way."""
+    there = exchange.heard - exchange.asked
+    back = exchange.replied - exchange.answered
+    return Offset((there + back) // 2, max(0, (there - back + 1) // 2))
+
+
+def choose_offset(exchanges: Iterable[Exchange]) -> Optional[Offset]:
+    """That of the quickest exchange, which knows best; None where there is none."""
+    return min(map(find_offset, exchanges), key=lambda found: found.residual_ns, default=None)

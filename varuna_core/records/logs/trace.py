@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from varuna_core.records.files import PRIVATE_FILE
-from varuna_core.records.logs.clock import Exchange, choose_offset
+from varuna_core.records.logs.times import Exchange, choose_offset
 
 log = logging.getLogger(__name__)
 

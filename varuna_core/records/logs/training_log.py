@@ -8,6 +8,10 @@ NODE_RANK: 1                                        the block of settings before
 times across ranks (ms):                            timers: all ranks, minmax or max
   forward-compute:
      rank  0: 12.34
+saving checkpoint at iteration      30 to ckpt
+  successfully saved checkpoint from iteration      30 to ckpt
+Evaluating on 640 samples                           ends with a validation line
+first step of this start is done (31)               ours alone: a morph is over
 
 Readers take what differs between versions: labels that come and go, a date before the iteration, a
 rank's tag before the line, sizes in other units. Whatever a label says of a loss is a loss.
@@ -18,16 +22,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Mapping, Match, Optional, Sequence, Tuple
 
 TAG = r"(?:\d+: |\[[^\]\n]{1,40}\]:[ ]?)?"
 """What stands before a line of a merged log: `3: ` of ours and srun's, `[rank3]:` of torchrun."""
-
 ITERATION_MARK = b"iteration "
 MEMORY_MARK = b"memory (MB)"
 TIMERS_MARK = b"across ranks (ms):"
 PHASE_MARK = b"datetime: "
-
 JOB_INFO = (
     "NODE_RANK",
     "MASTER_ADDR",
@@ -44,7 +46,6 @@ JOB_INFO = (
     "NUM_LAYERS",
     "PROFILE",
 )
-
 LABELS = {
     "consumed samples": "consumed_samples",
     "learning rate": "learning_rate",
@@ -55,7 +56,6 @@ LABELS = {
     "number of nan iterations": "nan",
 }
 """Labels with a field of their own; the losses and the elapsed time are found by their words."""
-
 _INTEGERS = ("consumed_samples", "global_batch_size", "skipped", "nan")
 _UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 1000.0}
 _HEAD = re.compile(r"\biteration +(\d{1,18})/ *(\d{1,18}) *\|(.*)", re.DOTALL)
@@ -328,3 +328,53 @@ def parse_mark(line: str) -> Optional[Tuple[str, bool]]:
         if pattern.search(line):
             return name, begins
     return None
+
+
+_SAVING = re.compile(r"\bsaving checkpoint at iteration +(\d{1,18}) to (\S.*)")
+_SAVED = re.compile(r"\bsuccessfully saved checkpoint from iteration +(\d{1,18}) to (\S.*)")
+_SAVE_ENDING = re.compile(r" in \S+ format$| \[ t .*\]$")
+"""What newer versions write behind the folder."""
+_EVALUATION = re.compile(r"\bEvaluating on (\d{1,18}) samples")
+BEGIN = "before the start of training step"
+"""The phase (training_log) that a rank says once all is loaded."""
+FIRST_STEP = "first step of this start is done"
+
+
+def format_first_step(step: int) -> str:
+    return f"{FIRST_STEP} ({step})"
+
+
+def format_saving(step: int, folder: str) -> str:
+    """A checkpoint begins; `folder` is that of all checkpoints."""
+    return f"saving checkpoint at iteration {step:7d} to {folder}"
+
+
+def format_saved(step: int, folder: str) -> str:
+    """A checkpoint is complete."""
+    return f"  successfully saved checkpoint from iteration {step:7d} to {folder}"
+
+
+def parse_saving(line: str) -> Optional[Tuple[int, str]]:
+    """The step and the folder."""
+    return _parse_save(_SAVING.search(line))
+
+
+def parse_saved(line: str) -> Optional[Tuple[int, str]]:
+    return _parse_save(_SAVED.search(line))
+
+
+def _parse_save(match: Optional[Match[str]]) -> Optional[Tuple[int, str]]:
+    if match is None:
+        return None
+    return int(match.group(1)), _SAVE_ENDING.sub("", match.group(2).rstrip())
+
+
+def format_evaluation(num_samples: int) -> str:
+    """An evaluation begins."""
+    return f"Evaluating on {num_samples} samples"
+
+
+def parse_evaluation(line: str) -> Optional[int]:
+    """The number of samples."""
+    match = _EVALUATION.search(line)
+    return None if match is None else int(match.group(1))
