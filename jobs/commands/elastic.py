@@ -78,10 +78,10 @@ def tend(job: str) -> None:
     \b
     vjob tend last
     """
-    from vjob.jobs.elastic.autoscale import tend as look_after
+    from vjob.jobs.elastic.autoscale import run_autoscaler
     from vjob.jobs.runs.find import find_run
 
     def say(text: str) -> None:
         click.echo(f"tend: {text}", err=True)
 
-    sys.exit(look_after(find_run(job, Path.cwd()), say))
+    sys.exit(run_autoscaler(find_run(job, Path.cwd()), say))

@@ -1,12 +1,13 @@
-"""`vjob tend`: what a run that may morph does by itself, as `morph` of its conf says.
+"""Autoscaler of a run that may morph (`vjob tend`): asks for more nodes and drops slow ones.
 
     batch script ─► vjob tend ─┬─ idle nodes (sinfo), pace, pause ─► growth.py ─► as `vjob grow`
     (or a terminal)            ├─ its job that waits, no longer worth it ───────► cancelled
                                └─ ranks' times ─► slow_nodes.py ─► growth.py ───► morph/leave
 
-The manager knows no scheduler, so this is no part of it: it asks as a person would, by the same
-files, and a run goes on without it. One look every `morph.look_s`, with at most three questions to
-the scheduler; sinfo is asked only where more nodes would be worth a morph.
+What it may do by itself stands under `morph` in the conf. The manager knows no scheduler, so this
+is no part of it: it asks as a person would, by the same files, and a run goes on without it. One
+poll every `morph.look_s`, with at most three questions to the scheduler; sinfo is asked only where
+more nodes would be worth a morph.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
-from varuna_core.records.files import read_json, read_lines
+from varuna_core.records.files import lock_file, read_json, read_lines
 from varuna_core.records.joins import read_join_job, read_joins, widen
 from varuna_core.records.morphs import read_pause_s
 from varuna_core.records.plan import read_attempt_plan, read_plan
@@ -44,9 +45,8 @@ from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.joined_jobs import cancel_joined, find_joined_over
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Executor
-from vjob.jobs.schedulers.file_lock import hold_file
-from vjob.jobs.schedulers.idle_nodes import list_fitting
 from vjob.jobs.schedulers.slurm_commands import JobState, expand_nodes
+from vjob.jobs.schedulers.slurm_nodes import list_fitting
 
 LONGEST_WAIT_S = 3600.0
 """After jobs that never came to anything."""
@@ -56,8 +56,8 @@ SPARE_MIN = 2
 """Minutes beyond the run's own time that a job which joins asks for."""
 
 
-class Tender:
-    """One run."""
+class Autoscaler:
+    """Adds and drops nodes of one run."""
 
     def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
         plan = read_plan(run.plan)
@@ -70,8 +70,8 @@ class Tender:
         self._pace: AttemptPace | None = None
         self._told = ""
 
-    def look(self) -> bool:
-        """Once; False where the run is over."""
+    def poll(self) -> bool:
+        """Evaluate the run once, and act; False once the run is over."""
         view = view_run(self._run, warn=False)
         if view.record.state not in (records.INTENT, records.SUBMITTED):
             return False
@@ -269,21 +269,21 @@ def _hear_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def tend(run: RunFolder, say: Callable[[str], None]) -> int:
-    """To the run's end, or a signal's."""
-    tender = Tender(run, say)
-    morph = tender.conf.morph
+def run_autoscaler(run: RunFolder, say: Callable[[str], None]) -> int:
+    """Poll until the run ends or a signal comes; one process a run."""
+    autoscaler = Autoscaler(run, say)
+    morph = autoscaler.conf.morph
     if morph.grow == "none" and not morph.leave_slow:
         raise InputError(f"{run.name}: neither morph.grow nor morph.leave_slow was asked for")
     run.morph.make()
-    with _hear_signals() as left, hold_file(run.morph.tend_lock, waits=False) as is_ours:
+    with _hear_signals() as left, lock_file(run.morph.tend_lock, waits=False) as is_ours:
         if not is_ours:
             say(f"another `vjob tend` looks after {run.name}")
             return 0
         trouble = ""
         while not left.is_set():
             try:
-                if not tender.look():
+                if not autoscaler.poll():
                     break
                 trouble = ""
             except (VjobError, OSError) as error:

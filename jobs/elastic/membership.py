@@ -17,7 +17,14 @@ from typing import Any
 
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
-from varuna_core.records.files import list_names, read_json, read_lines, write_atomic, write_json
+from varuna_core.records.files import (
+    list_names,
+    lock_file,
+    read_json,
+    read_lines,
+    write_atomic,
+    write_json,
+)
 from varuna_core.records.joins import (
     Join,
     JoinJob,
@@ -36,7 +43,6 @@ from vjob.jobs.runs.find import RunView, name_host, view_run
 from vjob.jobs.runs.joined_jobs import cancel_joined, find_joined_over
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.file_lock import hold_file
 from vjob.jobs.submit.scripts import render_batch
 from vjob.jobs.submit.submit import hold_back_interrupts
 
@@ -155,7 +161,7 @@ def read_slow_hosts(run: RunFolder) -> set[str]:
 def _hold_shrinking(run: RunFolder) -> Iterator[None]:
     """One who asks nodes to leave at a time: else two of them could leave too few."""
     run.morph.make()
-    with hold_file(run.morph.shrink_lock):
+    with lock_file(run.morph.shrink_lock):
         yield
 
 

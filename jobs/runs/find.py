@@ -144,7 +144,7 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
     problems: dict[str, str] = {}
     for name, jobs in asked.items():
         try:
-            found[name] = schedulers.choose_executor(name).look(jobs)
+            found[name] = schedulers.choose_executor(name).poll(jobs)
         except UncertainError as error:  # then nothing is concluded about any run
             problems[name] = str(error)
             if warn:

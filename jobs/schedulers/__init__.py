@@ -1,3 +1,6 @@
-"""Slurm, and this machine in its place: submit, look, cancel. `choose.choose_executor` opens one;
-`slurm_commands` builds commands and parses answers. Imports the conf and the records.
+"""Schedulers: Slurm, or this machine in its place. Submit, poll and cancel jobs.
+
+`choose.choose_executor` returns the `base.Executor` of a run; `slurm_commands` builds Slurm's
+command lines and parses their output; `run_index` finds runs by id. Imports the conf, the planner's
+GPU table, the records and the launch room's machine lists.
 """

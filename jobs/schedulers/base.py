@@ -1,4 +1,4 @@
-"""What a scheduler is to us: submit, look, cancel."""
+"""The interface of a scheduler: submit, poll and cancel jobs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.schedulers.idle_nodes import IdleNode
 from vjob.jobs.schedulers.slurm_commands import JobInfo
+from vjob.jobs.schedulers.slurm_nodes import IdleNode
 
 
 class Executor(ABC):
-    """A scheduler."""
+    """One scheduler, and the questions that vjob has for it."""
 
     name: str
 
@@ -23,8 +23,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
-        """What is known of each job, one item a component; an empty list is 'forgotten'.
+    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+        """The state of each job, one item a component; empty for a job that it has forgotten.
 
         Raises UncertainError where the scheduler does not answer: that says nothing of any job.
         """
@@ -34,11 +34,11 @@ class Executor(ABC):
         """End the job."""
 
     def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Those of these nodes that the scheduler itself calls lost, by its word for them."""
+        """The nodes among these that the scheduler itself calls lost, with its word for each."""
         return {}
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
-        """Nodes of these queues that nobody uses; none where the scheduler has no such thing."""
+        """Idle nodes of these queues; none where the scheduler has no queues."""
         return []
 
     def find_left_s(self, job: str) -> float | None:

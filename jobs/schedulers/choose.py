@@ -1,4 +1,4 @@
-"""The executor of a run, by its word in the plan.
+"""Choice of the scheduler of a run, by its name in the plan.
 
 Callers import this module, not the function: a test then replaces the executor in one place.
 """

@@ -1,8 +1,9 @@
-"""This machine as a scheduler: the same scripts, under a supervisor of our own.
+"""This machine as a scheduler, for local runs and runs on a list of machines: the same scripts,
+under a supervisor of our own.
 
-The supervisor (`jobs.local_job`) runs the batch script with stand-ins for srun and scontrol first
-on PATH; the "nodes" are process groups here. It is detached, so it survives the terminal, and
-writes its state to local.json (local.<group>.json) in the run folder.
+The supervisor (local_supervisor.py) runs the batch script with stand-ins for srun and scontrol
+(local_srun.py) first on PATH; the "nodes" are process groups here. It is detached, so it survives
+the terminal, and writes its state to local.json (local.<group>.json) in the run folder.
 """
 
 from __future__ import annotations
@@ -10,19 +11,50 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from varuna_core.launch.errors import LaunchError
+from varuna_core.launch.machines import Machine, parse_machine_list
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
-from vjob.jobs.errors import VjobError
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Executor
 from vjob.jobs.schedulers.slurm_commands import JobInfo, parse_state
+
+
+def resolve_machine_list(conf: JobConf, *, is_preview: bool) -> JobConf:
+    """Check the machine list of a conf, if it has one, and set `requeue`: no queue makes it wait.
+
+    A preview does not read the list: it may be made on another host. The run itself watches the
+    list afterwards (varuna_core/launch/watch.py).
+    """
+    if conf.cluster.machine_list is None:
+        return conf
+    if not is_preview:
+        read_machines(conf.cluster.machine_list)
+    return replace(conf, cluster=replace(conf.cluster, requeue=True))
+
+
+def read_machines(path: str) -> tuple[Machine, ...]:
+    """Read a machine list; InputError says what is wrong with it."""
+    try:
+        return parse_machine_list(Path(path).read_text(encoding="utf-8-sig"), path)
+    except OSError as error:
+        problem = f"{path}: {error.strerror}; write a host a line into it, 127.0.0.1 for this one"
+    except UnicodeDecodeError:
+        problem = f"{path}: this is not text in UTF-8"
+    except LaunchError as error:
+        problem = str(error)
+    raise InputError(f"cluster.machine_list: {problem}")
+
 
 START_S = 30.0
 """A supervisor that has not written its state after this long never will."""
@@ -30,18 +62,18 @@ POLL_S = 0.1
 
 
 def state_file(run: RunFolder, group: str | None) -> Path:
-    """Where the supervisor of a job keeps its state."""
+    """The file in which the supervisor of a job keeps its state."""
     return run.path / (f"local.{group}.json" if group else "local.json")
 
 
 def is_alive(state: dict[str, Any]) -> bool:
-    """Whether the supervisor that wrote this state still runs."""
+    """True while the supervisor that wrote this state runs."""
     pid = int(state.get("pid") or 0)
     return pid > 0 and start_time(pid) == state.get("pid_start")
 
 
 class LocalExecutor(Executor):
-    """Runs on this machine."""
+    """Runs batch scripts on this machine."""
 
     name = "local"
 
@@ -63,8 +95,8 @@ class LocalExecutor(Executor):
         process.start_detached(command, output=run.scheduler_log(group), env=env)
         return job
 
-    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
-        return {job: _look(job) for job in jobs}
+    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+        return {job: _read_job(job) for job in jobs}
 
     def cancel(self, job: str) -> None:
         deadline = time.monotonic() + START_S
@@ -96,7 +128,7 @@ def _read_state(job: str) -> dict[str, Any] | None:
     return None
 
 
-def _look(job: str) -> list[JobInfo]:
+def _read_job(job: str) -> list[JobInfo]:
     state = _read_state(job)
     if state is None:
         return []

@@ -1,4 +1,4 @@
-"""The supervisor of one local job: what slurmd is to a batch script on a cluster.
+"""Supervisor of one local job, in the place of slurmd on a cluster.
 
     python -m vjob.jobs.schedulers.local_supervisor RUN JOB [GROUP]
 
@@ -27,9 +27,8 @@ from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError
-from vjob.jobs.schedulers.local import state_file
+from vjob.jobs.schedulers.local import read_machines, state_file
 from vjob.jobs.schedulers.local_srun import OFFSET
-from vjob.jobs.schedulers.machine_list import read_machines
 
 MARGIN_S = 10.0
 """Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""

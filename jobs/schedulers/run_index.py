@@ -1,4 +1,4 @@
-"""A small per-user index, so that JOB works from any folder.
+"""Per-user index of runs and jobs, so that JOB works from any folder.
 
 One line a run or job in $XDG_STATE_HOME/vjob/runs.jsonl, appended under a lock. It is a shortcut
 only: a run that it does not know is still found by path, and through the links in a log folder.
@@ -11,10 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.files import append_line, read_lines
+from varuna_core.records.files import append_line, lock_file, read_lines
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
-from vjob.jobs.schedulers.file_lock import hold_file
 
 
 def folder() -> Path:
@@ -29,7 +28,7 @@ def _file() -> Path:
 
 def _lock() -> AbstractContextManager[bool]:
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-    return hold_file(folder() / "lock")
+    return lock_file(folder() / "lock")
 
 
 def check_readable() -> None:

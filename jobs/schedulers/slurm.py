@@ -1,5 +1,6 @@
-"""Slurm: sbatch submits, and a job is looked for in squeue, then scontrol, then sacct: accounting
-is not everywhere."""
+"""Slurm as the scheduler: submits with sbatch; finds a job by squeue, then scontrol, then sacct,
+as accounting is not everywhere.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from vjob.jobs import process
 from vjob.jobs.errors import UncertainError, VjobError
 from vjob.jobs.schedulers import slurm_commands as slurm
 from vjob.jobs.schedulers.base import Executor
-from vjob.jobs.schedulers.idle_nodes import IdleNode, build_sinfo_idle_command, parse_idle_nodes
 from vjob.jobs.schedulers.slurm_commands import COMMENT_PREFIX, JobInfo
+from vjob.jobs.schedulers.slurm_nodes import IdleNode, build_sinfo_idle_command, parse_idle_nodes
 
 
 class SlurmExecutor(Executor):
@@ -30,7 +31,7 @@ class SlurmExecutor(Executor):
         return _submit_script(script, after=after, expedite=expedite)
 
     def test(self, run: RunFolder, group: str | None, text: str) -> str:
-        """`sbatch --test-only`: Slurm's own word on when and where it would start."""
+        """`sbatch --test-only`: Slurm's estimate of when and where the job would start."""
         with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
             script = Path(folder) / run.batch_script(group).name
             script.write_text(text, encoding="utf-8")
@@ -41,7 +42,7 @@ class SlurmExecutor(Executor):
             raise VjobError(explain_refusal(said))
         return said
 
-    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
         """squeue for all in one call; what it has forgotten from scontrol, then sacct."""
         found: dict[str, list[JobInfo]] = {job: [] for job in jobs}
         if not jobs:
@@ -90,7 +91,7 @@ def _can_expedite() -> bool:
 
 
 def _submit_script(script: Path, *, after: str | None, expedite: bool = False) -> str:
-    """The job's id. In the environment of a fresh login, so that the job is the same from any."""
+    """Submit in the environment of a fresh login, whatever ours is; returns the job id."""
     words = [f"{k}={v}" for k, v in clean_environment(os.environ).items()]
     sbatch = slurm.build_sbatch_command(
         str(script), str(script.parent), after=after, expedite=expedite

@@ -1,4 +1,4 @@
-"""Slurm's verbs as pairs: build the command, parse its text. Runs nothing.
+"""Slurm's commands as pairs: build the command line, parse its output. Runs nothing.
 
 Text formats (`-O "Name:|"`, `-P`) are stable from Slurm 20.11 to 26.05; the JSON ones are not.
 """
@@ -16,7 +16,7 @@ COMMENT_PREFIX = "vjob:"
 
 
 class JobState(Enum):
-    """What the scheduler says of a job; an unknown word becomes UNKNOWN and keeps its text."""
+    """State of a job; an unknown word of the scheduler becomes UNKNOWN and keeps its text."""
 
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"

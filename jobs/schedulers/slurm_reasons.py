@@ -1,4 +1,4 @@
-"""Why a job pends, or ended before our script began: Slurm's reasons, and what to do.
+"""Slurm's reasons for a job that pends, or ended before our script began, and what to do.
 
 Up to 22.05, and wherever EnforcePartLimits is off, sbatch accepts what can never start.
 """

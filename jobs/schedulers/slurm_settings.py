@@ -1,4 +1,4 @@
-"""What of Slurm's own settings would trouble a job: apart, for each submit looks at one of them."""
+"""Checks of Slurm's own settings (`scontrol show config`), for `vjob doctor` and each submit."""
 
 from __future__ import annotations
 

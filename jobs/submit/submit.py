@@ -41,7 +41,7 @@ from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Executor
-from vjob.jobs.schedulers.machine_list import settle_machines
+from vjob.jobs.schedulers.local import resolve_machine_list
 from vjob.jobs.schedulers.slurm_commands import JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
 from vjob.jobs.submit.build_plan import Surroundings, add_seats, build_plan
@@ -89,7 +89,7 @@ def prepare(
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
     conf = replace(conf, container=resolve_image(conf.container, os.environ))
     scheduler = choose_scheduler(conf, for_preview=for_preview)
-    conf = settle_machines(conf, is_preview=for_preview)
+    conf = resolve_machine_list(conf, is_preview=for_preview)
     if scheduler != "slurm" and ":" in str(run.path):
         raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
     image = conf.container.image

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import threading
@@ -150,3 +151,24 @@ def read_lines(path: Path) -> Iterator[Any]:
             yield json.loads(line)
         except ValueError:
             continue
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, *, waits: bool = True) -> Iterator[bool]:
+    """Exclusive lock on a file, released when the process exits; yields whether we hold it.
+
+    Without `waits` it does not block while another process holds it. On a file system without locks
+    everybody gets it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+    finally:
+        os.close(fd)

@@ -15,21 +15,19 @@ from tests.jobs.confs import MORPH, make_conf, make_plan
 from tests.jobs.elastic.test_membership import Cluster, left, make_run, show
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.events import append_event, read_events
-from varuna_core.records.files import read_json, write_json
+from varuna_core.records.files import lock_file, read_json, write_json
 from varuna_core.records.joins import read_joins
 from varuna_core.records.plan import read_plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
-from vjob.jobs.elastic import autoscale as tend
-from vjob.jobs.elastic import membership
-from vjob.jobs.elastic.autoscale import Tender
+from vjob.jobs.elastic import autoscale, membership
+from vjob.jobs.elastic.autoscale import Autoscaler
 from vjob.jobs.errors import InputError, UncertainError
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.process import ENTRY
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.file_lock import hold_file
-from vjob.jobs.schedulers.idle_nodes import IdleNode
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.slurm_nodes import IdleNode
 from vjob.jobs.submit.scripts import render_batch
 
 TEXT = MORPH.replace("a100:4", "a100:1").replace("pipeline: 4", "pipeline: 1")
@@ -47,10 +45,10 @@ class Idle(Cluster):
         self.left_s: float | None = None
         self.silent = False
 
-    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
         if self.silent:
             raise UncertainError("squeue failed: Unable to contact slurm controller")
-        return super().look(jobs)
+        return super().poll(jobs)
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
         self.asked += 1
@@ -123,7 +121,7 @@ def trace(run: RunFolder, rank: int, *, work_s: float, steps: int = 40) -> None:
 def look(run: RunFolder) -> list[str]:
     """Of a new one each time, as after a kill."""
     said: list[str] = []
-    assert Tender(run, said.append).look()
+    assert Autoscaler(run, said.append).poll()
     return said
 
 
@@ -216,10 +214,10 @@ def test_nothing_is_done_while_the_run_morphs_or_is_over(cluster: Idle, tmp_path
         say_members(run, range(4), phase)
         assert look(run) == []
     say_members(run, range(4), "ended")
-    assert not Tender(run, print).look()
+    assert not Autoscaler(run, print).poll()
     say_members(run, range(4))
     cluster.states["1"] = JobState.COMPLETED
-    assert not Tender(run, print).look()
+    assert not Autoscaler(run, print).poll()
     assert read_joins(run.morph) == []
 
 
@@ -227,11 +225,11 @@ def test_a_scheduler_that_does_not_answer_is_told_once(cluster: Idle, tmp_path: 
     run = make_training_run(tmp_path, GROWS)
     cluster.idle, cluster.silent = 4, True
     said: list[str] = []
-    tender = Tender(run, said.append)
-    assert tender.look() and tender.look()
+    autoscaler = Autoscaler(run, said.append)
+    assert autoscaler.poll() and autoscaler.poll()
     assert said == ["nothing is done meanwhile: squeue failed: Unable to contact slurm controller"]
     cluster.silent = False
-    assert tender.look() and len(said) == 2 and len(read_joins(run.morph)) == 1
+    assert autoscaler.poll() and len(said) == 2 and len(read_joins(run.morph)) == 1
 
 
 def test_jobs_that_end_of_no_use_are_asked_for_less_and_less_often(
@@ -276,11 +274,11 @@ def test_an_attempt_is_known_by_its_own_plan_however_late_that_lands(
     run.attempt(0).plan.unlink()
     trace(run, 5, work_s=2.2)
     said: list[str] = []
-    tender, reader = Tender(run, said.append), RunReader(run)
-    assert tender.look() and said == []
+    autoscaler, reader = Autoscaler(run, said.append), RunReader(run)
+    assert autoscaler.poll() and said == []
     assert reader.read().world == 16
     write_own_plan(run, 15)
-    assert tender.look() and said[0].startswith("node 5 is to leave: rank 5 works 47 % longer")
+    assert autoscaler.poll() and said[0].startswith("node 5 is to leave: rank 5 works 47 % longer")
     assert reader.read().world == 15
 
 
@@ -289,12 +287,12 @@ def test_one_looks_after_a_run_and_only_where_it_was_asked_to(
 ) -> None:
     run = make_training_run(tmp_path, GROWS)
     said: list[str] = []
-    with hold_file(run.morph.tend_lock):
-        assert tend.tend(run, said.append) == 0
+    with lock_file(run.morph.tend_lock):
+        assert autoscale.run_autoscaler(run, said.append) == 0
     assert said == ["another `vjob tend` looks after run"]
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match=r"neither morph\.grow nor morph\.leave_slow"):
-        tend.tend(make_training_run(tmp_path / "other", TEXT), print)
+        autoscale.run_autoscaler(make_training_run(tmp_path / "other", TEXT), print)
 
 
 def test_the_batch_script_starts_it_where_it_was_asked_for() -> None:

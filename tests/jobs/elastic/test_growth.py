@@ -25,8 +25,12 @@ from vjob.jobs.elastic.growth import (
 from vjob.jobs.elastic.run_pace import find_pace, list_peers
 from vjob.jobs.elastic.slow_nodes import ENOUGH, SlowNode, find_slow_nodes
 from vjob.jobs.monitor.model.snapshot import Point, Progress
-from vjob.jobs.schedulers.idle_nodes import build_sinfo_idle_command, list_fitting, parse_idle_nodes
 from vjob.jobs.schedulers.slurm_commands import parse_time_left
+from vjob.jobs.schedulers.slurm_nodes import (
+    build_sinfo_idle_command,
+    list_fitting,
+    parse_idle_nodes,
+)
 
 CONF = MORPH.replace("a100:4", "a100:1").replace("min_nodes: 2", "min_nodes: 2, max_nodes: 64")
 TRAINING = replace(GPT, layers=12, global_batch_size=64, micro_batch_size=1, partition=None)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.jobs.confs import MORPH, MORPH_SPLIT, SINGLE, make_conf, make_plan
 from varuna_core.records import record as records
-from varuna_core.records.files import list_names, read_json, write_json
+from varuna_core.records.files import list_names, lock_file, read_json, write_json
 from varuna_core.records.joins import read_join_job, read_joins
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
@@ -23,7 +23,6 @@ from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs import find as runs
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Executor
-from vjob.jobs.schedulers.file_lock import hold_file
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 
 ROOMY = MORPH.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8")
@@ -48,7 +47,7 @@ class Cluster(Executor):
         self.states[job] = JobState.PENDING
         return job
 
-    def look(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
         return {
             job: [JobInfo(id=job, state=self.states[job], word=self.states[job].value)]
             for job in jobs
@@ -220,7 +219,7 @@ def test_two_who_shrink_at_once_count_each_others_nodes(cluster: Cluster, tmp_pa
         except InputError as error:
             said.append(error)
 
-    with hold_file(run.morph.shrink_lock):
+    with lock_file(run.morph.shrink_lock):
         second = threading.Thread(target=shrink)
         second.start()
         write_json(run.morph.leave(3), {"node": 3})
