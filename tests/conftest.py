@@ -29,10 +29,10 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled"))
 
 LAB = (
-    "tests/chaos/test_on_slurm",
+    "tests/benchmarks/test_chaos_on_slurm",
+    "tests/benchmarks/test_walkthrough",
     "tests/cluster",
     "tests/containers/test_pyxis",
-    "tests/stranger",
 )
 """These share the lab and its network: the longest row of tests, one after the other."""
 CONTAINERS = "tests/containers"

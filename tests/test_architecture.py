@@ -73,6 +73,18 @@ def test_only_the_torch_free_part_of_varuna_core_is_used_elsewhere() -> None:
                     assert name.startswith(allowed), f"{path}: {name}"
 
 
+def test_only_the_tests_of_benchmarks_import_benchmarks() -> None:
+    """Benchmarks use the tests' helpers; the other way round is for what tests a benchmark."""
+    for path in files("tests"):
+        if path.parent != ROOT / "tests/benchmarks":
+            names = [name for name in imports(path) if name.partition(".")[0] == "benchmarks"]
+            assert not names, f"{path}: {names}"
+    for package in OURS:
+        for path in files(package):
+            tops = {name.partition(".")[0] for name in imports(path)}
+            assert not tops & {"benchmarks", "tests"}, path
+
+
 def test_heavy_libraries_stay_where_they_belong() -> None:
     homes = {"torch": ("varuna_core",), **dict.fromkeys(("pandas", "plotly", "pyarrow"), "reports")}
     for package in OURS:

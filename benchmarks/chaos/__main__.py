@@ -1,9 +1,9 @@
-"""`python -m tests.chaos --seed 7 --faults 5`: one schedule of faults, and what came of it.
+"""`python -m benchmarks.chaos --seed 7 --faults 5`: applies one schedule of faults to a run.
 
-    --stage local     real processes on this machine; `lab` is the real Slurm of tests/cluster
+    --testbed local   real processes on this machine; `lab` is the real Slurm of tests/cluster
     --fresh           ends a lab that is up: one that was not started for this has no disk to fill
     --replay FILE     the faults of a report again; --without 2 4 leaves some out, to find the least
-    --report FILE     where the report goes; without it one is written where something is wrong
+    --report FILE     where the report goes; without it one is written if a problem was found
 
 Exit code 0: everything held. 1: something did not; the report and the run's folder are kept.
 """
@@ -17,9 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.faults import draw
-from tests.chaos.play import play, read_faults
-from tests.chaos.stage import Stage
+from benchmarks.chaos.experiment import read_faults, run_experiment
+from benchmarks.chaos.faults import draw_faults
+from benchmarks.chaos.testbed import Testbed
 from tests.cluster.lifecycle import stop_lab
 
 PATIENCE_S = 150.0
@@ -32,18 +32,18 @@ def main(words: list[str] | None = None) -> int:
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{options.seed}-", dir=options.folder))
-    stage = open_stage(options.stage, folder, is_fresh=options.fresh)
+    testbed = open_testbed(options.testbed, folder, is_fresh=options.fresh)
     if options.replay:
         faults = read_faults(options.replay)
         faults = tuple(f for i, f in enumerate(faults) if i not in options.without)
     else:
-        faults = draw(options.seed, options.faults, options.kinds or stage.kinds)
-    for number, fault in enumerate(faults):
-        print(f"{number}: {fault}", flush=True)
+        faults = draw_faults(options.seed, options.faults, options.kinds or testbed.kinds)
+    for index, fault in enumerate(faults):
+        print(f"{index}: {fault}", flush=True)
     is_good = False
     try:
-        stage.open()
-        report = play(stage, options.seed, faults, options.stage, options.patience)
+        testbed.open()
+        report = run_experiment(testbed, options.seed, faults, options.testbed, options.patience)
         is_good = not report.problems
         path = options.report or (None if is_good else folder.with_suffix(".json"))
         if path is not None:
@@ -52,36 +52,36 @@ def main(words: list[str] | None = None) -> int:
         for text in report.problems:
             print(f"problem: {text}", file=sys.stderr)
         print(
-            f"seed {options.seed} on {options.stage}: {report.verdict}, {report.seconds} s, "
+            f"seed {options.seed} on {options.testbed}: {report.verdict}, {report.seconds} s, "
             f"{report.attempts} attempts, {len(report.morphs)} morphs, "
             f"{len(report.problems)} problems"
         )
     finally:
-        stage.close(keep=not is_good)
+        testbed.close(keep=not is_good)
         if is_good:
             shutil.rmtree(folder)
     return 0 if is_good else 1
 
 
-def open_stage(name: str, folder: Path, *, is_fresh: bool) -> Stage:
+def open_testbed(name: str, folder: Path, *, is_fresh: bool) -> Testbed:
     if name == "lab":
-        from tests.chaos.lab_stage import LabStage
+        from benchmarks.chaos.lab_testbed import LabTestbed
 
         if is_fresh:
             stop_lab()
-        return LabStage(folder)
-    return Stage(folder)
+        return LabTestbed(folder)
+    return Testbed(folder)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.chaos",
+        prog="python -m benchmarks.chaos",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=5, metavar="COUNT")
-    parser.add_argument("--stage", choices=("local", "lab"), default="local")
+    parser.add_argument("--testbed", choices=("local", "lab"), default="local")
     parser.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="draw from these alone")
     parser.add_argument("--replay", type=Path, metavar="FILE")

@@ -1,4 +1,4 @@
-"""Which steps lead to the final weights, and that the stories can be told."""
+"""Steps that lead to the final weights; the scenarios of eight morphs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.history import Span, read_spans
-from tests.chaos.stories import STORIES
+from benchmarks.chaos.history import Span, read_spans
+from benchmarks.chaos.scenarios import SCENARIOS
 from varuna_core.records.runfolder import RunFolder
 
 
@@ -56,10 +56,10 @@ def test_a_sample_that_came_twice_or_never_is_found(
     assert read_spans(run, 8)[1] == [said]
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_each_scene_changes_what_is_used(name: str) -> None:
-    story = STORIES[name]
-    members = [story.members, *(scene.members for scene in story.scenes)]
-    assert len(story.scenes) == 8
+    scenario = SCENARIOS[name]
+    members = [scenario.members, *(change.members for change in scenario.changes)]
+    assert len(scenario.changes) == 8
     assert max(members) == 6 and min(members) >= 2
     assert all(now != then for then, now in itertools.pairwise(members))

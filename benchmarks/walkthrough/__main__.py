@@ -1,6 +1,7 @@
-"""Walks the path on the Slurm lab and tells each step: `python -m tests.stranger --write`.
+"""A new user's walkthrough of the README on the Slurm lab: `python -m benchmarks.walkthrough`.
 
-`--fresh` begins where a stranger begins: a clone, a venv, and the README's `pip install`.
+`--write` renews benchmarks/results/walkthrough.md; `--fresh` begins where a new user begins: a
+clone, a venv, and the README's `pip install`.
 """
 
 from __future__ import annotations
@@ -16,77 +17,77 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import RESULTS, ROOT
 from benchmarks.machine import read_processor
+from benchmarks.walkthrough import parts
+from benchmarks.walkthrough.session import Session, Step
 from tests.cluster.lab import Lab
-from tests.command import ROOT
-from tests.stranger import paths
-from tests.stranger.walk import Step, Walk
 
-RESULT = ROOT / "benchmarks/results/stranger.md"
+RESULT = RESULTS / "walkthrough.md"
 INSTALLATION = "Installation"
 PARTS = {
     "uniform": "Uniform nodes: the quickstart on Slurm",
     "mixed": "Mixed nodes, which die, come and go",
     "compared": "Both runs, side by side",
-    "astray": "Astray",
+    "mistakes": "Mistakes",
     "queue": "In the queue",
     "disk": "A full disk",
 }
-"""The word for a part, and its heading; in this order."""
+"""Name of each part, and its heading; in this order."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.stranger", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.walkthrough", description=__doc__)
     parser.add_argument("--fresh", action="store_true", help="clone, venv, pip install first")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.relative_to(ROOT)}")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no part {', '.join(unknown)}")
-    parts = options.parts or list(PARTS)
-    with tempfile.TemporaryDirectory(prefix="stranger-") as folder:
-        walk = start_walk(Path(folder), fresh=options.fresh)
-        if "disk" in parts:
-            walk.part = PARTS["disk"]
-            with paths.small_disk(walk.folder / "disk") as disk:
-                paths.walk_disk(walk, disk)
-        if on_slurm := [part for part in parts if part != "disk"]:
-            walk_slurm(walk, on_slurm)
-    command = f"python -m tests.stranger{' --fresh' if options.fresh else ''} --write"
+    names = options.parts or list(PARTS)
+    with tempfile.TemporaryDirectory(prefix="walkthrough-") as folder:
+        session = start_session(Path(folder), fresh=options.fresh)
+        if "disk" in names:
+            session.part = PARTS["disk"]
+            with parts.small_disk(session.folder / "disk") as disk:
+                parts.run_disk(session, disk)
+        if on_slurm := [name for name in names if name != "disk"]:
+            run_on_slurm(session, on_slurm)
+    command = f"python -m benchmarks.walkthrough{' --fresh' if options.fresh else ''} --write"
     old = RESULT.read_text() if options.parts and RESULT.exists() else ""
-    text = render(command, walk.steps, old)
+    text = render(command, session.steps, old)
     print(text)
     if options.write:
         RESULT.write_text(text)
     return 0
 
 
-def start_walk(folder: Path, *, fresh: bool) -> Walk:
+def start_session(folder: Path, *, fresh: bool) -> Session:
     env = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
     if fresh:
         steps, vjob = install(folder)
-        return Walk(folder=folder, env=env, vjob=vjob, steps=steps)
+        return Session(folder=folder, env=env, vjob=vjob, steps=steps)
     env["PYTHONPATH"] = str(ROOT)
-    return Walk(folder=folder, env=env, vjob=(sys.executable, "-m", "vjob"))
+    return Session(folder=folder, env=env, vjob=(sys.executable, "-m", "vjob"))
 
 
-def walk_slurm(walk: Walk, parts: Sequence[str]) -> None:
-    """In the lab that is up, or in one of its own."""
+def run_on_slurm(session: Session, names: Sequence[str]) -> None:
+    """Run parts in the lab that is up, or in a lab started for them."""
     lab = Lab.start()
-    walk.env = {**walk.env, **lab.env}
+    session.env = {**session.env, **lab.env}
     try:
-        for part in parts:
-            walk.part = PARTS[part]
-            if part == "uniform":
-                paths.walk_uniform(walk)
-            elif part == "mixed":
-                paths.walk_mixed(walk, lab)
-            elif part == "compared":
-                paths.walk_compared(walk)
-            elif part == "astray":
-                paths.walk_astray(walk)
+        for name in names:
+            session.part = PARTS[name]
+            if name == "uniform":
+                parts.run_uniform(session)
+            elif name == "mixed":
+                parts.run_mixed(session, lab)
+            elif name == "compared":
+                parts.run_compared(session)
+            elif name == "mistakes":
+                parts.run_mistakes(session)
             else:
-                paths.walk_queue(walk, lab)
+                parts.run_queue(session, lab)
     finally:
         lab.repair()
         if lab.started_here:
@@ -94,7 +95,7 @@ def walk_slurm(walk: Walk, parts: Sequence[str]) -> None:
 
 
 def install(folder: Path) -> tuple[list[Step], tuple[str, ...]]:
-    """As the README says, with the versions that are tested."""
+    """Install as the README says, with the tested versions."""
     pip = f"{folder}/venv/bin/pip install -q -c constraints.txt .[train,report]"
     clone = folder / "clone"
     steps = []
@@ -111,14 +112,14 @@ def install(folder: Path) -> tuple[list[Step], tuple[str, ...]]:
 
 
 def render(command: str, steps: Sequence[Step], old: str = "") -> str:
-    """The page; parts that were not walked stand as in the `old` one."""
+    """Render the page; parts that were not run stand as in the `old` one."""
     head = (
-        f"# A stranger's path\n\nMade by `{command}`. {os.cpu_count()} cores of "
+        f"# A new user's walkthrough\n\nMade by `{command}`. {os.cpu_count()} cores of "
         f"{read_processor()}, Python {platform.python_version()}. The nodes of the Slurm lab and "
         "whatever else ran shared them: the seconds say which steps are instant and which wait, "
         "no more.\n\nEach command is typed as it stands, beside the confs of "
-        "`tests/stranger/confs.py`. One that does not print what it should, or prints a "
-        "traceback, ends the walk.\n"
+        "`benchmarks/walkthrough/parts.py`. One that does not print what it should, or prints a "
+        "traceback, ends the walkthrough.\n"
     )
     found = re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", old, re.MULTILINE)
     sections = {title: text.strip("\n") for title, text in found}
@@ -135,7 +136,7 @@ def show_row(step: Step) -> str:
 
 
 def hide_paths(text: str) -> str:
-    """Results name no folders of the machine."""
+    """Shorten absolute paths: results name no folders of the machine."""
     words = []
     for word in text.split():
         words.append("..." + word[word.rindex("/") :] if word.count("/") > 2 else word)

@@ -1,4 +1,4 @@
-"""One who types `vjob` commands and looks at what they say."""
+"""A user's session: types `vjob` commands and checks what they print."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LONG = 500
 _ESCAPES = re.compile(rb"\x1b(\[[0-9;?<>=]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[()].|[=>78cM])")
 
 
-class DeadEnd(AssertionError):
-    """What the path promises was not to be seen."""
+class WalkthroughFailed(AssertionError):
+    """The output that the walkthrough promises was not seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One command, or one wait."""
+    """One command, or one wait, and its time."""
 
     part: str
     command: str
@@ -38,8 +38,8 @@ class Step:
 
 
 @dataclass(kw_only=True)
-class Walk:
-    """A folder, an environment, and what was done so far."""
+class Session:
+    """A folder, an environment, and the steps done so far."""
 
     folder: Path
     env: Mapping[str, str]
@@ -51,7 +51,7 @@ class Walk:
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
 
-    def type(
+    def run(
         self,
         command: str,
         sees: str,
@@ -60,7 +60,7 @@ class Walk:
         shows: str | None = None,
         without: Sequence[str] = (),
     ) -> str:
-        """A `vjob` command; `sees` is a pattern of a line that it must print.
+        """Run a `vjob` command; `sees` is a pattern of a line that it must print.
 
         `shows` is the command for the table, `without` are variables that are not there.
         """
@@ -79,15 +79,15 @@ class Walk:
         said = done.stdout + done.stderr
         line = find_line(said, sees)
         if line is None or code not in (None, done.returncode) or "Traceback (most" in done.stderr:
-            raise DeadEnd(
+            raise WalkthroughFailed(
                 f"vjob {command}: exit code {done.returncode}, not {code}; or no {sees!r} in\n"
                 f"{said}"
             )
         self.note(shows or f"`vjob {command}`", start, line)
         return done.stdout
 
-    def wait(self, job: str, sees: str, timeout_s: float) -> str:
-        """Until `vjob status` says so."""
+    def wait_for(self, job: str, sees: str, timeout_s: float) -> str:
+        """Repeat `vjob status` until it prints the pattern."""
         start = time.monotonic()
         said = ""
         while time.monotonic() - start < timeout_s:
@@ -106,10 +106,10 @@ class Walk:
                 self.note(f"(until `vjob status {job}` says so)", start, line)
                 return said
             time.sleep(LOOK_S)
-        raise DeadEnd(f"not within {timeout_s:g} s: {sees!r} in\n{said}")
+        raise WalkthroughFailed(f"not within {timeout_s:g} s: {sees!r} in\n{said}")
 
-    def look(self, job: str, sees: str, *, columns: int = 80, lines: int = 24) -> None:
-        """The live screen on a terminal of that size; `q` leaves it."""
+    def watch_screen(self, job: str, sees: str, *, columns: int = 80, lines: int = 24) -> None:
+        """Open the live screen on a terminal of that size, and leave it with `q`."""
         start = time.monotonic()
         child, terminal = pty.fork()
         if child == 0:
@@ -129,18 +129,18 @@ class Walk:
         _leave(child, terminal)
         if found is None:
             text = _ESCAPES.sub(b" ", drawn).decode(errors="replace")
-            raise DeadEnd(f"no {sees!r} on the screen of {job}: {text[-3000:]}")
+            raise WalkthroughFailed(f"no {sees!r} on the screen of {job}: {text[-3000:]}")
         self.note(f"`vjob status {job}`", start, f"{columns}x{lines}: {found.group()}")
 
     def note(self, command: str, start: float, saw: str) -> None:
-        """A step that began at `start`."""
+        """Record a step that began at `start`."""
         took_s = time.monotonic() - start
         self.steps.append(Step(part=self.part, command=command, took_s=took_s, saw=saw.strip()))
         print(f"{took_s:7.1f} s  {command}: {saw.strip()[:100]}", flush=True)
 
 
 def find_line(text: str, pattern: str) -> str | None:
-    """The first line with the pattern; of a very long one, such as JSON, what fits it."""
+    """Find the first line with the pattern; of a very long one, such as JSON, the match alone."""
     for line in text.splitlines():
         if found := re.search(pattern, line):
             return line if len(line) < LONG else found.group()
@@ -148,7 +148,7 @@ def find_line(text: str, pattern: str) -> str | None:
 
 
 def _leave(child: int, terminal: int) -> None:
-    """Press q; read on, for a terminal that nobody reads blocks who writes."""
+    """Press q and read to the end: a terminal that nobody reads blocks its writer."""
     try:
         os.write(terminal, b"q")
         while select.select([terminal], [], [], COMMAND_S)[0] and os.read(terminal, 65536):

@@ -1,11 +1,11 @@
-"""What is done to a run, and when: drawn from a seed, written to the report, played again from it.
+"""Schedules of faults: which faults hit a run and when, drawn from a seed or read from a report.
 
     faults of seed 7:  ──────●─────────●●──────────────●────────►  iterations that are saved
                           kill rank   fill store       warn
                                        kill manager    (two at once, now and then)
 
-When a fault comes is told in saved iterations, not in seconds, so that a slow machine plays the
-same story as a fast one.
+The time of a fault is counted in saved iterations, not in seconds, so that a schedule means the
+same on a slow machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LASTS_S = (1.0, 8.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One thing that is done to the run."""
+    """One fault: what it is, when it comes and what it hits."""
 
     kind: str
     at: int
@@ -61,32 +61,32 @@ class Fault:
     pick: float
     """0 to 1: which of the nodes, ranks or files that there are then."""
     lasts_s: float
-    """For what is undone again."""
+    """How long until the fault is undone, for those that are."""
 
 
-def draw(seed: int, count: int, kinds: Sequence[str]) -> tuple[Fault, ...]:
-    """So many faults; each kind once before one comes again."""
-    dice = random.Random(seed)
+def draw_faults(seed: int, count: int, kinds: Sequence[str]) -> tuple[Fault, ...]:
+    """Draw that many faults; each kind comes once before one is repeated."""
+    rng = random.Random(seed)
     found: list[Fault] = []
     at, was_together = 0, True
-    for kind in _deal(dice, count, kinds):
-        is_together = not was_together and dice.random() < TOGETHER
+    for kind in _deal(rng, count, kinds):
+        is_together = not was_together and rng.random() < TOGETHER
         if not is_together:
-            at += dice.randrange(GAP // 2, GAP * 3 // 2)
+            at += rng.randrange(GAP // 2, GAP * 3 // 2)
         was_together = is_together
-        lasts_s = round(dice.uniform(*LASTS_S), 1)
-        found.append(Fault(kind=kind, at=at, pick=round(dice.random(), 3), lasts_s=lasts_s))
+        lasts_s = round(rng.uniform(*LASTS_S), 1)
+        found.append(Fault(kind=kind, at=at, pick=round(rng.random(), 3), lasts_s=lasts_s))
     return tuple(found)
 
 
-def _deal(dice: random.Random, count: int, kinds: Sequence[str]) -> Iterator[str]:
+def _deal(rng: random.Random, count: int, kinds: Sequence[str]) -> Iterator[str]:
     deck: list[str] = []
     for _ in range(count):
         if not deck:
-            deck = dice.sample(list(kinds), len(kinds))
+            deck = rng.sample(list(kinds), len(kinds))
         yield deck.pop()
 
 
 def count_steps(faults: Sequence[Fault]) -> int:
-    """Of a training that is not over before the last fault has come, and been mended."""
+    """Steps of a training that outlasts the last fault and its repair."""
     return max((fault.at for fault in faults), default=0) + 2 * GAP

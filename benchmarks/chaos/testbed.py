@@ -1,6 +1,6 @@
-"""Where a run is disturbed: what is there to be hit, found in its run folder and in /proc.
+"""The testbed of an experiment: one run, its processes (found in /proc), disks and clocks.
 
-A stage starts no process of its own besides `vjob`; it signals only what belongs to its run.
+It starts nothing but `vjob`, and signals only processes of its run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.chaos.clock import Clocks
-from tests.chaos.faults import ANYWHERE
+from benchmarks.chaos.clock import Clocks
+from benchmarks.chaos.faults import ANYWHERE
 from tests.cluster.processes import (
     ProcessId,
     find_descendants,
@@ -58,9 +58,10 @@ DISK_MB = 48
 DISKS = ("ckpt", "log")
 
 
-class Stage:
+class Testbed:
     """One run on this machine, without Slurm."""
 
+    __test__ = False  # pytest takes each Test... of a test file for tests
     kinds: tuple[str, ...] = ANYWHERE
     conf = CONF
     cluster = "scheduler: local\n  nodes: [{group: all, count: 4, ranks: 1}]"
@@ -76,7 +77,7 @@ class Stage:
         self.mount()
 
     def prepare(self) -> None:
-        """Folders and data."""
+        """Make folders, data and clocks."""
         from tests.varuna_core.data.tokens import write_tokens
 
         write_tokens(self.folder / "text", self.make_documents())
@@ -88,7 +89,7 @@ class Stage:
         return [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
 
     def mount(self) -> None:
-        """Disks of its own that can be filled; without root those faults hit nothing."""
+        """Mount small disks that can be filled; without root those faults hit nothing."""
         if os.geteuid() == 0:
             for name in DISKS:
                 path = self.folder / name
@@ -96,7 +97,7 @@ class Stage:
                 self._mounted.append(path)
 
     def close(self, *, keep: bool) -> None:
-        """With `keep` what lay on the disks is copied out of them."""
+        """End the run and unmount its disks; `keep` copies their contents out first."""
         try:
             self.end_run()
         finally:
@@ -130,39 +131,39 @@ class Stage:
         assert self._run is not None
         return self._run
 
-    # What is there.
+    # Targets of faults.
 
     def read_state(self) -> dict[str, object]:
         value = read_json(self.run.morph.manager)
         return value if isinstance(value, dict) else {}
 
     def list_nodes(self) -> list[Presence]:
-        """Nodes of the session that live, by seat."""
+        """List the session's live nodes, by seat."""
         session = str(self.read_state().get("session"))
         found = read_presences(self.run.morph, session)
         return [found[seat] for seat in sorted(found) if read_stat(found[seat].pid) is not None]
 
-    def find_family(self, node: Presence) -> set[ProcessId]:
-        """The process that stays on the node, and all below it."""
+    def find_node_processes(self, node: Presence) -> set[ProcessId]:
+        """Find the node's daemon and all its descendants."""
         stat = read_stat(node.pid)
         return set() if stat is None else find_descendants({stat[0]})
 
     def find_agent(self, node: Presence) -> ProcessId | None:
-        """That of the attempt: of two the older one, for the other one waits for the next."""
+        """Find the attempt's agent: the older of two, for the other waits for the next attempt."""
         return next(iter(self._list_children(node)), None)
 
     def find_waiting(self, node: Presence) -> list[ProcessId]:
-        """The agent of the next attempt, and ranks that wait with it."""
+        """Find the agent of the next attempt, and the ranks that wait with it."""
         return [one for agent in self._list_children(node)[1:] for one in find_descendants({agent})]
 
     def _list_children(self, node: Presence) -> list[ProcessId]:
-        stats = [read_stat(process.pid) for process in self.find_family(node)]
+        stats = [read_stat(process.pid) for process in self.find_node_processes(node)]
         found = [stat[0] for stat in stats if stat and stat[1] == node.pid]
         return sorted(found, key=lambda process: (process.start_ticks, process.pid))
 
     def find_ranks(self, node: Presence) -> list[ProcessId]:
         agent = self.find_agent(node)
-        stats = [read_stat(process.pid) for process in self.find_family(node)]
+        stats = [read_stat(process.pid) for process in self.find_node_processes(node)]
         below = [stat[0] for stat in stats if stat and agent and stat[1] == agent.pid]
         return sorted((p for p in below if b"\0RANK=" in _read(p, "environ")), key=lambda p: p.pid)
 
@@ -175,8 +176,8 @@ class Stage:
                     found.append(stat[0])
         return found
 
-    def list_left(self) -> list[str]:
-        """Processes of the run that are there after its end."""
+    def list_leftovers(self) -> list[str]:
+        """List processes of the run that are left after its end."""
         found = []
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid():
@@ -186,18 +187,18 @@ class Stage:
                     found.append(line.replace(b"\0", b" ").decode(errors="replace"))
         return found
 
-    # What a scheduler would do.
+    # Actions of a scheduler or a user.
 
     def warn(self) -> None:
-        """The time limit or a preemption is near."""
+        """Signal the batch script that the time limit or a preemption is near."""
         os.kill(read_json(self.run.path / "local.json")["pid"], signal.SIGUSR1)
 
     def name_clock(self, node: Presence) -> str:
-        """All nodes have the machine's."""
+        """Return the host name of the node's clock; here all nodes share the machine's."""
         return os.uname().nodename
 
     def has_clock(self, node: Presence) -> bool:
-        """Whether its agent looks at a clock that can be stepped."""
+        """Tell if the node's agent reads a clock that can be stepped."""
         stat = read_stat(node.pid)
         return stat is not None and b"CHAOS_CLOCKS=" in _read(stat[0], "environ")
 
@@ -206,8 +207,8 @@ class Stage:
         run(["python3", str(self.run.agent), *words])
 
     @contextlib.contextmanager
-    def full(self, folder: Path) -> Iterator[None]:
-        """The disk of this folder has no room for a byte."""
+    def fill_disk(self, folder: Path) -> Iterator[None]:
+        """Keep the folder's disk full inside the block."""
         filler = folder / ".filler"
         with contextlib.suppress(OSError), filler.open("ab", buffering=0) as handle:
             size = 1 << 16
@@ -235,7 +236,7 @@ def signal_all(family: set[ProcessId], number: signal.Signals) -> None:
 
 
 def slow_down(process: ProcessId, seconds: float) -> None:
-    """It gets a fifth of its time."""
+    """Stop the process four fifths of the time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_alive(process):
         send_signal(process, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.summary REPORT... > benchmarks/results/chaos.md`: reports as a table."""
+"""Makes a table of reports: `python -m benchmarks.chaos.summary FILE... > results/chaos.md`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.strikes import NOBODY
+from benchmarks.chaos.fault_actions import NO_TARGET
 
 
 def render_summary(reports: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Chaos: what was done to runs, and what came of it",
         "",
-        "Each row is made by `python -m tests.chaos --stage STAGE --seed SEED --faults COUNT",
-        "--report FILE`, the table by `python -m tests.chaos.summary FILE...`. Four ranks on two",
-        "CPUs that others used too: the seconds are no measure of a morph.",
+        "Each row is made by `python -m benchmarks.chaos --testbed TESTBED --seed SEED --faults",
+        "COUNT --report FILE`, the table by `python -m benchmarks.chaos.summary FILE...`. Four",
+        "ranks on two CPUs that others used too: the seconds are no measure of a morph.",
         "A run is well if it ended as COMPLETED with every step's loss as undisturbed (2e-5), no",
         "complete checkpoint was lost, no two managers were seen, and nothing ran on.",
         "",
-        "| stage | seed | faults, in order | attempts | morphs | seconds | ended | problems |",
+        "| testbed | seed | faults, in order | attempts | morphs | seconds | ended | problems |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for one in sorted(reports, key=lambda one: (one["stage"], one["seed"])):
+    for one in sorted(reports, key=lambda one: (one["testbed"], one["seed"])):
         kinds = ", ".join(list_kinds(one))
         wrong = "; ".join(one["problems"]) or "none"
         lines.append(
-            f"| {one['stage']} | {one['seed']} | {kinds} | {one['attempts']} | "
+            f"| {one['testbed']} | {one['seed']} | {kinds} | {one['attempts']} | "
             f"{len(one['morphs'])} | {one['seconds']:.0f} | {one['verdict']} | {wrong} |"
         )
     count = Counter(kind for one in reports for kind in list_kinds(one) if "(" not in kind)
@@ -40,11 +40,11 @@ def render_summary(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def list_kinds(report: dict[str, Any]) -> list[str]:
-    """In order; those that found nothing to hit, or came after the end, say so."""
-    struck = [seen["said"] for seen in report["seen"] if seen["what"] == "struck"]
-    said = [*struck, *[NOBODY] * len(report["faults"])]
+    """List the kinds of faults in order, and mark those that hit nothing."""
+    applied = [seen["said"] for seen in report["seen"] if seen["what"] == "applied"]
+    said = [*applied, *[NO_TARGET] * len(report["faults"])]
     return [
-        fault["kind"] + (" (no hit)" if text.startswith(NOBODY) else "")
+        fault["kind"] + (" (no hit)" if text.startswith(NO_TARGET) else "")
         for fault, text in zip(report["faults"], said, strict=False)
     ]
 

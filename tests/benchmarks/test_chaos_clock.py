@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.clock import Clocks
+from benchmarks.chaos.clock import Clocks
 
 ASK = "import time; print(int(time.time()), int(time.monotonic()), time.gmtime().tm_year)"
 YEAR_S = 366 * 86400

@@ -1,4 +1,4 @@
-"""The wall clock of a node, as the run's agents see it (clock.c)."""
+"""Wall clocks of nodes that can be stepped, by a library that agents preload (clock.c)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ SOURCE = Path(__file__).with_name("clock.c")
 
 
 class Clocks:
-    """Those of all nodes of a stage."""
+    """The clocks of all nodes of a testbed."""
 
     def __init__(self, folder: Path) -> None:
         self._library, self._steps = folder / "clock.so", folder / "clocks"
 
     def build(self) -> None:
-        """Nothing without a compiler: then clocks cannot be stepped."""
+        """Compile the library; without a compiler clocks cannot be stepped."""
         if compiler := shutil.which("cc"):
             run([compiler, "-shared", "-fPIC", "-O1", "-o", str(self._library), str(SOURCE)])
             self._steps.mkdir()
 
     @property
     def env(self) -> dict[str, str]:
-        """What an agent needs in its environment."""
+        """Environment variables that an agent needs."""
         if not self._library.exists():
             return {}
         return {"LD_PRELOAD": str(self._library), "CHAOS_CLOCKS": str(self._steps)}
 
     def step(self, host: str, seconds: int) -> bool:
-        """Add to what it was stepped by before; whether it could be done."""
+        """Add seconds to the node's clock; False if clocks cannot be stepped."""
         if not self._steps.is_dir():
             return False
         path = self._steps / host
