@@ -1,1 +1,4 @@
-"""Jinja templates as package data: layout only, every decision is made in Python."""
+"""Jinja templates: data files for `jobs/submit/scripts.py` (batch, node) and `reports` (the page).
+
+Layout only, with `if present` and `for`; decisions and quoting are in the code that renders them.
+"""

@@ -93,17 +93,18 @@ def render_batch(
     """
     groups = [group for group in plan.groups if only in (None, group.name)]
     confs = {group.group: group for group in conf.cluster.nodes}
-    guest = plan.morph and only not in (None, plan.groups[0].name)
-    fewest = None if guest else find_fewest(conf, plan)
+    is_joining = plan.morph and only not in (None, plan.groups[0].name)
+    fewest = None if is_joining else find_fewest(conf, plan)
     components = [
         build_component_options(group, confs[like or group.name], conf.cluster, fewest)
         for group in groups
     ]
     shared = build_shared_options(conf, plan, run, only)
     inside = find_step_container(plan)
+    kind = "fixed" if not plan.morph else "joining" if is_joining else "elastic"
     return (
         _environment()
-        .get_template("batch.sh.j2")
+        .get_template(f"batch_{kind}.sh.j2")
         .render(
             version=Raw(__version__),
             run_id=Raw(plan.run),
@@ -121,13 +122,10 @@ def render_batch(
                 build_step_options(group, index, groups, GIVEN if fewest else None)
                 for index, group in enumerate(groups)
             ],
-            morph=plan.morph,
             tend=plan.morph and (conf.morph.grow == "auto" or conf.morph.leave_slow),
             vjob=str(process.ENTRY),
-            state=os.environ.get(
-                "XDG_STATE_HOME", ""
-            ),  # where local jobs are found (jobs/schedulers/run_index.py)
-            guest=guest,
+            # Where local jobs are found (jobs/schedulers/run_index.py).
+            state=os.environ.get("XDG_STATE_HOME", ""),
             given=GIVEN if fewest or plan.scheduler == "ssh" else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
             finish_s=conf.cluster.finish_s,
