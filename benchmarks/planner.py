@@ -33,16 +33,19 @@ from benchmarks.planner_fasop import Peer, time_in_our_model
 from benchmarks.planner_public import render_rows
 from benchmarks.planner_vtrain import render_vtrain
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.compiled import Compiled, compile_by_name, list_costs, list_hops
-from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.compiled import (
+    Compiled,
+    compile_by_name,
+    find_schedule_model,
+    list_costs,
+    list_hops,
+)
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
-from varuna_core.planner.result.plan import Plan
-from varuna_core.planner.search.found import Searched
-from varuna_core.planner.search.minmax import find_min_max
-from varuna_core.planner.search.placements import Placements
-from varuna_core.planner.search.search import Search
+from varuna_core.planner.result.plan import LayoutPlan
+from varuna_core.planner.search.search import Search, Searched
+from varuna_core.planner.search.space import Placements
 from varuna_core.schedule.costs import build_even_costs
 
 RESULT = Path(__file__).parent / "results" / "planner.md"
@@ -66,10 +69,6 @@ def _say(seconds: float) -> str:
 def list_small(rounds: int) -> list[str]:
     draw = random.Random(1)
     rows = ["| what | time |", "|---|---|"]
-    for units, stages in ((82, 4), (642, 4), (642, 16)):
-        row = [draw.uniform(0.1, 1.0) for _ in range(units)]
-        _, took = measure(lambda row=row, stages=stages: find_min_max([row] * stages), rounds)
-        rows.append(f"| min-max of {units} units on {stages} stages | {took} |")
     even = build_even_costs(64, hop=0.1)
     costs, hops = list_costs(even), list_hops(even)
 
@@ -96,7 +95,7 @@ def _draw_candidates(draw: random.Random, count: int) -> tuple[Chain, list[tuple
     placements = Placements(MIXED_8, tables.size)
     _, counts = placements.list_counts(1, 2, 16, "orders")
     placed = next(placements.iterate(1, 2, tuple(counts[0])))
-    chain = Chain(tables, shape, placed, find_work("1f1b", 16, 32, "none"))
+    chain = Chain(tables, shape, placed, find_schedule_model("1f1b", 16, 32, "none"))
     cuts = [sorted(draw.sample(range(1, tables.size), 15)) for _ in range(count)]
     return chain, [(0, *cut, tables.size) for cut in cuts]
 
@@ -162,7 +161,7 @@ def list_terms() -> list[str]:
         *(predict_seed(A10_8, overlap_sends=flag) for flag in (True, False)),
     ]
 
-    def add(name: str, find: Callable[[Plan], float]) -> None:
+    def add(name: str, find: Callable[[LayoutPlan], float]) -> None:
         rows.append(f"| {name} | " + " | ".join(f"{find(plan):.3f}" for plan in plans) + " |")
 
     add("work of the slowest stage (stage 1, 11 blocks)", lambda p: p.step.stages[1].work_s)

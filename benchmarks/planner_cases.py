@@ -11,15 +11,22 @@ from dataclasses import replace
 from varuna_core.planner.model.cluster import Cluster, NodeKind
 from varuna_core.planner.model.training import MEGATRON
 from varuna_core.planner.profile.gpus import find_gpu
-from varuna_core.planner.profile.links import LinkKey, LinkTime, Network, build_link
-from varuna_core.planner.profile.profile import Cell, GpuProfile, Profile
+from varuna_core.planner.profile.profile import (
+    Cell,
+    GpuProfile,
+    LinkKey,
+    LinkTime,
+    Network,
+    Profile,
+    build_link,
+)
 from varuna_core.planner.profile.transformer import (
     Transformer,
     build_cell,
     estimate_optimizer,
     estimate_profile,
 )
-from varuna_core.planner.result.plan import Plan, build_plan
+from varuna_core.planner.result.plan import LayoutPlan, build_plan
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 
@@ -116,7 +123,7 @@ def build_large_profile(model: Transformer) -> Profile:
 
 def predict_seed(
     cluster: Cluster, *, overlap_sends: bool = True, free_messages: bool = False
-) -> Plan:
+) -> LayoutPlan:
     """GPT-2 XL on 8 nodes of 4 A10, as it was measured at 1.402 s a step with Megatron-LM.
 
     `free_messages`: what is sent between stages takes no time, which no program can do better.

@@ -25,7 +25,7 @@ from tests.varuna_core.planner.brute_force import (
 )
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.front import find_front
-from varuna_core.planner.search import placements
+from varuna_core.planner.search import space
 from varuna_core.planner.search.search import Search
 
 RESULT = Path(__file__).parent / "results" / "planner_exact.md"
@@ -128,10 +128,10 @@ def main() -> None:
         ),
     }
     rows = read_rows()
-    most = placements.MOST_ORDERS
+    most = space.MOST_ORDERS
     for name, (ours, theirs) in kinds.items():
         if options.only in (None, name):
-            placements.MOST_ORDERS = 0 if "together" in name else most
+            space.MOST_ORDERS = 0 if "together" in name else most
             rows[name] = compare(name, options.seed, options.count, ours, theirs)
             print(rows[name], flush=True)
     text = (

@@ -18,10 +18,8 @@ import numpy as np
 
 from benchmarks.planner_cases import GPT2_XL, INTER_GB_S, INTRA_GB_S
 from varuna_core.planner.model.chain import Bounds, Chain
-from varuna_core.planner.model.cluster import Cluster, NodeKind, place
-from varuna_core.planner.model.compiled import compile_by_name
-from varuna_core.planner.model.roles import find_work
-from varuna_core.planner.model.sites import Placed
+from varuna_core.planner.model.cluster import Cluster, NodeKind, Placed, place
+from varuna_core.planner.model.compiled import compile_by_name, find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.profile import Profile
@@ -175,6 +173,6 @@ def split_greedily(work: list[np.ndarray]) -> Bounds:
 def time_in_our_model(profile: Profile, training: Training, guess: Guess) -> float | None:
     """None if it does not fit in memory there."""
     count = training.count_micro_batches(guess.shape.replicas, guess.shape.micro_batch)
-    work = find_work("1f1b", len(guess.placed.sites), count, "none")
+    work = find_schedule_model("1f1b", len(guess.placed.sites), count, "none")
     chain = Chain(Tables(profile, training), guess.shape, guess.placed, work)
     return chain.find_step(guess.bounds) if is_allowed(chain, guess.bounds) else None

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from varuna_core.planner.model.compiled import KINDS, compile_by_name
 from varuna_core.planner.model.step import Column, StepCosts, StepTime, simulate_step
-from varuna_core.planner.profile.links import LinkTime
+from varuna_core.planner.profile.profile import LinkTime
 
 MODEL = "OPT-350"
 Sends = Literal["overlap", "wait", "meet"]

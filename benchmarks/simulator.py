@@ -31,12 +31,11 @@ from benchmarks.pipeline import network
 from benchmarks.pipeline.ranks import run_ranks
 from benchmarks.simulator_cases import LAUNCHES, QUICK, Launch, Layout, place
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.step import StepTime, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
-from varuna_core.planner.profile.links import LinkTime, Network
-from varuna_core.planner.profile.profile import FIGURES, Profile
+from varuna_core.planner.profile.profile import FIGURES, LinkTime, Network, Profile
 from varuna_core.planner.profile.profile_file import parse_profile
 
 RESULT = Path(__file__).parent / "results" / "simulator.md"
@@ -128,7 +127,7 @@ def predict(profile: Profile, launch: Launch, layout: Layout) -> tuple[StepTime,
         tensor=1, replicas=layout.replicas, micro_batch=layout.micro_batch, zero=layout.zero
     )
     count = training.count_micro_batches(layout.replicas, layout.micro_batch)
-    work = find_work(layout.schedule, layout.stages, count, layout.recompute)
+    work = find_schedule_model(layout.schedule, layout.stages, count, layout.recompute)
     chain = Chain(Tables(profile, training), shape, place(launch, layout), work, least=0)
     costs = chain.build_costs(layout.bounds)
     step = simulate_step(chain.compiled, costs)

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from varuna_core.planner.model.sites import Boundary, Placed, Route, Site
-from varuna_core.planner.profile.links import Where
+from varuna_core.planner.model.cluster import Boundary, Placed, Route, Site
+from varuna_core.planner.profile.profile import Where
 
 LEFT, RIGHT = "left", "right"
 """The two nodes, and the kinds of GPU that they stand for."""

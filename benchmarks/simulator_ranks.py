@@ -22,7 +22,7 @@ from benchmarks.pipeline import waits
 from benchmarks.pipeline.ranks import gather, pin, serve
 from benchmarks.simulator_cases import Launch, Layout, rebuild
 from varuna_core import Profiler, Varuna
-from varuna_core.planner.profile.links import Network
+from varuna_core.planner.profile.profile import Network
 from varuna_core.planner.profile.profile_file import render_profile
 from varuna_core.profiling import bench as profiler_bench
 from varuna_core.profiling import links as profiler_links

@@ -15,11 +15,17 @@ from varuna_core.planner.result.front import (
     choose_within_budget,
     find_front,
 )
-from varuna_core.planner.result.plan import Plan, build_plan, render_certificate
+from varuna_core.planner.result.plan import (
+    LayoutPlan,
+    build_plan,
+    find_left_over,
+    join_alike,
+    list_used_nodes,
+    render_certificate,
+)
 from varuna_core.planner.result.refusal import search_or_explain
 from varuna_core.planner.result.sensitivity import Case, find_sensitivity
-from varuna_core.planner.result.used_nodes import find_left_over, join_alike, list_used_nodes
-from varuna_core.planner.search.found import Candidate, Searched
+from varuna_core.planner.search.search import Candidate, Searched
 from vjob.jobs.planning.question import Question
 
 
@@ -29,7 +35,7 @@ class Answer:
 
     question: Question
     searched: Searched
-    plans: tuple[Plan, ...]
+    plans: tuple[LayoutPlan, ...]
     """The chosen one, then what was found besides, fastest first."""
     chosen_for: str
     """Why the first is not the fastest; empty if it is."""
@@ -38,7 +44,7 @@ class Answer:
     """None where prices are missing."""
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> LayoutPlan:
         return self.plans[0]
 
 
@@ -132,7 +138,7 @@ def build_json(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def _show_plan(plan: Plan, question: Question) -> dict[str, Any]:
+def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
     option, step = plan.candidate.option, plan.step
     nodes = list_used_nodes(plan.candidate.placed, option.shape.tensor)
     return {
@@ -169,7 +175,7 @@ def _show_plan(plan: Plan, question: Question) -> dict[str, Any]:
     }
 
 
-def list_parts(plan: Plan) -> Mapping[str, float]:
+def list_parts(plan: LayoutPlan) -> Mapping[str, float]:
     """What a step is made of, in seconds."""
     step = plan.step
     return {

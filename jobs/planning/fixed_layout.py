@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import NodeKind, place_in_turn
-from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.result.plan import Plan, build_plan
-from varuna_core.planner.search.found import Candidate
+from varuna_core.planner.result.plan import LayoutPlan, build_plan
 from varuna_core.planner.search.partition import CLOSE, find_partition
+from varuna_core.planner.search.search import Candidate
 from varuna_core.planner.search.space import Option, list_options
 from varuna_core.records.plan import name_nodes
 from vjob.jobs.conf.groups import build_groups
@@ -33,7 +33,7 @@ MOST_NODES = 2_000
 """Of branch and bound, for one layout of many."""
 
 
-def plan_given(question: Question, conf: JobConf) -> Plan:
+def plan_given(question: Question, conf: JobConf) -> LayoutPlan:
     """PlanningError if nothing fits."""
     cluster, wishes = question.cluster, question.wishes
     stages = settled(conf.parallel.pipeline)
@@ -70,7 +70,7 @@ def _find_cuts(
     """None if none fits, or is better than `best`."""
     shape = option.shape
     placed = place_in_turn(nodes, stages, shape.tensor, shape.replicas)
-    work = find_work(option.schedule, stages, option.num_microbatches, option.recompute)
+    work = find_schedule_model(option.schedule, stages, option.num_microbatches, option.recompute)
     chain = Chain(tables, shape, placed, work, least)
     incumbent = float("inf") if best is None else best.step_s
     found = find_partition(chain, incumbent=incumbent, max_nodes=max_nodes, deadline=until)
@@ -95,7 +95,7 @@ class Others:
     """Seconds of a step there, and on all."""
 
 
-def plan_others(question: Question, conf: JobConf, given: Plan) -> Others:
+def plan_others(question: Question, conf: JobConf, given: LayoutPlan) -> Others:
     """All but depth, replicas and cuts is as `given` has it, which is the plan for all nodes.
 
     Nearest numbers of nodes first; what time does not suffice for is not there.

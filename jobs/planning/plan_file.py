@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from varuna_core.planner.result.plan import Plan
-from varuna_core.planner.result.used_nodes import UsedNode, join_alike, list_used_nodes
+from varuna_core.planner.result.plan import LayoutPlan, UsedNode, join_alike, list_used_nodes
 from varuna_core.records.files import write_atomic
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import resolve_conf
@@ -22,7 +21,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.planning.layout_choice import FORMAT
 
 
-def build_settings(conf: JobConf, plan: Plan) -> dict[str, str]:
+def build_settings(conf: JobConf, plan: LayoutPlan) -> dict[str, str]:
     """The conf keys that make a run of this plan."""
     option = plan.candidate.option
     nodes = join_alike(list_used_nodes(plan.candidate.placed, option.shape.tensor))
@@ -67,7 +66,7 @@ def regroup(groups: Sequence[NodeGroup], nodes: Sequence[UsedNode]) -> list[Node
     return made
 
 
-def render_plan_file(conf_path: Path, conf: JobConf, plan: Plan, why: str) -> str:
+def render_plan_file(conf_path: Path, conf: JobConf, plan: LayoutPlan, why: str) -> str:
     fields = {
         "vjob_plan": FORMAT,
         "of": str(conf_path),
@@ -80,7 +79,7 @@ def render_plan_file(conf_path: Path, conf: JobConf, plan: Plan, why: str) -> st
     return json.dumps(fields, indent=1) + "\n"
 
 
-def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: Plan, why: str) -> None:
+def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: LayoutPlan, why: str) -> None:
     write_atomic(path, render_plan_file(conf_path, conf, plan, why))
 
 

@@ -15,8 +15,7 @@ from varuna_core.planner.model.cluster import Cluster, NodeKind
 from varuna_core.planner.model.training import MEGATRON, Training
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import Gpu, find_gpu, list_gpus
-from varuna_core.planner.profile.links import build_link
-from varuna_core.planner.profile.profile import Model, Profile
+from varuna_core.planner.profile.profile import Model, Profile, build_link
 from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, estimate_profile
 from varuna_core.planner.search.space import Wishes
 from varuna_core.records.partition import include_ends, parse_counts

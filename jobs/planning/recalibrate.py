@@ -8,10 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from varuna_core.planner.profile.links import Where
-from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile import Profile, Where
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
-from varuna_core.planner.result.recalibrate import Message, Recalibrated, Work, recalibrate
+from varuna_core.planner.result.recalibrate import (
+    MeasuredAction,
+    Message,
+    Recalibrated,
+    recalibrate,
+)
 from varuna_core.records.plan import Plan, decode_stage_map, read_plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
@@ -110,10 +114,10 @@ def name_kind(plan: Plan, rank: int, profile: Profile) -> str:
 
 def list_works(
     actions: Sequence[ActionTime], plan: Plan, training: Training, profile: Profile
-) -> list[Work]:
+) -> list[MeasuredAction]:
     bounds = find_bounds(training, profile)
     return [
-        Work(
+        MeasuredAction(
             gpu=name_kind(plan, one.rank, profile),
             begin=bounds[one.stage],
             end=bounds[one.stage + 1],

@@ -24,7 +24,7 @@ from vjob.jobs.planning.layout_choice import Chosen
 
 if TYPE_CHECKING:
     from varuna_core.planner.profile.profile import Profile
-    from varuna_core.planner.result.plan import Plan
+    from varuna_core.planner.result.plan import LayoutPlan
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _search(path: Path, conf: JobConf) -> Chosen:
         )
 
 
-def _predict(conf: JobConf, plan: Plan, profile: Profile) -> Prediction:
+def _predict(conf: JobConf, plan: LayoutPlan, profile: Profile) -> Prediction:
     """With the kind of GPU it is of, where the conf names none and a node may have another."""
     prediction = plan.build_prediction()
     if any(group.num_gpus and group.gpu_type is None for group in conf.cluster.nodes):

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from varuna_core.planner.result.plan import Plan, align, render_certificate, render_table
-from varuna_core.planner.result.used_nodes import find_left_over, join_alike, list_used_nodes
+from varuna_core.planner.result.plan import (
+    LayoutPlan,
+    align,
+    find_left_over,
+    join_alike,
+    list_used_nodes,
+    render_certificate,
+    render_table,
+)
 from vjob.jobs.planning.answer import Answer, describe, list_parts
 from vjob.jobs.planning.plan_file import spell_layout
 from vjob.jobs.planning.question import Question
@@ -81,7 +88,7 @@ def _say_time(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h" if seconds >= 3600 else f"{seconds:.3g} s"
 
 
-def _say_price(plan: Plan, question: Question) -> str:
+def _say_price(plan: LayoutPlan, question: Question) -> str:
     price = plan.price_per_step
     if price is None:
         return "; no prices given (conf key prices, or --prices TYPE=PRICE of a node and hour)"

@@ -28,7 +28,7 @@ from varuna_core.data.vocabulary import (
     train_bpe,
     train_whitespace,
 )
-from varuna_core.data.workers import Encoded, Work, encode_blocks
+from varuna_core.data.workers import Encoded, EncodingTask, encode_blocks
 
 FORMAT = 1
 """Of the part folder; another one starts anew."""
@@ -207,7 +207,7 @@ def _encode_all(
     """Append every block from where the journal stands; commits now and then, and at the end."""
     names = ("documents", "sequences", "token_bytes", "bad", "blank", "empty")
     counts = dict.fromkeys(names, 0) | part.journal.counts
-    work = Work(
+    work = EncodingTask(
         formats=tuple(settings.form or text.guess_format(path) for path in settings.inputs),
         key=settings.key,
         files=files,

@@ -33,7 +33,7 @@ AHEAD = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class EncodingTask:
     """How a block becomes tokens. Pickled to the workers."""
 
     formats: tuple[Format, ...]
@@ -64,7 +64,7 @@ class Encoded:
 class BlockEncoder:
     """What each worker does."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: EncodingTask) -> None:
         self.work = work
         self.encoder: Encoder = open_encoder(work.files, work.dtype)
         self.end = b""
@@ -112,7 +112,7 @@ class BlockEncoder:
 _mine: BlockEncoder | DataError | None = None
 
 
-def _start(work: Work, parent: Connection) -> None:
+def _start(work: EncodingTask, parent: Connection) -> None:
     global _mine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -137,7 +137,7 @@ def _encode(number: int, block: Block) -> Encoded:
 
 
 def encode_blocks(
-    work: Work, blocks: Iterable[tuple[int, Block]], num_processes: int
+    work: EncodingTask, blocks: Iterable[tuple[int, Block]], num_processes: int
 ) -> Generator[tuple[int, Block, Encoded], None, None]:
     """Each block with its tokens, in order; in this process where one is enough."""
     if num_processes == 1:

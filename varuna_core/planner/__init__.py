@@ -1,4 +1,7 @@
-"""Which layout trains a model fastest on given GPUs, how long a step takes, and the proof.
+"""The fastest layout of a model on given GPUs, its predicted step time, and the proof.
 
-Torch-free: numpy, `varuna_core.schedule` and the standard library. docs/planning.md has the design.
+`profile` holds measured figures, `model` times a step, `search` finds the best plan
+(`search.search.Search`), `result` prepares it for people and programs; `autoconfig` is the
+ancestor's call. Imports numpy, `varuna_core.schedule` and `varuna_core.records`, never torch.
+docs/planning.md has the design.
 """

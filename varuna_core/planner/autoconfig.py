@@ -18,8 +18,7 @@ from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.profile.profile_file import read_profile
-from varuna_core.planner.search.found import Candidate
-from varuna_core.planner.search.search import Search
+from varuna_core.planner.search.search import Candidate, Search
 from varuna_core.planner.search.space import Wishes
 
 SUFFIX = ".profile.json"

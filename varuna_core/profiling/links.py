@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from varuna_core.planner.profile.links import LinkKey, LinkTime, Network, Where
+from varuna_core.planner.profile.profile import LinkKey, LinkTime, Network, Where
 from varuna_core.profiling.ranks import Crew, Place
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varuna_core.planner.profile.links import Network
-from varuna_core.planner.profile.profile import GpuProfile, Model, Profile
+from varuna_core.planner.profile.profile import GpuProfile, Model, Network, Profile
 from varuna_core.profiling.bench import BuildOptimizer
 from varuna_core.profiling.links import measure_network
 from varuna_core.profiling.measure import Measured, Measuring

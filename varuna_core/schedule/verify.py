@@ -39,7 +39,7 @@ _NEEDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class PeakHeld:
     """The most a schedule holds at once, in micro-batches, for each rank."""
 
     graphs: tuple[int, ...]
@@ -58,7 +58,7 @@ def verify(
     capacity: int | None = None,
     max_graphs: int | Sequence[int] | None = None,
     max_inputs: int | Sequence[int] | None = None,
-) -> Held:
+) -> PeakHeld:
     """What the schedule holds at most, if it can run; else ScheduleError.
 
     The bounds are for every rank, or one for each; None is without bound.
@@ -81,7 +81,7 @@ def verify(
         )
         for rank, actions in enumerate(schedule.ranks)
     ]
-    return Held(graphs=tuple(g for g, _ in held), inputs=tuple(i for _, i in held))
+    return PeakHeld(graphs=tuple(g for g, _ in held), inputs=tuple(i for _, i in held))
 
 
 def _check_microbatches(schedule: Schedule, rank: int, actions: tuple[Action, ...]) -> None:

@@ -13,7 +13,7 @@ from varuna_core.morph.gain import forecast
 from varuna_core.morph.layout import build_attempt
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import NodeKind, place_in_turn
-from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.search.partition import is_allowed
@@ -64,7 +64,10 @@ def test_each_number_of_nodes_has_its_best_layout(conf: Path) -> None:
             shape = Shape(tensor=1, replicas=replicas, micro_batch=1)
             placed = place_in_turn(nodes, stages, 1, replicas)
             chain = Chain(
-                tables, shape, placed, find_work("1f1b", stages, -(-15 // replicas), "none")
+                tables,
+                shape,
+                placed,
+                find_schedule_model("1f1b", stages, -(-15 // replicas), "none"),
             )
             for cuts in itertools.combinations(range(1, 8), stages - 1):
                 bounds = (0, *cuts, 8)

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from tests.jobs.planning.test_plan_command import CONF, NAME, plan, put_profile
+from tests.varuna_core.planner.predicted_trace import write_trace
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.planner.result.plan import build_chain
-from varuna_core.planner.result.predicted_trace import write_trace
 from varuna_core.planner.result.sensitivity import scale_times
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.commands.cli import cli

@@ -22,13 +22,14 @@ from varuna_core.planner.model.cluster import (
     Cluster,
     NodeKind,
     Order,
+    Placed,
+    Site,
     count_stages,
     list_all_orders,
     list_blocks,
     place,
 )
 from varuna_core.planner.model.compiled import Compiled
-from varuna_core.planner.model.sites import Placed, Site
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.profile import Profile

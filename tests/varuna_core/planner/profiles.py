@@ -6,12 +6,20 @@ import itertools
 import random
 
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.roles import Way, find_work
-from varuna_core.planner.model.sites import Boundary, Placed, Route, Site
+from varuna_core.planner.model.cluster import Boundary, Placed, Route, Site
+from varuna_core.planner.model.compiled import Way, find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
-from varuna_core.planner.profile.links import Network, build_link
-from varuna_core.planner.profile.profile import TIMES, Cell, GpuProfile, Model, Profile, Tie
+from varuna_core.planner.profile.profile import (
+    TIMES,
+    Cell,
+    GpuProfile,
+    Model,
+    Network,
+    Profile,
+    Tie,
+    build_link,
+)
 
 KINDS = ("big", "small")
 MICRO_BATCH, TENSOR = 1, 1
@@ -111,6 +119,6 @@ def make_chain(draw: random.Random) -> Chain:
         Tables(profile, training),
         shape,
         make_placed(draw, stages, replicas),
-        find_work(name, stages, count, recompute),
+        find_schedule_model(name, stages, count, recompute),
         least=draw.choice([0, 1, 1]),
     )

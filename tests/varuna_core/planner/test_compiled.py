@@ -8,8 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from varuna_core.planner.model.compiled import Compiled, compile_by_name, list_costs, list_hops
-from varuna_core.planner.model.roles import Way, find_work, wrap
+from varuna_core.planner.model.compiled import (
+    Compiled,
+    Way,
+    compile_by_name,
+    find_schedule_model,
+    list_costs,
+    list_hops,
+    model_schedule,
+)
 from varuna_core.planner.model.step import (
     Column,
     Jitter,
@@ -108,8 +115,8 @@ def test_memory_is_the_schedules_own_count(name: str) -> None:
 def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Way) -> None:
     for stages in range(1, 6):
         for count in range(1, 9):
-            work = find_work(name, stages, count, recompute)
-            made = wrap(work.compiled).roles
+            work = find_schedule_model(name, stages, count, recompute)
+            made = model_schedule(work.compiled).roles
             for role, other in zip(work.roles, made, strict=True):
                 assert replace(role, held=()) == replace(other, held=())
                 assert set(role.held) == set(other.held)

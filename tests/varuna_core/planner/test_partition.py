@@ -1,4 +1,4 @@
-"""Partitions equal to brute force, in the slowest stage and in the simulated step."""
+"""Partitions equal to brute force in the simulated step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from tests.varuna_core.planner.profiles import make_chain
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.step import find_peaks, simulate_step
-from varuna_core.planner.search.cells import Cells
-from varuna_core.planner.search.minmax import find_min_max
+from varuna_core.planner.search.bounds import Cells
 from varuna_core.planner.search.partition import find_partition, is_allowed
 
 INSTANCES = 2000
@@ -22,38 +21,6 @@ INSTANCES = 2000
 def list_all(size: int, stages: int) -> Iterator[tuple[int, ...]]:
     for cuts in itertools.combinations_with_replacement(range(size + 1), stages - 1):
         yield (0, *cuts, size)
-
-
-def test_min_max_is_brute_forces() -> None:
-    draw = random.Random(1)
-    for _ in range(INSTANCES):
-        stages, size = draw.randint(1, 4), draw.randint(1, 8)
-        costs = [
-            [draw.choice([draw.random(), 1.0, 0.5]) for _ in range(size)] for _ in range(stages)
-        ]
-        fixed = [draw.choice([0.0, draw.random()]) for _ in range(stages)]
-        least = [draw.choice([0, 0, 1]) for _ in range(stages)]
-        room = [[draw.randint(a, size) for a in range(size + 1)] for _ in range(stages)]
-        caps = [list(np.maximum.accumulate(row)) for row in room] if draw.random() < 0.4 else []
-        slowest = min(
-            (
-                max(sum(costs[s][a:e]) + fixed[s] for s, (a, e) in enumerate(pairs))
-                for bounds in list_all(size, stages)
-                for pairs in [list(itertools.pairwise(bounds))]
-                if all(e - a >= least[s] for s, (a, e) in enumerate(pairs))
-                and all(not caps or e <= caps[s][a] for s, (a, e) in enumerate(pairs))
-            ),
-            default=None,
-        )
-        found = find_min_max(costs, fixed=fixed, least=least, most_ends=caps)
-        if slowest is None or found is None:
-            assert found is None and slowest is None
-            continue
-        assert found.slowest == pytest.approx(slowest, rel=1e-12)
-        bounds = [0, *itertools.accumulate(found.counts)]
-        assert max(
-            sum(costs[s][a:e]) + fixed[s] for s, (a, e) in enumerate(itertools.pairwise(bounds))
-        ) == pytest.approx(slowest, rel=1e-12)
 
 
 def list_allowed(chain: Chain) -> list[Bounds]:

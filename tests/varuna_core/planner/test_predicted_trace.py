@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.varuna_core.planner.predicted_trace import write_trace
 from tests.varuna_core.planner.profiles import make_chain
 from varuna_core.planner.model.compiled import KINDS
 from varuna_core.planner.model.step import simulate_step
-from varuna_core.planner.result.predicted_trace import write_trace
 from varuna_core.planner.search.partition import find_partition
 from vjob.reports.load.trace_reader import read_events, read_traces
 

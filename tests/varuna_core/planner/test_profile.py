@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.gpus import GPUS, find_gpu, list_gpus
-from varuna_core.planner.profile.links import LinkTime, Network, build_link
-from varuna_core.planner.profile.profile import FIGURES
+from varuna_core.planner.profile.profile import FIGURES, LinkTime, Network, build_link
 from varuna_core.planner.profile.profile_file import (
     parse_profile,
     read_profile,

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.varuna_core.planner.predicted_trace import write_trace
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, place
-from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.step import Jitter, StepTime, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import TIMES, GpuProfile, Profile
 from varuna_core.planner.profile.transformer import Transformer, estimate_profile
-from varuna_core.planner.result.predicted_trace import write_trace
-from varuna_core.planner.result.recalibrate import Message, Recalibrated, Work, recalibrate
+from varuna_core.planner.result.recalibrate import (
+    MeasuredAction,
+    Message,
+    Recalibrated,
+    recalibrate,
+)
 from varuna_core.planner.result.sensitivity import scale_link, scale_times
 from vjob.reports.analysis.action_times import ActionTime, MessageTime, list_actions, list_messages
 from vjob.reports.load.trace_reader import read_events, read_traces
@@ -40,7 +45,7 @@ def make_chain(profile: Profile, way: str = "none") -> Chain:
     order = tuple((kind, kind.gpus) for kind in CLUSTER.kinds)
     placed = place(order, 8, 1, 1)
     assert placed is not None
-    work = find_work("1f1b", 8, 16, "full" if way == "full" else "none")
+    work = find_schedule_model("1f1b", 8, 16, "full" if way == "full" else "none")
     return Chain(Tables(profile, Training(batch=32)), SHAPE, placed, work)
 
 
@@ -64,7 +69,7 @@ def fit(profile: Profile, actions: list[ActionTime], messages: list[MessageTime]
 
     cell = profile.find_cell(KINDS[0], 2)
     works = [
-        Work(
+        MeasuredAction(
             gpu=kind(one.stage),
             begin=BOUNDS[one.stage],
             end=BOUNDS[one.stage + 1],
@@ -138,7 +143,7 @@ def test_noise_moves_no_factor_far(profile: Profile, tmp_path: Path) -> None:
 
 
 def test_kinds_that_did_not_run_stay(profile: Profile) -> None:
-    work = Work(gpu="A10", begin=1, end=5, action="F", seconds=1.0)
+    work = MeasuredAction(gpu="A10", begin=1, end=5, action="F", seconds=1.0)
     found = recalibrate(profile, [work], micro_batch=2, tensor=1, label="x")
     assert found.profile.gpus["A100-40"] == profile.gpus["A100-40"]
     assert found.profile.network == profile.network

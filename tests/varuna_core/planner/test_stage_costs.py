@@ -9,14 +9,12 @@ import pytest
 
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.cluster import Cluster, NodeKind
-from varuna_core.planner.model.roles import find_work
-from varuna_core.planner.model.sites import Boundary, Placed, Route, Site
+from varuna_core.planner.model.cluster import Boundary, Cluster, NodeKind, Placed, Route, Site
+from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.step import find_peaks, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
-from varuna_core.planner.profile.links import Network, build_link
-from varuna_core.planner.profile.profile import Cell, Profile, Tie
+from varuna_core.planner.profile.profile import Cell, Network, Profile, Tie, build_link
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 
@@ -56,7 +54,7 @@ def make_chain(schedule: str, stages: int = 2, count: int = 3, flows: int = 1) -
         Tables(build_profile(), training),
         Shape(tensor=1, replicas=1, micro_batch=1),
         Placed(sites, (beside,) * (stages - 1)),
-        find_work(schedule, stages, count, "none"),
+        find_schedule_model(schedule, stages, count, "none"),
         least=0,
     )
 

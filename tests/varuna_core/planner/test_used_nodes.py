@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from varuna_core.planner.model.cluster import Cluster, NodeKind
-from varuna_core.planner.result.used_nodes import find_left_over, join_alike, list_used_nodes
-from varuna_core.planner.search.placements import Placements
+from varuna_core.planner.result.plan import find_left_over, join_alike, list_used_nodes
+from varuna_core.planner.search.space import Placements
 
 
 def test_every_rank_lies_on_a_node() -> None:

@@ -21,9 +21,8 @@ from tests.varuna_core.planner.brute_force import (
 )
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.front import find_front
-from varuna_core.planner.search import placements
-from varuna_core.planner.search.found import Searched
-from varuna_core.planner.search.search import Search
+from varuna_core.planner.search import space
+from varuna_core.planner.search.search import Search, Searched
 
 EXPLORING = bool(os.environ.get("VJOB_EXPLORE"))
 MANY, SOME, FEW = (2000, 2000, 2000) if EXPLORING else (150, 60, 10)
@@ -65,7 +64,7 @@ def test_the_fastest_plan_is_brute_forces() -> None:
 
 
 def test_the_fastest_plan_of_blocks_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placements, "MOST_ORDERS", 0)
+    monkeypatch.setattr(space, "MOST_ORDERS", 0)
     for named, one in draw_instances("blocks", SOME):
         check(named, one, find_best(one, grouped=True))
 

@@ -1,1 +1,4 @@
-"""How long a step of a layout takes and what each stage holds. Imports schedule and `profile`."""
+"""Time of a step and memory of each stage for a layout: `step.simulate_step`, `chain.Chain`.
+
+cluster, training, compiled <- step <- tables <- chain. Imports schedule and `profile`.
+"""

@@ -1,4 +1,7 @@
-"""The nodes there are, and the ways to lay stages on them.
+"""Nodes of a cluster, the ways to lay stages on them, and the place that each stage then has.
+
+A stage is held by replicas x tensor GPUs. One that has several kinds of GPU counts as the slowest
+of them, figure by figure: its slowest replica is at the end of every stage it meets.
 
 ```
 tensor 1, replicas 2, nodes of 4 GPUs       node A: stages 0 1   node B: stages 2 3
@@ -18,8 +21,52 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from varuna_core.planner.model.sites import Boundary, Placed, Route, Site
 from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.profile import Where
+
+
+@dataclass(frozen=True)
+class Site:
+    """One stage's GPUs."""
+
+    kinds: tuple[str, ...]
+    """Each once, sorted."""
+    group: tuple[tuple[str, int], ...]
+    """Of the ranks that sum their gradients: their nodes' kinds, and how many lie on each."""
+    sharing: int
+    """Such groups that use a node's link at once."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How messages go from one GPU to another."""
+
+    sender: str
+    receiver: str
+    where: Where
+    flows: int
+    """Messages of the same moment on the same link."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Between a stage and the next: the slowest route counts."""
+
+    routes: tuple[Route, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A whole pipeline."""
+
+    sites: tuple[Site, ...]
+    boundaries: tuple[Boundary, ...]
+    nodes: tuple[str, ...] = ()
+    """Kinds of the nodes, in the order in which stages fill them."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple("+".join(site.kinds) for site in self.sites)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +108,6 @@ class Cluster:
 
 Order = tuple[tuple[NodeKind, int], ...]
 """Nodes, and the most stages that each takes: fewer than it could where a block of a kind ends."""
-
-
 _Slot = tuple[tuple[int, str, int], ...]
 """One stage's replicas: node after node its place, its GPU and how many lie there."""
 

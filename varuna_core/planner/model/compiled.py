@@ -13,14 +13,15 @@ level need nothing of each other. Both give what `varuna_core.schedule.simulate`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 
 import numpy as np
 
 from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Kind, Schedule
+from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.generators import build_gpipe, build_one_f_one_b
 from varuna_core.schedule.order import walk
@@ -28,8 +29,6 @@ from varuna_core.schedule.order import walk
 KINDS: tuple[Kind, ...] = ("F", "f", "R", "B", "I", "W")
 Array = Any
 """A numpy array: its stubs make every element Any anyway."""
-
-
 Counts = tuple[int, ...]
 """Of one rank at one moment: graphs held and inputs held, in turn, of each of its stages."""
 
@@ -316,3 +315,57 @@ def compile_by_name(name: str, num_ranks: int, num_microbatches: int) -> Compile
     """Schedules that depend on no costs."""
     build = {"gpipe": build_gpipe, "1f1b": build_one_f_one_b}[name]
     return Compiled(build(num_ranks, num_microbatches))
+
+
+Way = Literal["none", "full"]
+
+
+class ScheduleModel:
+    """A schedule of one stage a rank: the stages' roles, and the actions once asked for."""
+
+    def __init__(self, roles: tuple[Role, ...], make: Callable[[], Compiled]) -> None:
+        self.roles, self._make = roles, make
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return self._make()
+
+
+@lru_cache(maxsize=1024)
+def find_schedule_model(
+    schedule: str, stages: int, num_microbatches: int, recompute: Way
+) -> ScheduleModel:
+    """Of a schedule whose order depends on no costs."""
+
+    def make() -> Compiled:
+        return Compiled(build_schedule(schedule, stages, num_microbatches, recompute=recompute))
+
+    if schedule not in ("gpipe", "1f1b", "varuna"):
+        return model_schedule(make())
+    roles = tuple(
+        _find_role(schedule, stages - 1 - stage, num_microbatches, recompute)
+        for stage in range(stages)
+    )
+    return ScheduleModel(roles, make)
+
+
+def model_schedule(compiled: Compiled) -> ScheduleModel:
+    """Of a schedule that was made."""
+    roles = tuple(compiled.find_role(stage) for stage in range(compiled.num_stages))
+    return ScheduleModel(roles, lambda: compiled)
+
+
+def _find_role(schedule: str, behind: int, m: int, recompute: Way) -> Role:
+    """With so many stages behind this one."""
+    ahead = {"gpipe": m, "1f1b": behind + 1, "varuna": behind + 1 + (behind > 0)}[schedule]
+    ahead = min(ahead, m)
+    # A graph that is used at once is kept: to recompute it would save nothing.
+    again = (recompute == "full" or schedule == "varuna") and ahead > 1
+    held = ((1, ahead - 1), (0, ahead)) if again else ((ahead, 0),)
+    return Role(
+        uses=(0, m, m, m, 0, 0) if again else (m, 0, 0, m, 0, 0),
+        held=held,
+        ahead=ahead,
+        num_microbatches=m,
+        gradients_last=schedule == "gpipe",
+    )

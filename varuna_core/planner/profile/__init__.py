@@ -1,1 +1,4 @@
-"""What a model costs and what links take, as data: read, written, or estimated from data sheets."""
+"""A model's costs and the links' times as data: `profile_file.read_profile`, `write_profile`.
+
+`transformer.estimate_profile` makes one from data sheets. Imports `records.files` at most.
+"""

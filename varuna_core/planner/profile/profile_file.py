@@ -24,14 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.profile.links import LinkKey, LinkTime, Network, Source
 from varuna_core.planner.profile.profile import (
     FIGURES,
     TIMES,
     Cell,
     GpuProfile,
+    LinkKey,
+    LinkTime,
     Model,
+    Network,
     Profile,
+    Source,
     Tie,
 )
 from varuna_core.records.files import write_atomic

@@ -17,8 +17,17 @@ from dataclasses import dataclass
 
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import EFFICIENCY, LINK_EFFICIENCY, Gpu, find_gpu
-from varuna_core.planner.profile.links import LinkKey, LinkTime, Network, build_link
-from varuna_core.planner.profile.profile import Cell, GpuProfile, Model, Profile, Tie
+from varuna_core.planner.profile.profile import (
+    Cell,
+    GpuProfile,
+    LinkKey,
+    LinkTime,
+    Model,
+    Network,
+    Profile,
+    Tie,
+    build_link,
+)
 
 LAUNCH_S = 2e-4
 """Of a block's kernels: what even an empty one takes."""

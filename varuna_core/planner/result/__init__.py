@@ -1,1 +1,4 @@
-"""What a search found, for people and programs: plan, cost front, risk, refusal."""
+"""Results of a search for people and programs: plan, cost front, risk, refusal.
+
+`plan.build_plan`, `refusal.search_or_explain`, `front.find_front`. Imports `search` and `model`.
+"""

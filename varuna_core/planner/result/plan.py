@@ -1,22 +1,22 @@
-"""A plan for people and programs: times, memory, partition text, certificate."""
+"""A plan for people and programs: times, memory, partition text, certificate, nodes in use."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.cluster import Cluster
-from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.cluster import Cluster, Placed
+from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.step import StepTime, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
-from varuna_core.planner.search.found import Candidate, Proof, Searched
+from varuna_core.planner.search.search import Candidate, Proof, Searched
 from varuna_core.records.plan import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LayoutPlan:
     """One layout, with all that is predicted of it."""
 
     candidate: Candidate
@@ -57,14 +57,16 @@ class Plan:
         )
 
 
-def build_plan(tables: Tables, cluster: Cluster, candidate: Candidate, least: int = 1) -> Plan:
+def build_plan(
+    tables: Tables, cluster: Cluster, candidate: Candidate, least: int = 1
+) -> LayoutPlan:
     """Simulate a candidate once more, for its parts."""
     chain = build_chain(tables, candidate, least)
     kinds = {kind.name: kind for kind in cluster.kinds}
     prices = [kinds[name].price_per_hour for name in candidate.placed.nodes]
     known = [price for price in prices if price is not None]
     sources = {source for stage in chain.stages for source in stage.times.sources}
-    return Plan(
+    return LayoutPlan(
         candidate=candidate,
         step=simulate_step(chain.compiled, chain.build_costs(candidate.bounds)),
         memory_bytes=find_peaks(chain.compiled, chain.list_memory(candidate.bounds)),
@@ -76,7 +78,7 @@ def build_plan(tables: Tables, cluster: Cluster, candidate: Candidate, least: in
 
 def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
     option = candidate.option
-    work = find_work(
+    work = find_schedule_model(
         option.schedule, len(candidate.placed.sites), option.num_microbatches, option.recompute
     )
     return Chain(tables, option.shape, candidate.placed, work, least)
@@ -101,7 +103,7 @@ def _render_proof(searched: Searched, proof: Proof) -> str:
     )
 
 
-def render_table(plan: Plan) -> str:
+def render_table(plan: LayoutPlan) -> str:
     """A line a stage: where it lies, its segments, time and memory."""
     rows = [("stage", "GPUs", "segments", "work s", "idle s", "memory GB", "of")]
     placed = plan.candidate.placed
@@ -128,3 +130,53 @@ def align(rows: Sequence[tuple[str, ...]]) -> str:
         "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
         for row in rows
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsedNode:
+    """One node of a plan, or several in a row that are alike."""
+
+    kind: str
+    """Name of its nodes in the cluster."""
+    ranks: int
+    """GPUs of it that are used; the rest is left over."""
+    stages: tuple[int, ...]
+    """What is held by it, or by all of them."""
+    count: int = 1
+
+
+def list_used_nodes(placed: Placed, tensor: int) -> list[UsedNode]:
+    """In the order in which stages fill them, which is that of their ranks."""
+    found: list[UsedNode] = []
+    names = iter(placed.nodes)
+    for stage, site in enumerate(placed.sites):
+        routes = placed.boundaries[stage - 1].routes if stage else ()
+        ranks = [count * tensor for _, count in site.group]
+        if stage and len(ranks) == 1 and all(route.where == "intra" for route in routes):
+            last = found[-1]
+            stages = (*last.stages, stage)
+            found[-1] = replace(last, ranks=last.ranks + ranks[0], stages=stages)
+            continue
+        found += [UsedNode(kind=next(names), ranks=each, stages=(stage,)) for each in ranks]
+    return found
+
+
+def join_alike(nodes: list[UsedNode]) -> list[UsedNode]:
+    """Neighbours of one kind with as many ranks each, as one entry."""
+    joined = []
+    for (kind, ranks), group in itertools.groupby(nodes, key=lambda node: (node.kind, node.ranks)):
+        held = list(group)
+        stages = tuple(sorted({stage for node in held for stage in node.stages}))
+        joined.append(UsedNode(kind=kind, ranks=ranks, stages=stages, count=len(held)))
+    return joined
+
+
+def find_left_over(cluster: Cluster, nodes: list[UsedNode]) -> dict[str, tuple[int, int]]:
+    """Of each kind the nodes that are not used, and the GPUs that stay idle on used ones."""
+    left = {}
+    for kind in cluster.kinds:
+        used = [node for node in nodes if node.kind == kind.name]
+        idle = sum(kind.gpus - node.ranks for node in used)
+        if len(used) < kind.count or idle:
+            left[kind.name] = kind.count - len(used), idle
+    return left

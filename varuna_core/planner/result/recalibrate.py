@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.profile.links import Where
-from varuna_core.planner.profile.profile import TIMES, Cell, GpuProfile, Profile
+from varuna_core.planner.profile.profile import TIMES, Cell, GpuProfile, Profile, Where
 from varuna_core.planner.result.sensitivity import scale_link
 
 Array = Any
@@ -46,7 +45,7 @@ STANDS_FOR = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class MeasuredAction:
     """What an action of one stage took, for a micro-batch."""
 
     gpu: str
@@ -86,7 +85,7 @@ class Recalibrated:
 
 def recalibrate(
     profile: Profile,
-    works: Sequence[Work],
+    works: Sequence[MeasuredAction],
     messages: Sequence[Message] = (),
     *,
     micro_batch: int,
@@ -137,7 +136,9 @@ def _find_classes(parameters: Sequence[int], cell: Cell) -> list[list[int]]:
     return list(classes.values())
 
 
-def _fit_all(cell: Cell, works: Sequence[Work], classes: list[list[int]]) -> dict[str, Array]:
+def _fit_all(
+    cell: Cell, works: Sequence[MeasuredAction], classes: list[list[int]]
+) -> dict[str, Array]:
     """By figure a factor of each segment."""
     size = len(cell.forward_s)
     found: dict[str, Array] = {}
@@ -154,7 +155,9 @@ def _fit_all(cell: Cell, works: Sequence[Work], classes: list[list[int]]) -> dic
     return found
 
 
-def _fit(costs: Array, works: Sequence[Work], classes: list[list[int]], size: int) -> Array:
+def _fit(
+    costs: Array, works: Sequence[MeasuredAction], classes: list[list[int]], size: int
+) -> Array:
     matrix = np.zeros((len(works), len(classes)))
     for row, work in enumerate(works):
         for column, members in enumerate(classes):

@@ -13,11 +13,10 @@ from typing import Any
 
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.model.training import Training
-from varuna_core.planner.profile.links import LinkTime
-from varuna_core.planner.profile.profile import TIMES, Cell, Profile
+from varuna_core.planner.profile.profile import TIMES, Cell, LinkTime, Profile
 from varuna_core.planner.result.plan import build_chain
-from varuna_core.planner.search.found import Candidate
 from varuna_core.planner.search.partition import improve
+from varuna_core.planner.search.search import Candidate
 
 ERROR = 0.05
 MOST_PLANS = 12

@@ -1,1 +1,4 @@
-"""The fastest layout of a space and the proof that it is: `search.search`. Imports `model`."""
+"""The fastest layout of a space and the proof that it is: `search.Search`.
+
+space <- bounds <- partition <- search. Imports `model`.
+"""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
-from varuna_core.planner.search.cells import Cells, Prefix, bound_prefix, extend
+from varuna_core.planner.search.bounds import Cells, Prefix, bound_prefix, extend
 
 CLOSE = 1e-9
 """Times that differ by less, as a share, are one: sums round."""

@@ -1,7 +1,7 @@
 """The fastest plan of a space, and the proof that it is.
 
 ```
-options      every shape and schedule, by their floors (floor.py)        ─┐ what is above the best
+options      every shape and schedule, by their floors (bounds.py)       ─┐ what is above the best
 counts       how many stages on each kind of place, by their floors       │ plan so far is not
 placements   every order; the least bound of any partition (chain.py)     │ looked into
 partitions   branch and bound on the simulated step (partition.py)       ─┘
@@ -17,20 +17,19 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
-from varuna_core.planner.model.cluster import Cluster
-from varuna_core.planner.model.roles import find_work
+from varuna_core.planner.model.cluster import Cluster, Placed
+from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import Profile
-from varuna_core.planner.search.cells import Cells
-from varuna_core.planner.search.floor import Floors
-from varuna_core.planner.search.found import Candidate, Proof, Searched
+from varuna_core.planner.search.bounds import Cells, Floors
 from varuna_core.planner.search.partition import (
     CLOSE,
     COARSE,
@@ -39,8 +38,62 @@ from varuna_core.planner.search.partition import (
     improve,
     is_allowed,
 )
-from varuna_core.planner.search.placements import NAMES, Placements, Tier
-from varuna_core.planner.search.space import Option, Wishes, list_options
+from varuna_core.planner.search.space import NAMES, Option, Placements, Tier, Wishes, list_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One plan, timed."""
+
+    option: Option
+    placed: Placed
+    bounds: Bounds
+    step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What is known of one class of placements."""
+
+    placement_class: str
+    best_s: float
+    bound_s: float
+    """No plan of it takes less."""
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1 - self.bound_s / self.best_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """What a search found, best first, and what it proved."""
+
+    candidates: tuple[Candidate, ...]
+    """The first is the best; the others are what was timed on the way, each shape once."""
+    proofs: tuple[Proof, ...]
+    """Of growing classes of placements; the last is of all that was looked through."""
+    num_options: int
+    num_placements: int
+    """Looked into; the floors spoke for the others."""
+    took_s: float
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def bound_s(self) -> float:
+        return self.proofs[-1].bound_s
+
+    @property
+    def placement_class(self) -> str:
+        return self.proofs[-1].placement_class
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1 - self.bound_s / self.best.step_s)
+
 
 TIER_SHARE = 0.7
 """Of the time limit, for a class of placements that a larger one follows."""
@@ -50,8 +103,6 @@ PROMISING = 1.05
 """A first partition is improved if it takes no more than the best plan times this."""
 MOST_NODES = 20_000
 """Of one placement's branch and bound, at first; eight times as many in each round that follows."""
-
-
 _Floor = tuple[Option, list[tuple[str, ...]], Array, Array]
 """An option; its kinds of places; in rows the stages on each; what each row is not below."""
 
@@ -228,7 +279,9 @@ class Search:
 
     def _make_chains(self, option: Option, counts: tuple[int, ...]) -> Iterator[Chain]:
         shape = option.shape
-        work = find_work(option.schedule, sum(counts), option.num_microbatches, option.recompute)
+        work = find_schedule_model(
+            option.schedule, sum(counts), option.num_microbatches, option.recompute
+        )
         for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
             self.num_placements += 1
             yield Chain(self.tables, shape, placed, work, self.wishes.least)

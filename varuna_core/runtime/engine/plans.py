@@ -14,7 +14,7 @@ from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.order import find_capacity
 from varuna_core.schedule.recompute import Memory, Recompute, measure_memory
-from varuna_core.schedule.verify import Held, verify
+from varuna_core.schedule.verify import PeakHeld, verify
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Plans:
             log.warning("recompute auto: everything is recomputed: %s", error)
             return build("full", None)
 
-    def _find_ahead(self, schedule: Schedule, held: Held) -> tuple[int, ...]:
+    def _find_ahead(self, schedule: Schedule, held: PeakHeld) -> tuple[int, ...]:
         """As many again as the schedule itself lets a rank hold inputs of, if there is room."""
         if schedule.name != "varuna" or not self.opportunistic:
             return (0,) * schedule.num_ranks

@@ -1,4 +1,4 @@
-"""A simulated step as trace files, in the runtime's format: what report draws above the measured.
+"""A simulated step as trace files in the runtime's format, for tests that need a run to read.
 
 One file a place of the pipeline, the slowest column's replica; docs/report.md has the schema.
 """
