@@ -9,13 +9,9 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from vjob.jobs.conf.document import render_conf_doc
 from vjob.jobs.conf.dump import dump_yaml
-from vjob.jobs.conf.redact import redact_text, redact_value
+from vjob.jobs.conf.redact import redact_value
 from vjob.jobs.conf.schema import JobConf, Program
-from vjob.jobs.conf.starter import render_init
-
-__all__ = ["redact_text", "render_conf_doc", "render_init", "render_resolved", "resolve_conf"]
 
 
 def resolve_conf(conf: JobConf) -> dict[str, Any]:

@@ -20,7 +20,9 @@ from vjob.jobs.conf.parse import get_hints
 from vjob.jobs.conf.redact import redact_string, redact_text
 from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Program
 from vjob.jobs.conf.values import get_members
-from vjob.jobs.conf.write import render_conf_doc, render_init, render_resolved, resolve_conf
+from vjob.jobs.conf.document import render_conf_doc
+from vjob.jobs.conf.starter import render_init
+from vjob.jobs.conf.write import render_resolved, resolve_conf
 
 BASE = Path("/conf")
 
