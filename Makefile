@@ -76,7 +76,7 @@ bench-gpu: $(VENV)/.installed-dev
 
 # docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf/schema.py.
 docs: $(VENV)/.installed
-	$(BIN)/python -c 'from vjob.jobs.conf.write import *; print(render_conf_doc(), end="")' > docs/conf.part
+	$(BIN)/python -c 'from vjob.jobs.conf.document import render_conf_doc; print(render_conf_doc(), end="")' > docs/conf.part
 	mv docs/conf.part docs/conf.md
 	$(BIN)/python -m vjob init > docs/conf.part
 	mv docs/conf.part tests/jobs/golden/init.yaml

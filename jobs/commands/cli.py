@@ -244,7 +244,7 @@ def init(shell_conf: Path | None) -> None:
     vjob init --from _00_conf.sh > conf.yaml
     """
     if shell_conf is None:
-        from vjob.jobs.conf.starter import render_init
+        from vjob.jobs.conf.document import render_init
 
         click.echo(render_init(), nl=False)
         return

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
+from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.redact import redact_string
 from vjob.jobs.conf.shell_import.assignments import JobBlock
 from vjob.jobs.conf.shell_import.values import (
@@ -18,7 +19,6 @@ from vjob.jobs.conf.shell_import.values import (
     to_number,
     to_word,
 )
-from vjob.jobs.conf.values import find_text_problem
 
 
 def build_nodes(

@@ -14,11 +14,11 @@ from vjob.jobs.conf.document import render_value
 from vjob.jobs.conf.loading.check import check_conf, list_own_env
 from vjob.jobs.conf.loading.check_cluster import EPHEMERAL
 from vjob.jobs.conf.loading.load import parse_conf_lines
+from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.schema import is_secret
 from vjob.jobs.conf.shell_import.assignments import parse_shell_conf
 from vjob.jobs.conf.shell_import.nodes import build_nodes
 from vjob.jobs.conf.shell_import.values import Translator, spell, to_partition
-from vjob.jobs.conf.values import find_text_problem
 from vjob.jobs.errors import ConfError
 
 MODELS: Mapping[str, str] = {"small": "gpt2-small", "xl": "gpt2-xl"}

@@ -12,9 +12,8 @@ from vjob.jobs.conf.loading.bounds import BOUNDS
 from vjob.jobs.conf.loading.check import check_conf, find_line
 from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
 from vjob.jobs.conf.loading.load import parse_conf_lines
-from vjob.jobs.conf.parse import get_hints
+from vjob.jobs.conf.parse import get_hints, get_members
 from vjob.jobs.conf.schema import JobConf, NodeGroup, Program
-from vjob.jobs.conf.values import get_members
 
 BASE = Path("/conf")
 HEAD = "name: run\nprogram: {script: /none/train.py}\n"

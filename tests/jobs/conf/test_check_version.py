@@ -8,10 +8,9 @@ import pytest
 
 from tests.jobs.conf.test_check import find_problems
 from vjob.containers.registry import RUNTIMES
-from vjob.jobs.conf.document import render_conf_doc
+from vjob.jobs.conf.document import render_conf_doc, render_init
 from vjob.jobs.conf.parse import get_hints
 from vjob.jobs.conf.schema import Container, ProgramKind
-from vjob.jobs.conf.starter import render_init
 
 
 @pytest.mark.parametrize("kind", typing.get_args(ProgramKind))

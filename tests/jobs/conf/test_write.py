@@ -13,15 +13,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests import ROOT
-from vjob.jobs.conf.document import get_doc, get_section_class, list_sections
+from vjob.jobs.conf.document import (
+    get_doc,
+    get_section_class,
+    list_sections,
+    render_conf_doc,
+    render_init,
+)
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
-from vjob.jobs.conf.parse import get_hints
+from vjob.jobs.conf.parse import get_hints, get_members
 from vjob.jobs.conf.redact import redact_string, redact_text
 from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Program
-from vjob.jobs.conf.values import get_members
-from vjob.jobs.conf.document import render_conf_doc
-from vjob.jobs.conf.starter import render_init
 from vjob.jobs.conf.write import render_resolved, resolve_conf
 
 BASE = Path("/conf")
