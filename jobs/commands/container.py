@@ -1,6 +1,6 @@
 """The `vjob container` commands: images made, fetched, looked at and cleared away.
 
-Imports nothing heavy; each command's work is in jobs/container_*.py.
+Imports nothing heavy; each command's work is in jobs/images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from vjob.jobs.commands.arguments import json_option
-from vjob.jobs.conf.scratch import SCRATCH
 from vjob.jobs.errors import InputError, VjobError
 
 FORMAT = 1
@@ -61,7 +60,7 @@ def _note(text: str) -> None:
 
 scratch_option = click.option(
     "--scratch",
-    default=SCRATCH,
+    default="/tmp",  # that of container.scratch, written out: the schema is slow to import
     show_default=True,
     metavar="DIR",
     help="container.scratch of your confs: the store lies below it.",

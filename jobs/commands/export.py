@@ -40,7 +40,7 @@ def export(
     from varuna_core.records.files import write_atomic
     from varuna_core.records.runfolder import RunFolder
     from vjob.jobs.conf.loading.load import read_conf
-    from vjob.jobs.conf.parse import BUILT_IN
+    from vjob.jobs.conf.schema import BUILT_IN
     from vjob.jobs.planning.resolve_auto import choose
     from vjob.jobs.programs.shell_export import Machines, build_scripts
     from vjob.jobs.programs.start import look_for

@@ -90,7 +90,7 @@ def profile(
 
 def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
     """Absolute; refused where the ranks would not see it, or cannot profile at all."""
-    from vjob.jobs.conf.parse import BUILT_IN
+    from vjob.jobs.conf.schema import BUILT_IN
     from vjob.jobs.planning.conf_file import name_profile
     from vjob.jobs.submit.build_plan import parse_mount
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Model, NodeGroup, Program
 from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, Table, join_key
 from vjob.jobs.errors import Problem
 
@@ -122,7 +122,6 @@ def kind_of(node: Node) -> str:
     return {Scalar: "a value", Items: "a list", Table: "a mapping"}[type(node)]
 
 
-BUILT_IN = ("pretrain_gpt", "pretrain_bert")
 PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
     "script": ("args", "python"),
     "megatron": ("args", "python"),

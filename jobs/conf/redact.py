@@ -1,4 +1,4 @@
-"""What of a conf may be shown or stored: everything but its secrets.
+"""Secrets of a conf, recognized and hidden wherever it is shown or stored.
 
 A secret is known by its name (`is_secret`): the value of such a key, of `NAME=value` in a shell
 line, of `--name value` in arguments, and a password in a URL. A secret under a harmless name cannot
@@ -14,9 +14,13 @@ from typing import Any
 
 import yaml
 
-from vjob.jobs.conf.schema import REDACTED, is_secret
 from vjob.jobs.conf.yaml_tree import Items, Scalar, Table
 
+SECRET_PARTS = ("token", "secret", "password", "passphrase", "credential", "webhook", "apikey")
+SECRET_WORDS = frozenset(
+    {"auth", "authorization", "cookie", "dsn", "key", "pass", "passwd", "pat", "pwd"}
+)
+REDACTED = "<redacted>"
 _URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 _VALUE = r"(\"[^\"]*\"|'[^']*'|[^\s;&|\"']+)"
 _ASSIGNED = re.compile(r"([A-Za-z_-][A-Za-z0-9_-]*)(=)" + _VALUE)
@@ -25,6 +29,15 @@ _HEADER = re.compile(r"([A-Za-z][A-Za-z-]*)(:[ \t]*)(Bearer[ \t]+|Basic[ \t]+)?(
 _COMMENT = re.compile(r"#[^\n]*")
 _IN_COMMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)([ \t]*[:=][ \t]*)(\S.*)")
 _SHOWN_CHARS = 60
+
+
+def is_secret(key: str) -> bool:
+    """True for a key whose value must not be shown: HF_TOKEN, WANDB_API_KEY, SLACK_WEBHOOK_URL."""
+    word = key.lower().rpartition(".")[2].replace("tokenizer", "")  # TOKENIZERS_PARALLELISM
+    word = word.removeprefix("pass_env")  # a key of ours, it holds names
+    return any(part in word for part in SECRET_PARTS) or not SECRET_WORDS.isdisjoint(
+        word.split("_")
+    )
 
 
 def is_secret_name(name: str) -> bool:

@@ -1,21 +1,18 @@
 """conf.yaml as types: the only file that a user edits.
 
-Every field's doc line is the source of `docs/conf.md` and of `vjob init`'s comments. Reading and
-checking are elsewhere (`conf_read`, `conf_check`); whoever holds a JobConf may trust it. Relative
-paths are relative to the conf's own folder and are absolute here.
-
-Past 350 lines on purpose: data alone, and the one place where every key stands.
+A key is one field: type, default, and the doc line below, which is the source of `docs/conf.md`
+and of the comments of `vjob init`. `conf.loading` reads and checks a conf; code that gets a JobConf
+from there may trust it. Relative paths of the file start at its folder and are absolute here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vjob.jobs.conf.scratch import SCRATCH
-
 ProgramKind = Literal["pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed"]
+BUILT_IN = ("pretrain_gpt", "pretrain_bert")
 Auto = Literal["auto"]
 
 
@@ -330,7 +327,7 @@ class Container:
     """Whether the root file system can be written."""
     remap_root: bool = False
     """Show the ranks as root inside; they stay you outside."""
-    scratch: str = SCRATCH
+    scratch: str = "/tmp"
     """Node-local folder for unpacked images, with room for three times the image."""
 
 
@@ -427,54 +424,3 @@ class JobConf:
     not see it."""
     log_folder: str = "log"
     """Where run folders are made (relative to the conf's folder), on the shared file system."""
-
-
-SECRET_PARTS = ("token", "secret", "password", "passphrase", "credential", "webhook", "apikey")
-SECRET_WORDS = frozenset(
-    {"auth", "authorization", "cookie", "dsn", "key", "pass", "passwd", "pat", "pwd"}
-)
-REDACTED = "<redacted>"
-
-
-def is_secret(key: str) -> bool:
-    """Whether a key's value must not be shown: HF_TOKEN, WANDB_API_KEY, SLACK_WEBHOOK_URL."""
-    word = key.lower().rpartition(".")[2].replace("tokenizer", "")  # TOKENIZERS_PARALLELISM
-    word = word.removeprefix("pass_env")  # a key of ours, it holds names
-    return any(part in word for part in SECRET_PARTS) or not SECRET_WORDS.isdisjoint(
-        word.split("_")
-    )
-
-
-def is_open(conf: JobConf) -> bool:
-    """Whether the planner has to choose the layout before the conf can run."""
-    return "auto" in (conf.parallel.pipeline, conf.train.micro_batch_size)
-
-
-def close_layout(conf: JobConf) -> JobConf:
-    """With 1 for what is open, to look at the rest."""
-    parallel, train = conf.parallel, conf.train
-    if parallel.pipeline == "auto":
-        parallel = replace(parallel, pipeline=1)
-    if train.micro_batch_size == "auto":
-        train = replace(train, micro_batch_size=1)
-    return replace(conf, parallel=parallel, train=train)
-
-
-def settled(value: int | Auto) -> int:
-    """A number that the planner has chosen by now, if it was auto (planning/resolve_auto.py)."""
-    assert value != "auto", "a conf with an open layout is settled before it is used"
-    return value
-
-
-def get_world(conf: JobConf) -> int:
-    """Number of ranks."""
-    return sum(group.count * group.num_ranks for group in conf.cluster.nodes)
-
-
-def get_replicas(conf: JobConf) -> int | None:
-    """Number of replicas; None where it is left open or does not come out even."""
-    parallel = conf.parallel
-    if parallel.data != "auto":
-        return parallel.data
-    replicas, left = divmod(get_world(conf), settled(parallel.pipeline) * parallel.tensor)
-    return replicas if replicas and not left else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vjob.jobs import process
-from vjob.jobs.conf.schema import REDACTED, is_secret
+from vjob.jobs.conf.redact import REDACTED, is_secret
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.images.fetch import find_imported, list_imported
 from vjob.jobs.images.squashfs import explain_damage, read_squashfs

@@ -22,8 +22,8 @@ from varuna_core.planner.search.partition import CLOSE, find_partition
 from varuna_core.planner.search.search import Candidate
 from varuna_core.planner.search.space import Option, list_options
 from varuna_core.records.plan import name_nodes
-from vjob.jobs.conf.groups import build_groups
-from vjob.jobs.conf.schema import JobConf, settled
+from vjob.jobs.conf.layout import build_groups, require_number
+from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.planning.question import Question
 
 LIMIT_S = 10.0
@@ -36,7 +36,7 @@ MOST_NODES = 2_000
 def plan_given(question: Question, conf: JobConf) -> LayoutPlan:
     """PlanningError if nothing fits."""
     cluster, wishes = question.cluster, question.wishes
-    stages = settled(conf.parallel.pipeline)
+    stages = require_number(conf.parallel.pipeline)
     nodes = [kind for kind in cluster.kinds for _ in range(kind.count)]
     world = sum(kind.gpus for kind in nodes)
     asked = conf.parallel.data
@@ -81,7 +81,7 @@ def _find_cuts(
 
 def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
     """Samples of the replica that has the most."""
-    size = settled(conf.train.micro_batch_size)
+    size = require_number(conf.train.micro_batch_size)
     return -(-question.training.batch // (size * replicas)) * size
 
 

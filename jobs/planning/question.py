@@ -20,8 +20,8 @@ from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, esti
 from varuna_core.planner.search.space import Wishes
 from varuna_core.records.partition import include_ends, parse_counts
 from varuna_core.records.training import name_shapes
-from vjob.jobs.conf.parse import BUILT_IN
-from vjob.jobs.conf.schema import JobConf, NodeGroup, close_layout
+from vjob.jobs.conf.layout import close_layout
+from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs.training import build_training, name_model
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core.records.plan import Prediction
-from vjob.jobs.conf.parse import BUILT_IN
-from vjob.jobs.conf.schema import JobConf, is_open
+from vjob.jobs.conf.layout import is_open
+from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.layout_choice import Chosen
 

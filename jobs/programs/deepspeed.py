@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vjob.jobs.conf.layout import require_number
 from vjob.jobs.conf.paths import Finding
-from vjob.jobs.conf.schema import JobConf, NodeGroup, settled
+from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 
 CONFIG_FILE = "ds_config.json"
@@ -106,7 +107,7 @@ def spell_include(nodes: Sequence[NodeGroup], hosts: Sequence[str]) -> str:
 def find_problems(conf: JobConf) -> Iterator[Finding]:
     """What DeepSpeed cannot do, from the conf alone."""
     parallel = conf.parallel
-    if parallel.zero > 1 and settled(parallel.pipeline) > 1:
+    if parallel.zero > 1 and require_number(parallel.pipeline) > 1:
         message = "its pipeline engine works with 0 and 1 only; or pipeline: 1"
         yield "parallel.zero", parallel.zero, message
     named = {word.partition("=")[0] for word in conf.program.args}
@@ -120,8 +121,8 @@ def find_problems(conf: JobConf) -> Iterator[Finding]:
 
 def _build_batch(conf: JobConf, replicas: int) -> dict[str, Any]:
     train = conf.train
-    micro = settled(train.micro_batch_size)
-    whole = train.global_batch_size or micro * replicas * settled(conf.parallel.pipeline)
+    micro = require_number(train.micro_batch_size)
+    whole = train.global_batch_size or micro * replicas * require_number(conf.parallel.pipeline)
     return dict(zip(BATCH_KEYS, (whole, micro, whole // (micro * replicas)), strict=True))
 
 

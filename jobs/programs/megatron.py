@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from varuna_core.records.partition import exclude_ends, parse_counts
+from vjob.jobs.conf.layout import require_number
 from vjob.jobs.conf.megatron_checkout import Checkout
 from vjob.jobs.conf.paths import Finding, split_blend
-from vjob.jobs.conf.schema import JobConf, settled
+from vjob.jobs.conf.schema import JobConf
 
 Options = Iterator[tuple[str, ...]]
 """Each a flag with its values."""
@@ -117,11 +118,12 @@ def _build_model(conf: JobConf, checkout: Checkout) -> Options:
 
 
 def _build_batch(conf: JobConf, checkout: Checkout, replicas: int) -> Options:
-    train, pipeline = conf.train, settled(conf.parallel.pipeline)
+    train, pipeline = conf.train, require_number(conf.parallel.pipeline)
     if checkout.generation == "v1":
         yield "--batch-size", str(train.micro_batch_size)
     else:
-        whole = train.global_batch_size or settled(train.micro_batch_size) * replicas * pipeline
+        micro = require_number(train.micro_batch_size)
+        whole = train.global_batch_size or micro * replicas * pipeline
         yield "--micro-batch-size", str(train.micro_batch_size)
         yield "--global-batch-size", str(whole)
     yield "--train-iters", str(train.steps)
@@ -151,7 +153,7 @@ def _build_optimizer(conf: JobConf, checkout: Checkout) -> Options:
 
 
 def _build_layout(conf: JobConf, checkout: Checkout, replicas: int) -> Options:
-    parallel, pipeline = conf.parallel, settled(conf.parallel.pipeline)
+    parallel, pipeline = conf.parallel, require_number(conf.parallel.pipeline)
     if checkout.generation == "v1":
         yield "--model-parallel-size", str(parallel.tensor)
     else:
@@ -255,7 +257,7 @@ def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[Finding]:
             "later) or a fork with --balance; this one cuts the layers evenly"
         )
         yield "parallel.partition", parallel.partition, message
-    pipeline = settled(parallel.pipeline)
+    pipeline = require_number(parallel.pipeline)
     stages = pipeline * (2 if parallel.schedule == "interleaved" else 1)
     if parts is None and model.layers % stages:
         message = f"{stages} stages do not divide {model.layers} layers; give parallel.partition"

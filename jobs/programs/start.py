@@ -13,9 +13,10 @@ from typing import Any
 from varuna_core.records.plan import keep_word
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
+from vjob.jobs.conf.layout import get_replicas, get_world
 from vjob.jobs.conf.megatron_checkout import Checkout, find_checkout
 from vjob.jobs.conf.paths import Finding
-from vjob.jobs.conf.schema import JobConf, NodeGroup, get_replicas, get_world
+from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed, megatron
 from vjob.jobs.programs.training import build_training

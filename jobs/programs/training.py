@@ -1,4 +1,4 @@
-"""Conf to training.json: what a built-in program is to train, every default settled. Pure."""
+"""Conf to training.json: the settings of a built-in program, every default filled in. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from varuna_core.records.training import Training
-from vjob.jobs.conf.parse import BUILT_IN
+from vjob.jobs.conf.layout import require_number
 from vjob.jobs.conf.paths import split_blend
-from vjob.jobs.conf.schema import MODELS, JobConf, Model, settled
+from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Model
 
 
 def build_training(conf: JobConf, replicas: int) -> Training | None:
-    """None where the program is the user's own."""
+    """The training settings; None where the program is the user's own."""
     model, data, train, parallel = conf.model, conf.data, conf.train, conf.parallel
     if conf.program.kind not in BUILT_IN:
         return None
     assert model is not None and data is not None, "check_program refuses a conf without them"
-    batch, micro = train.global_batch_size, settled(train.micro_batch_size)
-    pipeline = settled(parallel.pipeline)
+    batch, micro = train.global_batch_size, require_number(train.micro_batch_size)
+    pipeline = require_number(parallel.pipeline)
     blend = None
     if not data.synthetic and data.prefix:
         blend = tuple((float(weight), prefix) for weight, prefix in split_blend(data.prefix))

@@ -20,8 +20,8 @@ from varuna_core.records.plan import (
 from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
-from vjob.jobs.conf.groups import build_groups
-from vjob.jobs.conf.schema import JobConf, settled
+from vjob.jobs.conf.layout import build_groups, require_number
+from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import nsight, start
 
@@ -64,7 +64,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     )
     world = sum(group.count * group.ranks for group in groups)
     parallel = conf.parallel
-    pipeline = settled(parallel.pipeline)
+    pipeline = require_number(parallel.pipeline)
     share = pipeline * parallel.tensor
     data = world // share if parallel.data == "auto" else parallel.data
     order = choose_order(conf, data)

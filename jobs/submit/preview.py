@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 
 from varuna_core.records.plan import render_plan
-from vjob.jobs.conf.redact import redact_string, redact_value
-from vjob.jobs.conf.schema import REDACTED
+from vjob.jobs.conf.redact import REDACTED, redact_string, redact_value
 from vjob.jobs.errors import InputError
 from vjob.jobs.submit.scripts import render_node
 from vjob.jobs.submit.submit import Prepared

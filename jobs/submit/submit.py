@@ -30,8 +30,7 @@ from varuna_core.records.plan import Plan, keep_word, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.conf.loading.load import read_conf
-from vjob.jobs.conf.parse import BUILT_IN
-from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.images.kinds import classify_image, resolve_image, stamp_image
 from vjob.jobs.planning.layout_choice import Chosen

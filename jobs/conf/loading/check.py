@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.loading.bounds import check_numbers, get_value
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
 from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
 from vjob.jobs.conf.loading.check_version import check_version
 from vjob.jobs.conf.paths import Finding, find_missing_paths, split_blend
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import JobConf, close_layout
+from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import Problem
 from vjob.jobs.programs import start
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from varuna_core.records.partition import PartitionError, find_problem, parse_counts
-from vjob.jobs.conf.parse import BUILT_IN
+from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
 from vjob.jobs.conf.paths import Finding
-from vjob.jobs.conf.schema import JobConf, get_replicas, get_world, is_open, settled
+from vjob.jobs.conf.schema import BUILT_IN, JobConf
 
 
 def check_layout(conf: JobConf) -> Iterator[Finding]:
@@ -45,7 +45,7 @@ def _check_open(conf: JobConf) -> Iterator[Finding]:
 
 def _check_world(conf: JobConf) -> Iterator[Finding]:
     parallel, world = conf.parallel, get_world(conf)
-    pipeline = settled(parallel.pipeline)
+    pipeline = require_number(parallel.pipeline)
     ranks = " + ".join(f"{group.count}x{group.num_ranks}" for group in conf.cluster.nodes)
     replica = pipeline * parallel.tensor
     factors = f"pipeline {pipeline} x tensor {parallel.tensor}"
@@ -73,7 +73,7 @@ def _check_world(conf: JobConf) -> Iterator[Finding]:
 def _check_batch(conf: JobConf) -> Iterator[Finding]:
     batch, micro, replicas = (
         conf.train.global_batch_size,
-        settled(conf.train.micro_batch_size),
+        require_number(conf.train.micro_batch_size),
         get_replicas(conf),
     )
     if batch is None or conf.morph.enabled or replicas is None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vjob.containers.registry import RUNTIMES
-from vjob.jobs.conf.parse import BUILT_IN
 from vjob.jobs.conf.paths import Finding
-from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.schema import BUILT_IN, JobConf
 
 
 def check_version(conf: JobConf) -> Iterator[Finding]:

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vjob.jobs.conf.layout import close_layout, require_number
 from vjob.jobs.conf.loading.check import check_conf, find_unset, locate
 from vjob.jobs.conf.loading.overrides import apply_overrides
 from vjob.jobs.conf.parse import Reader
 from vjob.jobs.conf.paths import resolve_paths
-from vjob.jobs.conf.schema import JobConf, NodeGroup, close_layout, settled
+from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.yaml_tree import parse_tree
 from vjob.jobs.errors import ConfError, Problem
 
@@ -93,7 +94,7 @@ def add_default_group(conf: JobConf) -> JobConf:
         return conf
     parallel = close_layout(conf).parallel
     data = 1 if parallel.data == "auto" else parallel.data
-    ranks = settled(parallel.pipeline) * data * parallel.tensor
+    ranks = require_number(parallel.pipeline) * data * parallel.tensor
     group = NodeGroup(group="master", ranks=max(1, ranks))
     return replace(conf, cluster=replace(conf.cluster, nodes=(group,)))
 

@@ -15,7 +15,7 @@ from vjob.jobs.conf.loading.check import check_conf, list_own_env
 from vjob.jobs.conf.loading.check_cluster import EPHEMERAL
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.parse import find_text_problem
-from vjob.jobs.conf.schema import is_secret
+from vjob.jobs.conf.redact import is_secret
 from vjob.jobs.conf.shell_import.assignments import parse_shell_conf
 from vjob.jobs.conf.shell_import.nodes import build_nodes
 from vjob.jobs.conf.shell_import.values import Translator, spell, to_partition

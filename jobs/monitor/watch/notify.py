@@ -26,8 +26,8 @@ import yaml
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.loading.load import read_conf
-from vjob.jobs.conf.redact import redact_string
-from vjob.jobs.conf.schema import REDACTED, Notify
+from vjob.jobs.conf.redact import REDACTED, redact_string
+from vjob.jobs.conf.schema import Notify
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.watch.watch import Notice
 

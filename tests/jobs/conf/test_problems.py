@@ -14,8 +14,7 @@ from tests.jobs.conf.test_load import MINIMAL, find_more, find_problems, parse, 
 from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.parse import get_hints
-from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import is_secret
+from vjob.jobs.conf.redact import is_secret, show
 from vjob.jobs.errors import ConfError, Problem
 
 

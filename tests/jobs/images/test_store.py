@@ -14,12 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.containers.request import make_request
 from vjob.containers.runtime import ImageKind
 from vjob.containers.store import Store
+from vjob.jobs.commands.container import scratch_option
+from vjob.jobs.conf.schema import Container
 from vjob.jobs.images.store import find_mounts, measure, remove_tree
 
 AGO_S = 7200.0
@@ -255,3 +258,8 @@ def test_imported_files_are_listed_beside(node: Node) -> None:
     assert "docker.io+debian+12.sqsh" in node("list")
     found = json.loads(node("inspect", "docker://debian:12", "--json"))
     assert found["path"] == row["path"]
+
+
+def test_the_commands_look_where_confs_put_their_images() -> None:
+    command = scratch_option(click.Command("any"))
+    assert [option.default for option in command.params] == [Container().scratch]

@@ -16,7 +16,7 @@ from varuna_core.records.plan import decode_stage_map, parse_plan, render_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.document import get_doc
-from vjob.jobs.conf.groups import build_groups
+from vjob.jobs.conf.layout import build_groups
 from vjob.jobs.conf.schema import Container, JobConf, Parallel, Profile
 from vjob.jobs.submit.build_plan import Surroundings, add_seats, build_plan, build_stages
 from vjob.jobs.submit.scripts import render_scripts

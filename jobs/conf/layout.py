@@ -1,0 +1,71 @@
+"""The layout of a conf: ranks, replicas and node groups, and the numbers that are still `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from varuna_core.records.plan import GroupPlan
+from vjob.jobs.conf.schema import Auto, JobConf, NodeGroup
+
+
+def is_open(conf: JobConf) -> bool:
+    """True where the planner has to choose the layout before the conf can run."""
+    return "auto" in (conf.parallel.pipeline, conf.train.micro_batch_size)
+
+
+def close_layout(conf: JobConf) -> JobConf:
+    """The conf with 1 for each number that the planner has yet to choose, to check the rest."""
+    parallel, train = conf.parallel, conf.train
+    if parallel.pipeline == "auto":
+        parallel = replace(parallel, pipeline=1)
+    if train.micro_batch_size == "auto":
+        train = replace(train, micro_batch_size=1)
+    return replace(conf, parallel=parallel, train=train)
+
+
+def require_number(value: int | Auto) -> int:
+    """The number, where planning/resolve_auto.py has replaced every `auto` before."""
+    assert value != "auto", "a conf with an open layout is resolved before it is used"
+    return value
+
+
+def get_world(conf: JobConf) -> int:
+    """Number of ranks."""
+    return sum(group.count * group.num_ranks for group in conf.cluster.nodes)
+
+
+def get_replicas(conf: JobConf) -> int | None:
+    """Number of replicas; None where it is left open or does not come out even."""
+    parallel = conf.parallel
+    if parallel.data != "auto":
+        return parallel.data
+    replicas, left = divmod(get_world(conf), require_number(parallel.pipeline) * parallel.tensor)
+    return replicas if replicas and not left else None
+
+
+def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
+    """Node groups of a plan, each with its first node and first rank."""
+    found = []
+    first_node = first_rank = 0
+    for group in nodes:
+        found.append(
+            GroupPlan(
+                name=group.group,
+                count=group.count,
+                queue=group.queue,
+                gpu_type=group.gpu_type,
+                gpus=group.num_gpus,
+                devices=group.devices,
+                cpus=group.cpus,
+                memory_gb=group.memory_gb,
+                interface=None if group.interface == "auto" else group.interface,
+                ranks=group.num_ranks,
+                env=dict(group.env),
+                first_node=first_node,
+                first_rank=first_rank,
+            )
+        )
+        first_node += group.count
+        first_rank += group.count * group.num_ranks
+    return tuple(found)
