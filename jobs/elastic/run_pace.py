@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from varuna_core.records.plan import Plan, decode_stage_map
+from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.stage_map import locate_ranks
 from vjob.jobs.monitor.model.snapshot import Progress
 from vjob.jobs.monitor.readers.attempt import AttemptReader
 from vjob.jobs.monitor.readers.rank_files import TraceEnd
@@ -76,13 +76,8 @@ class AttemptPace:
 
 
 def list_peers(plan: Plan, devices: dict[int, str]) -> list[list[int]]:
-    """By all the stages that a rank holds, and its device."""
-    stages: dict[int, tuple[int, ...]] = {}
-    for stage, entries in enumerate(decode_stage_map(plan.stage_map)):
-        for entry in entries:
-            for rank in range(entry * plan.tensor, (entry + 1) * plan.tensor):
-                stages[rank] = (*stages.get(rank, ()), stage)
-    groups: dict[tuple[Sequence[int], str], list[int]] = {}
-    for rank, held in sorted(stages.items()):
-        groups.setdefault((held, devices.get(rank, "")), []).append(rank)
+    """By a rank's place in the pipeline, hence all the stages that it holds, and its device."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for rank, found in sorted(locate_ranks(plan.stage_map, plan.tensor).items()):
+        groups.setdefault((found.place, devices.get(rank, "")), []).append(rank)
     return list(groups.values())

@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from varuna_core.records.plan import (
-    ContainerPlan,
-    MorphPlan,
-    Plan,
-    Timing,
-    build_stages,
-    encode_stage_map,
-)
+from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing
+from varuna_core.records.stage_map import build_stages, encode_stage_map
 from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable

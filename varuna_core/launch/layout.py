@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from varuna_core.launch.errors import InputError
-from varuna_core.records.plan import build_stages, encode_stage_map
+from varuna_core.records.stage_map import build_stages, encode_stage_map
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.programs.errors import ProgramError
-from varuna_core.records.plan import build_stages, encode_stage_map
+from varuna_core.records.stage_map import build_stages, encode_stage_map
 
 
 @dataclass(frozen=True, kw_only=True)

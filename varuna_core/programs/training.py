@@ -34,7 +34,7 @@ from varuna_core.programs.lines import Lines
 from varuna_core.programs.place import Place
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
-from varuna_core.records.stage_map import parse_stage_map
+from varuna_core.records.stage_map import count_stages_per_rank, parse_stage_map
 from varuna_core.records.training import Training
 from varuna_core.runtime.optim.apex_parts import use_apex_norms
 from varuna_core.runtime.optim.optimizers import build_optimizer
@@ -56,19 +56,11 @@ def build_model(training: Training) -> nn.Module:
         )
 
 
-def count_stages_per_rank(training: Training, depth: int) -> int:
-    """As the partition has it; without one, two where the schedule wants several."""
-    if training.schedule == "zbv":
-        return 2
-    if training.schedule != "interleaved":
-        return 1
-    return 2 if training.partition is None else (training.partition.count("-") + 1) // depth
-
-
 def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
     stages = parse_stage_map(place.stage_map, place.world, place.tensor)
     position, replica = stages.find(place.rank)
-    stages = stages.with_stages(training.schedule, count_stages_per_rank(training, stages.depth))
+    per_rank = count_stages_per_rank(training.schedule, training.partition, stages.depth)
+    stages = stages.with_stages(training.schedule, per_rank)
     facts: dict[str, Any] = {"device": "CPU"}
     if place.device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(place.device)
@@ -98,7 +90,7 @@ def build_varuna(
         device=place.device,
         partition=training.partition,
         schedule=training.schedule,
-        stages_per_rank=count_stages_per_rank(training, depth),
+        stages_per_rank=count_stages_per_rank(training.schedule, training.partition, depth),
         tensor=training.tensor,
         tensor_plan=plan_layers(model, training),
         precision=training.precision,

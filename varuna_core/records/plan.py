@@ -340,26 +340,3 @@ def _parse_container(value: dict[str, Any]) -> ContainerPlan:
     commands = {key: tuple(tuple(argv) for argv in value[key]) for key in ("prepare", "clean")}
     words = {key: tuple(value[key]) for key in ("probe", "start", "step")}
     return ContainerPlan(**{**value, **commands, **words})
-
-
-def build_stages(pipeline: int, data: int, order: str) -> list[list[int]]:
-    """For each stage its replicas' entries.
-
-        order: pipeline, P=3 D=2     0,3;1,4;2,5;   replica r is ranks 3r..3r+2: its stages adjoin
-        order: data,     P=3 D=2     0,1;2,3;4,5;   stage s is ranks 2s, 2s+1: its replicas adjoin
-
-    With tensor parallelism of degree T an entry k stands for ranks kT to kT+T-1.
-    """
-    if order == "pipeline":
-        return [[r * pipeline + s for r in range(data)] for s in range(pipeline)]
-    return [[s * data + r for r in range(data)] for s in range(pipeline)]
-
-
-def encode_stage_map(stages: list[list[int]]) -> str:
-    """[[0, 3], [1, 4]] as `0,3;1,4;`."""
-    return "".join(",".join(str(rank) for rank in ranks) + ";" for ranks in stages)
-
-
-def decode_stage_map(text: str) -> list[list[int]]:
-    """`0,3;1,4;` as [[0, 3], [1, 4]]."""
-    return [[int(rank) for rank in field.split(",")] for field in text.split(";") if field]

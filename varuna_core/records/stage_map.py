@@ -17,7 +17,19 @@ tensor rank t are a layout of their own, a slice: one StageMap is one slice.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from varuna_core.records.partition import parse_counts
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Position of one rank in the layout."""
+
+    place: int
+    """Position in its pipeline; also the first stage that it holds, with every schedule."""
+    replica: int
+    stages: Tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -144,6 +156,53 @@ def parse_stage_map(
     )
 
 
+def locate_ranks(
+    text: str, tensor: int = 1, schedule: str = "", stages_per_rank: int = 1
+) -> Dict[int, RankPlace]:
+    """The place of every rank. Without a schedule each place counts as one stage."""
+    fields = decode_stage_map(text)
+    ranks = tuple(tuple(entry * tensor for entry in entries) for entries in fields)
+    layout = StageMap(ranks=ranks, tensor=tensor).with_stages(schedule, stages_per_rank)
+    return {
+        first + tensor_rank: RankPlace(place, replica, layout.stages_of(place))
+        for place, replicas in enumerate(ranks)
+        for replica, first in enumerate(replicas)
+        for tensor_rank in range(tensor)
+    }
+
+
+def count_stages_per_rank(schedule: str, partition: Optional[str], depth: int) -> int:
+    """As the partition has it; without one, two where the schedule wants several."""
+    if schedule == "zbv":
+        return 2
+    if schedule != "interleaved":
+        return 1
+    return 2 if partition is None else len(parse_counts(partition)) // depth
+
+
 def place_v(num_ranks: int) -> tuple[int, ...]:
     """The ranks of 2p stages: 0 1 2 3 3 2 1 0."""
     return (*range(num_ranks), *reversed(range(num_ranks)))
+
+
+def build_stages(pipeline: int, data: int, order: str) -> List[List[int]]:
+    """For each place in the pipeline its replicas' entries.
+
+        order: pipeline, P=3 D=2     0,3;1,4;2,5;   replica r is ranks 3r..3r+2: its places adjoin
+        order: data,     P=3 D=2     0,1;2,3;4,5;   place s is ranks 2s, 2s+1: its replicas adjoin
+
+    With tensor parallelism of degree T an entry k stands for ranks kT to kT+T-1.
+    """
+    if order == "pipeline":
+        return [[r * pipeline + s for r in range(data)] for s in range(pipeline)]
+    return [[s * data + r for r in range(data)] for s in range(pipeline)]
+
+
+def encode_stage_map(stages: List[List[int]]) -> str:
+    """[[0, 3], [1, 4]] as `0,3;1,4;`."""
+    return "".join(",".join(str(rank) for rank in ranks) + ";" for ranks in stages)
+
+
+def decode_stage_map(text: str) -> List[List[int]]:
+    """`0,3;1,4;` as [[0, 3], [1, 4]]."""
+    return [[int(rank) for rank in field.split(",")] for field in text.split(";") if field]

@@ -143,6 +143,9 @@ class Rank:
     rank: int
     node: str = ""
     stage: int | None = None
+    """The first of `stages`: with every schedule also the rank's position in its pipeline."""
+    stages: tuple[int, ...] = ()
+    """All that it holds: several with the schedules interleaved and zbv."""
     replica: int | None = None
     pid: int | None = None
     """On its node, outside containers."""

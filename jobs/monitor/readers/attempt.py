@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +11,10 @@ from typing import Any
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
-from varuna_core.records.plan import Plan, decode_stage_map
-from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.stage_map import RankPlace, count_stages_per_rank, locate_ranks
+from varuna_core.records.training import read_training
 from vjob.jobs.monitor.log_lines.sift import Classifier
 from vjob.jobs.monitor.model.snapshot import Line, Node, Phase, Progress, Rank
 from vjob.jobs.monitor.readers.aggregate_nodes import (
@@ -67,7 +70,7 @@ class AttemptReader:
         self._traces: dict[int, TraceEnd] = {}
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
         self._classifier = Classifier()
-        self._places = _find_places(plan) if plan is not None else {}
+        self._places = _locate_ranks(attempt, plan) if plan is not None else {}
         self._nodes: dict[str, Node] = {}
         self._ranks: dict[int, Rank] = {}
         self._parsed_exits: dict[int, RankExit] = {}
@@ -283,18 +286,22 @@ class AttemptReader:
         return "ready" if went_at is None else "running"
 
     def _build_rank(self, rank: int, index: int, name: str) -> Rank:
-        stage, replica = self._places.get(rank, (None, None))
+        place = self._places.get(rank)
+        stages = place.stages if place is not None else ()
         life = self._lives.get(str(index))
         process = life.processes.get(rank) if life is not None else None
         trace = self._traces.get(rank)
         last = trace.last if trace is not None else None
+        if trace is not None and trace.stages:
+            stages = trace.stages
         step_s, work_s = trace.medians() if trace is not None else (None, None)
         ended = last.end_at if last is not None else None
         return Rank(
             rank=rank,
             node=name,
-            stage=stage,
-            replica=replica,
+            stage=stages[0] if stages else None,
+            stages=stages,
+            replica=place.replica if place is not None else None,
             pid=process.pid if process else None,
             process_state=process.state if process else "",
             cpu_percent=process.cpu_percent if process else None,
@@ -333,14 +340,14 @@ class AttemptReader:
         return tuple(found)
 
 
-def _find_places(plan: Plan) -> dict[int, tuple[int, int]]:
-    """Stage and replica of each rank. An entry k of the map stands for ranks kT to kT+T-1."""
-    return {
-        entry * plan.tensor + shard: (stage, replica)
-        for stage, entries in enumerate(decode_stage_map(plan.stage_map))
-        for replica, entry in enumerate(entries)
-        for shard in range(plan.tensor)
-    }
+def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:
+    """As a built-in program's schedule has it; that of a user's own is only in its traces."""
+    for path in (attempt.training, RunFolder(attempt.path.parent).training):
+        with contextlib.suppress(ValueError):
+            own = read_training(path)
+            per_rank = count_stages_per_rank(own.schedule, own.partition, plan.pipeline)
+            return locate_ranks(plan.stage_map, plan.tensor, own.schedule, per_rank)
+    return locate_ranks(plan.stage_map, plan.tensor)
 
 
 def _list(folder: str) -> list[str]:

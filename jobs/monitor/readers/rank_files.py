@@ -44,6 +44,7 @@ class TraceEnd:
         self.tail = Tail(path, tail_bytes=FIRST_BYTES, head_bytes=HEAD_BYTES)
         self.steps: deque[Step] = deque(maxlen=NUM_STEPS)
         self.device = ""
+        self.stages: tuple[int, ...] = ()
         self._origin: int | None = None
 
     def look(self) -> bool:
@@ -77,6 +78,9 @@ class TraceEnd:
         origin = value.get("origin")
         self._origin = origin if isinstance(origin, int) else None
         self.device = str(value.get("device") or "")[:80]
+        stages = value.get("stages")
+        if isinstance(stages, list) and all(isinstance(stage, int) for stage in stages):
+            self.stages = tuple(stages)
 
     def _read_step(self, line: bytes) -> None:
         value = _parse(line)

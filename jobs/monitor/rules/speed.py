@@ -62,7 +62,8 @@ def straggler(snapshot: Snapshot) -> Verdict | None:
     more = ""
     if len(found) > 1:
         more = f"; so do ranks {say_names(str(item.rank) for item, _, _ in found[1:])}"
-    stage = f" of stage {rank.stage}" if rank.stage is not None else ""
+    held = " and ".join(map(str, rank.stages))
+    stage = f" of stage{'s' * (len(rank.stages) > 1)} {held}" if held else ""
     return Verdict(
         health=Health.SLOW,
         rule="straggler",

@@ -87,7 +87,7 @@ def _make_row(
         verdict.rank is not None and not verdict.node and verdict.rank in numbers
     )
     state, is_bad = _find_state(snapshot, node, ranks)
-    stages = join_numbers(tuple(rank.stage for rank in ranks if rank.stage is not None))
+    stages = join_numbers(stage for rank in ranks for stage in rank.stages)
     gpus = [gpu for gpu in node.gpus if gpu.index != "cpu"]
     row = NodeRow(
         node=node,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.jobs.confs import MORPH, MORPH_SPLIT, make_conf, make_plan
 from tests.varuna_core.programs.trainings import GPT
-from varuna_core.records.plan import GroupPlan, build_stages, encode_stage_map
+from varuna_core.records.plan import GroupPlan
+from varuna_core.records.stage_map import build_stages, encode_stage_map
 from vjob.jobs.elastic.growth import (
     DEFAULT_PAUSE_S,
     Pause,
@@ -272,8 +273,6 @@ def test_peers_hold_the_same_stages_on_the_same_device() -> None:
     assert list_peers(plan, {}) == [[0, 1], [2, 3]]
     assert list_peers(plan, {0: "A100", 1: "A10"}) == [[0], [1], [2, 3]]
     assert list_peers(replace(plan, tensor=2), {})[1] == [4, 5, 6, 7]
-    interleaved = replace(plan, stage_map="0,1;2,3;0,1;2,3;")
-    assert list_peers(interleaved, {}) == [[0, 1], [2, 3]]
 
 
 def test_groups_of_several_queues_are_asked_for_each_by_itself() -> None:

@@ -100,6 +100,7 @@ def make_ranks(nodes: Sequence[Node], *, step: int = 200, stages: int = 4) -> tu
             rank=rank,
             node=node.name,
             stage=rank * stages // world,
+            stages=(rank * stages // world,),
             replica=rank % max(world // stages, 1),
             pid=1000 + rank,
             process_state="R",

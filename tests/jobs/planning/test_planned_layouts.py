@@ -17,8 +17,9 @@ from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.search.partition import is_allowed
-from varuna_core.records.plan import decode_stage_map, read_plan
+from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
+from varuna_core.records.stage_map import decode_stage_map
 from varuna_core.records.training import read_training
 from vjob.jobs.planning.ask import Asked, ask_about
 from vjob.jobs.planning.conf_file import read_open_conf

@@ -16,8 +16,13 @@ from varuna_core.morph.layout import (
     build_attempt,
     choose_layout,
 )
-from varuna_core.records.plan import Plan, build_stages, decode_stage_map, encode_stage_map
-from varuna_core.records.stage_map import parse_stage_map
+from varuna_core.records.plan import Plan
+from varuna_core.records.stage_map import (
+    build_stages,
+    decode_stage_map,
+    encode_stage_map,
+    parse_stage_map,
+)
 
 
 def question(shares: int, pipeline: int = 4, layers: int = 12, micro: int = 8) -> Question:

@@ -9,14 +9,13 @@ import pytest
 
 from tests.varuna_core.agent.local_run import make_container, make_group, make_plan
 from varuna_core.records.plan import (
-    decode_stage_map,
-    encode_stage_map,
     parse_plan,
     parse_prediction,
     read_plan,
     render_plan,
     write_plan,
 )
+from varuna_core.records.stage_map import decode_stage_map, encode_stage_map
 
 MIXED = make_plan(
     make_group("big", 1, 4, gpus=4, gpu_type="a100", devices=(4, 5, 6, 7), memory_gb=0),

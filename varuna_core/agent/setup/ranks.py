@@ -15,7 +15,8 @@ from varuna_core.agent.processes.container_processes import MARKS
 from varuna_core.agent.setup.container import build_environment
 from varuna_core.agent.setup.entry import COMMAND, build_entry
 from varuna_core.records.memory_copies import HOME
-from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan, decode_stage_map
+from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
+from varuna_core.records.stage_map import locate_ranks
 
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -124,14 +125,6 @@ def split_devices(visible: str) -> list[str]:
     return found
 
 
-def find_place(stage_map: str, tensor: int, rank: int) -> tuple[int, int] | None:
-    """Stage and replica of a rank. An entry k of the map stands for ranks kT to kT+T-1."""
-    for stage, entries in enumerate(decode_stage_map(stage_map)):
-        if rank // tensor in entries:
-            return stage, entries.index(rank // tensor)
-    return None
-
-
 def _defaults(group: GroupPlan, base: Mapping[str, str], interface: str | None) -> dict[str, str]:
     threads = max(1, group.cpus // group.ranks) if group.cpus and group.ranks else 1
     found = {
@@ -167,9 +160,10 @@ def _place(plan: Plan, rank: int) -> dict[str, str]:
     }
     if plan.partition is not None:
         found["VJOB_PARTITION"] = plan.partition
-    place = find_place(plan.stage_map, plan.tensor, rank)
+    place = locate_ranks(plan.stage_map, plan.tensor).get(rank)
     if place is not None:
-        found["VJOB_STAGE"], found["VJOB_REPLICA"] = str(place[0]), str(place[1])
+        # The schedule is the program's: of several stages this names the first.
+        found["VJOB_STAGE"], found["VJOB_REPLICA"] = str(place.place), str(place.replica)
         found["VJOB_TENSOR_RANK"] = str(rank % plan.tensor)
     return found
 

@@ -56,6 +56,7 @@ def make_snapshot(num_nodes: int, *, gpus: int = 4, num_points: int = 120) -> Sn
                 rank=rank,
                 node=name,
                 stage=index * stages // num_nodes,
+                stages=(index * stages // num_nodes,),
                 replica=rank % gpus,
                 process_state="R",
                 step=1280,
