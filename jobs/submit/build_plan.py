@@ -1,7 +1,7 @@
 """Conf to plan: who runs what, pure. Time, user and interpreter come in as arguments.
 
 Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components.
-Which stage a rank holds is the stage map's business (`varuna_core.records.plan.build_stages`).
+Which stage a rank holds is the stage map's business (`varuna_core.records.stage_map.build_stages`).
 """
 
 from __future__ import annotations
