@@ -60,11 +60,9 @@ def status(
     if job is None:
         _print_table(show_all, as_json)
         return
-    from vjob.jobs.monitor.screen.terminal import can_show
+    from vjob.jobs.monitor.screen.start import can_show, show
 
     if not (once or as_json or every_s) and can_show(os.environ):
-        from vjob.jobs.monitor.screen.start import show
-
         sys.exit(show(job, Path.cwd(), interval_s))
     from vjob.jobs.monitor.readers.judged import JudgedReader
     from vjob.jobs.monitor.readers.open import open_reader

@@ -1,4 +1,4 @@
-"""The live screen: panes, keys, and the threads that read.
+"""Textual application of the live screen, and the threads that read for it.
 
 Reading happens beside it, so that a file server or a scheduler that hangs leaves a screen that
 answers and says how old it is.
@@ -9,18 +9,64 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from textual.app import App
 from textual.message import Message
 
 from vjob.jobs.monitor.model.verdict import EXIT_CODES, Health, Verdict
-from vjob.jobs.monitor.screen import paint
-from vjob.jobs.monitor.screen.live import LiveScreen
-from vjob.jobs.monitor.screen.marks import Marks, choose_marks
-from vjob.jobs.monitor.screen.messages import Done, Failed, Looked, Read, WorkWanted
-from vjob.jobs.monitor.screen.repeat import Repeat
-from vjob.jobs.monitor.screen.sources import Actions, Source
+from vjob.jobs.monitor.screen import theme
+from vjob.jobs.monitor.screen.live import (
+    Actions,
+    Done,
+    Failed,
+    LiveScreen,
+    Looked,
+    Read,
+    Source,
+    WorkWanted,
+)
+from vjob.jobs.monitor.screen.theme import Marks, choose_marks
 from vjob.jobs.monitor.screen.view import View
+
+MOST_SHARE = 0.5
+"""Of the time that looking may take: a look of a minute is followed by a pause of one."""
+
+
+class Repeat:
+    """Repeats work in a thread, which may hang without anybody waiting for it.
+
+    Between two calls it waits for the interval, or for as long as the work took.
+    """
+
+    def __init__(self, work: Callable[[], object], interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._work = work
+        self._wake = threading.Event()
+        self._over = False
+        # A daemon: Textual's own workers are waited for at exit, and a dead mount never answers.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Work at once, or again as soon as the work at hand is done."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """After the work at hand; does not wait for it."""
+        self._over = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._over:
+            begun = time.monotonic()
+            self._work()
+            took = time.monotonic() - begun
+            self._wake.wait(max(self.interval_s, took / MOST_SHARE - took))
+            self._wake.clear()
+
 
 INTERVAL_S = 2.0
 ENDED_S = 30.0
@@ -35,11 +81,11 @@ class StatusApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS = [("ctrl+c,ctrl+q", "quit", "quit"), ("ctrl+z", "suspend_process", "suspend")]  # noqa: RUF012 - Textual's own way
     CSS = f"""
-    Screen {{ background: {paint.BACKGROUND}; layout: vertical; overflow: hidden; }}
-    Pane {{ width: 100%; height: 1fr; background: {paint.BACKGROUND}; }}
-    #heading, #hint {{ background: {paint.PANEL}; }}
+    Screen {{ background: {theme.BACKGROUND}; layout: vertical; overflow: hidden; }}
+    Pane {{ width: 100%; height: 1fr; background: {theme.BACKGROUND}; }}
+    #heading, #hint {{ background: {theme.PANEL}; }}
     #hint {{ height: 1; }}
-    #prompt {{ height: 1; border: none; padding: 0; background: {paint.PANEL}; display: none; }}
+    #prompt {{ height: 1; border: none; padding: 0; background: {theme.PANEL}; display: none; }}
     """
 
     def __init__(

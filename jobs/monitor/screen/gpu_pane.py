@@ -5,10 +5,9 @@ from __future__ import annotations
 from rich.text import Text
 
 from vjob.jobs.monitor.model.snapshot import Gpu
-from vjob.jobs.monitor.screen import paint
-from vjob.jobs.monitor.screen.figures import show_age, show_memory
-from vjob.jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.pane import ScrollPane
+from vjob.jobs.monitor.screen.theme import Marks, format_age, format_memory
 from vjob.jobs.monitor.screen.view import NodeRow
 
 BAR_WIDTH = 10
@@ -48,40 +47,40 @@ class GpuPane(ScrollPane):
         row = self._row
         if row is None:
             return title
-        title.append(f" of {self.marks.plain(row.node.name)}", paint.PLAIN)
+        title.append(f" of {self.marks.plain(row.node.name)}", theme.PLAIN)
         names = {gpu.name for gpu in self.gpus if gpu.name}
         if len(names) == 1:
-            title.append(f"  {self.marks.plain(names.pop())}", paint.PLAIN)
+            title.append(f"  {self.marks.plain(names.pop())}", theme.PLAIN)
         if not self.gpus:
-            title.append("  no samples yet" if self._are_there else "  none asked for", paint.DIM)
+            title.append("  no samples yet" if self._are_there else "  none asked for", theme.DIM)
         elif row.node.gpus_at is not None and self._now - row.node.gpus_at > LATE_S:
-            title.append(f"  sampled {show_age(self._now - row.node.gpus_at)} ago", paint.WARM)
+            title.append(f"  sampled {format_age(self._now - row.node.gpus_at)} ago", theme.WARM)
         if row.node.cpu_percent is not None:
-            title.append(f"  processors {row.node.cpu_percent:.0f}%", paint.DIM)
+            title.append(f"  processors {row.node.cpu_percent:.0f}%", theme.DIM)
         if row.node.memory_used_mb is not None:
-            memory = show_memory(row.node.memory_used_mb, row.node.memory_total_mb)
-            title.append(f"  memory {memory}", paint.DIM)
-        title.append(self.say_part(), paint.DIM)
+            memory = format_memory(row.node.memory_used_mb, row.node.memory_total_mb)
+            title.append(f"  memory {memory}", theme.DIM)
+        title.append(self.format_part(), theme.DIM)
         return title
 
     def make_row(self, number: int) -> Text:
         gpu = self.gpus[number]
-        line = Text(f"  {self.marks.plain(gpu.index):>3} ", style=paint.PLAIN)
+        line = Text(f"  {self.marks.plain(gpu.index):>3} ", style=theme.PLAIN)
         if gpu.utilization is None:
-            line.append("no figure".ljust(BAR_WIDTH + 5), paint.DIM)
+            line.append("no figure".ljust(BAR_WIDTH + 5), theme.DIM)
         else:
-            style = paint.BAD if gpu.utilization < 5 else paint.GOOD
+            style = theme.BAD if gpu.utilization < 5 else theme.GOOD
             line.append(self.marks.bar(gpu.utilization, BAR_WIDTH), style)
             line.append(f" {gpu.utilization:3.0f}%")
-        line.append(f"  {show_memory(gpu.memory_used_mb, gpu.memory_total_mb):<14}")
-        line.append(self._say_heat(gpu))
+        line.append(f"  {format_memory(gpu.memory_used_mb, gpu.memory_total_mb):<14}")
+        line.append(self._format_heat(gpu))
         if gpu.history:
-            line.append("  " + self.marks.spark(gpu.history, HISTORY, top=100.0), paint.GOOD)
+            line.append("  " + self.marks.spark(gpu.history, HISTORY, top=100.0), theme.GOOD)
         for words in self._list_troubles(gpu):
-            line.append(f"  {words}", paint.BAD)
+            line.append(f"  {words}", theme.BAD)
         return line
 
-    def _say_heat(self, gpu: Gpu) -> str:
+    def _format_heat(self, gpu: Gpu) -> str:
         heat = "" if gpu.temperature is None else f"{gpu.temperature:.0f}{self.marks.degree}"
         power = "" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
         return f"{heat:>4} {power:>6}"

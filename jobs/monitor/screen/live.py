@@ -1,29 +1,160 @@
-"""The screen itself: head, node table, GPUs, log, hint, and what its keys do."""
+"""The live screen: head, node table, GPUs, log, hint, and the actions of its keys.
+
+`Source` and `Actions` are what it is fed with. They are called in threads, never in the screen's
+own, as they may wait for a file server; the threads answer with the messages below.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input
 
 from varuna_core.records import record as records
-from vjob.jobs.monitor.screen import paint
-from vjob.jobs.monitor.screen.arrange import HINT, PANES, Heights, arrange_panes, find_most_heading
-from vjob.jobs.monitor.screen.figures import show_duration
+from vjob.jobs.monitor.model.snapshot import Line, Snapshot
+from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.gpu_pane import GpuPane
 from vjob.jobs.monitor.screen.heading import render_heading
 from vjob.jobs.monitor.screen.log_pane import LogPane
-from vjob.jobs.monitor.screen.marks import Marks
-from vjob.jobs.monitor.screen.messages import Done, Failed, LinesWanted, Looked, Read, WorkWanted
 from vjob.jobs.monitor.screen.node_pane import NodePane
 from vjob.jobs.monitor.screen.pages import Question, TextPage, render_help, render_verdict
 from vjob.jobs.monitor.screen.pane import TextLines
-from vjob.jobs.monitor.screen.sources import Actions
+from vjob.jobs.monitor.screen.theme import Marks, format_coarse_duration
 from vjob.jobs.monitor.screen.view import View
+
+HINT = 1
+ONE_PANE = 9
+"""With fewer lines than this for the panes, only the active one is shown."""
+GPU_PANE = 20
+"""With fewer than this, GPUs only where their pane is the active one."""
+PANES = ("nodes", "gpus", "log")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heights:
+    """Lines of each pane; 0 hides it."""
+
+    nodes: int
+    gpus: int
+    log: int
+
+
+def find_most_heading(height: int) -> int:
+    """The most lines that the head may have."""
+    return max(2, min(12, height // 3))
+
+
+def arrange_panes(
+    lines: int, *, active: str, is_zoomed: bool, num_nodes: int, num_gpus: int
+) -> Heights:
+    """Share out the lines that head and hint leave."""
+    lines = max(0, lines)
+    if is_zoomed or lines < ONE_PANE:
+        return Heights(**{name: lines if name == active else 0 for name in PANES})
+    gpus = 1 + min(num_gpus, 8 if lines >= 32 else 4)
+    if lines < GPU_PANE:
+        gpus = min(gpus, 4) if active == "gpus" else 0
+    least = 2 + max(1, num_nodes)
+    nodes = min(least, max(4, (lines - gpus) // 2))
+    return Heights(nodes=nodes, gpus=gpus, log=lines - gpus - nodes)
+
+
+class Source(Protocol):
+    """Source of snapshots and verdicts."""
+
+    def read(self) -> tuple[Snapshot, Verdict]:
+        """Read the job once; an exception is shown, and the next read is tried all the same."""
+
+
+class Lines(Protocol):
+    """Source of new log lines."""
+
+    def read_new(self, node: str | None) -> list[Line]:
+        """Lines that `node`, or with None every node, wrote since the last call.
+
+        A call for another node than the one before begins with its last few hundred lines: what is
+        not looked at costs nothing. A `Line.kind` marks an error: the screen finds the next one.
+        """
+
+
+class Actions(Protocol):
+    """Actions of keys that reach beyond the screen."""
+
+    @property
+    def lines(self) -> Lines: ...
+
+    @property
+    def cancel_text(self) -> str:
+        """Description of `cancel`, for the question before it; empty where it cannot be done."""
+
+    def cancel(self) -> str:
+        """Cancel the job; returns a sentence."""
+
+    def report(self) -> str:
+        """Write the report; returns its path."""
+
+    def stacks(self) -> str:
+        """Stacks of every rank, as lines of text."""
+
+
+class Looked(Message):
+    """The job was read."""
+
+    def __init__(self, view: View, at: float) -> None:
+        super().__init__()
+        self.view = view
+        self.at = at
+        """By the monotonic clock."""
+
+
+class Failed(Message):
+    """The job could not be read."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__()
+        self.problem = problem
+
+
+class Read(Message):
+    """New lines of a node, or of all where it is None."""
+
+    def __init__(self, node: str | None, lines: list[Line], problem: str = "") -> None:
+        super().__init__()
+        self.node = node
+        self.lines = lines
+        self.problem = problem
+
+
+class Done(Message):
+    """The work of a key is done, or failed."""
+
+    def __init__(self, what: str, text: str, is_good: bool) -> None:
+        super().__init__()
+        self.what = what
+        self.text = text
+        self.is_good = is_good
+
+
+class LinesWanted(Message):
+    """The log pane shows another node: read its lines at once."""
+
+
+class WorkWanted(Message):
+    """A key asked for work that takes time; Done reports its end."""
+
+    def __init__(self, what: str, work: Callable[[], str]) -> None:
+        super().__init__()
+        self.what = what
+        self.work = work
+
 
 LATE_LOOKS = 3
 """Intervals without a look after which the screen says how old it is."""
@@ -100,7 +231,7 @@ class LiveScreen(Screen[None]):
         yield from (self.heading, self.nodes, self.gpus, self.log_pane, self.hint, self.prompt)
 
     def on_mount(self) -> None:
-        self.set_interval(self.interval_s, self.show_age)
+        self.set_interval(self.interval_s, self.poll_age)
         self.nodes.focus()
 
     def on_resize(self) -> None:
@@ -130,7 +261,7 @@ class LiveScreen(Screen[None]):
             self.say(f"{message.what}: {text}")
             return
         title = message.what if message.is_good else f"{message.what} did not work"
-        lines = [Text(self.marks.plain(line), style=paint.PLAIN) for line in text.split("\n")]
+        lines = [Text(self.marks.plain(line), style=theme.PLAIN) for line in text.split("\n")]
         self.say("")
         self.app.push_screen(TextPage(self.marks, title, lines))
 
@@ -148,7 +279,7 @@ class LiveScreen(Screen[None]):
             self.active = name
             self.place_panes()
 
-    def show_age(self) -> None:
+    def poll_age(self) -> None:
         """Says so where nothing new has come for long."""
         if self._notice != self._find_notice():
             self.place_panes()
@@ -158,7 +289,7 @@ class LiveScreen(Screen[None]):
         is_late = age_s > max(LEAST_LATE_S, LATE_LOOKS * self.interval_s)
         if not self._problem and not is_late:
             return ""
-        shown = f"all of this is {show_duration(age_s)} old: " if self._looked_at else ""
+        shown = f"all of this is {format_coarse_duration(age_s)} old: " if self._looked_at else ""
         return shown + (self._problem or "the files or the scheduler do not answer")
 
     def place_panes(self) -> None:
@@ -189,18 +320,18 @@ class LiveScreen(Screen[None]):
     def _render_head(self, width: int, most: int) -> list[Text]:
         if self.view is None:
             words = self._notice or "reading ..."
-            return [Text(self.marks.plain(words), style=paint.WARM if self._notice else paint.DIM)]
+            return [Text(self.marks.plain(words), style=theme.WARM if self._notice else theme.DIM)]
         view = self.view
         return render_heading(view.snapshot, view.verdict, self.marks, width, most, self._notice)
 
     def _render_hint(self, width: int) -> Text:
         if self.message:
-            return Text(self.marks.plain(self.message), style=paint.WARM)
-        line = Text(style=paint.PLAIN)
+            return Text(self.marks.plain(self.message), style=theme.WARM)
+        line = Text(style=theme.PLAIN)
         for key, does in HINTS:
             if len(line) + len(key) + len(does) + 3 > width:
                 break
-            line.append(f"{key} ", paint.KEY).append(f"{does}  ", paint.DIM)
+            line.append(f"{key} ", theme.KEY).append(f"{does}  ", theme.DIM)
         return line
 
     def _show_gpus(self) -> None:
@@ -212,7 +343,7 @@ class LiveScreen(Screen[None]):
     def _show_log(self) -> None:
         self.wanted_node = None if self._shows_all else self.nodes.chosen
         if self.wanted_node != self.log_pane.node:
-            self.log_pane.look_at(self.wanted_node)
+            self.log_pane.show_node(self.wanted_node)
             self.post_message(LinesWanted())
 
     def activate(self, name: str) -> None:
@@ -312,7 +443,7 @@ class LiveScreen(Screen[None]):
         self._start("report", "writing the report ...", self.actions.report)
 
     def action_cancel(self) -> None:
-        says = self.actions.cancel_says
+        says = self.actions.cancel_text
         if not says:
             self.say("there is no job to cancel: these are logs alone")
         elif self.view is not None and self.view.snapshot.record_state in OVER:

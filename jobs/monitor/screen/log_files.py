@@ -27,7 +27,7 @@ LIST_S = 30.0
 
 
 class LogFiles:
-    """Follows the files of what is looked at, and of nothing else."""
+    """Follows the files of the node or nodes that the log pane shows, and no others."""
 
     def __init__(
         self,

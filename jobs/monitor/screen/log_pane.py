@@ -1,17 +1,83 @@
-"""The log pane: a node's lines, or all nodes' merged, followed and searched."""
+"""Log pane: the lines of a node, or of all nodes merged, followed and searched."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Sequence
 
 from rich.style import Style
 from rich.text import Text
 
 from vjob.jobs.monitor.model.snapshot import Line
-from vjob.jobs.monitor.screen import paint
-from vjob.jobs.monitor.screen.log_buffer import LogBuffer, find_spans
-from vjob.jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.pane import ScrollPane
+from vjob.jobs.monitor.screen.theme import Marks
+
+MOST_LINES = 5000
+
+
+class LogBuffer:
+    """Lines by numbers that stay the same while old ones are dropped."""
+
+    def __init__(self, most_lines: int = MOST_LINES) -> None:
+        self.first = 0
+        """Number of the oldest line that is kept."""
+        self._lines: list[Line] = []
+        self._most_lines = most_lines
+
+    @property
+    def end(self) -> int:
+        """One past the newest line's number."""
+        return self.first + len(self._lines)
+
+    def __getitem__(self, number: int) -> Line:
+        if not self.first <= number < self.end:
+            raise IndexError(number)
+        return self._lines[number - self.first]
+
+    def add(self, lines: Sequence[Line]) -> None:
+        self._lines.extend(lines)
+        excess = len(self._lines) - self._most_lines
+        if excess > 0:
+            del self._lines[:excess]
+            self.first += excess
+
+    def find(self, text: str, start: int, direction: int) -> int | None:
+        """The next line from `start` on, that one included, with the text; around the end.
+
+        Capitals count only where the text has some.
+        """
+        wanted = text if text != text.lower() else None
+
+        def has(line: Line) -> bool:
+            return wanted in line.text if wanted else text in line.text.lower()
+
+        return self._find(has, start, direction)
+
+    def find_known(self, start: int, direction: int) -> int | None:
+        """The next line of a known kind from `start` on, around the end."""
+        return self._find(lambda line: bool(line.kind), start, direction)
+
+    def _find(self, fits: Callable[[Line], bool], start: int, direction: int) -> int | None:
+        num_lines = len(self._lines)
+        for distance in range(num_lines):
+            place = (start - self.first + direction * distance) % num_lines
+            if fits(self._lines[place]):
+                return self.first + place
+        return None
+
+
+def find_spans(line: str, text: str) -> list[tuple[int, int]]:
+    """Where the text stands in a line, by the same rule."""
+    if not text:
+        return []
+    where = line if text != text.lower() else line.lower()
+    spans, start = [], where.find(text)
+    while start >= 0:
+        spans.append((start, start + len(text)))
+        start = where.find(text, start + len(text))
+    return spans
+
 
 LONGEST = 2000
 """Characters of a line that are shown, however far one scrolls to the right."""
@@ -51,7 +117,7 @@ class LogPane(ScrollPane):
     def num_rows(self) -> int:
         return self.buffer.end - self.buffer.first
 
-    def look_at(self, node: str | None) -> None:
+    def show_node(self, node: str | None) -> None:
         """Show another node's lines, from their end."""
         if node != self.node:
             self.buffer = LogBuffer()
@@ -122,35 +188,35 @@ class LogPane(ScrollPane):
     def make_title(self, y: int) -> Text:
         title = self.begin_title("log")
         title.append(
-            f" of {self.marks.plain(self.node) if self.node else 'all nodes'}", paint.PLAIN
+            f" of {self.marks.plain(self.node) if self.node else 'all nodes'}", theme.PLAIN
         )
-        title.append("  following" if self.is_following else "  held", paint.DIM)
+        title.append("  following" if self.is_following else "  held", theme.DIM)
         if self.searched:
-            title.append(f"  /{self.marks.plain(self.searched)}", paint.WARM)
+            title.append(f"  /{self.marks.plain(self.searched)}", theme.WARM)
         if self.said:
-            title.append(f"  {self.marks.plain(self.said)}", paint.WARM)
+            title.append(f"  {self.marks.plain(self.said)}", theme.WARM)
         if self.side:
-            title.append(f"  from character {self.side + 1}", paint.DIM)
-        title.append(f" {self.say_part()}" if self.say_part() else "", paint.DIM)
+            title.append(f"  from character {self.side + 1}", theme.DIM)
+        title.append(f" {self.format_part()}" if self.format_part() else "", theme.DIM)
         if self.problem:
-            title.append(f"  {self.marks.plain(self.problem)}", paint.BAD)
+            title.append(f"  {self.marks.plain(self.problem)}", theme.BAD)
         return title
 
     def make_row(self, number: int) -> Text:
         number += self.buffer.first
         line = self.buffer[number]
         is_found = number == self.found
-        row = Text(style=paint.HERE if is_found else paint.PLAIN)
-        row.append(self.marks.here if is_found else "!" if line.kind else " ", paint.BAD)
+        row = Text(style=theme.HERE if is_found else theme.PLAIN)
+        row.append(self.marks.here if is_found else "!" if line.kind else " ", theme.BAD)
         speaker = self._name_speaker(line)
         if speaker:
             row.append(f"{speaker} ", _paint_speaker(line))
         text = self.marks.plain(line.text[:LONGEST])
-        shown = Text(text, style=paint.BAD if line.kind else "")
+        shown = Text(text, style=theme.BAD if line.kind else "")
         for start, end in find_spans(text, self.searched):
-            shown.stylize(paint.FOUND, start, end)
+            shown.stylize(theme.FOUND, start, end)
         if line.num_same > 1:
-            shown.append(f" x{line.num_same}", paint.DIM)
+            shown.append(f" x{line.num_same}", theme.DIM)
         return row.append_text(shown[self.side :] if self.side else shown)
 
     def _name_speaker(self, line: Line) -> str:
@@ -168,4 +234,4 @@ class LogPane(ScrollPane):
 def _paint_speaker(line: Line) -> Style:
     """The same colour for the same rank, or node, every time."""
     number = zlib.crc32(line.node.encode()) if line.rank is None else line.rank
-    return paint.speaker(number)
+    return theme.speaker(number)

@@ -10,11 +10,10 @@ from textual.screen import ModalScreen
 
 from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.model.verdict import Verdict
-from vjob.jobs.monitor.screen import paint
-from vjob.jobs.monitor.screen.figures import show_age
-from vjob.jobs.monitor.screen.heading import say_where
-from vjob.jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen import theme
+from vjob.jobs.monitor.screen.heading import format_place
 from vjob.jobs.monitor.screen.pane import ScrollPane
+from vjob.jobs.monitor.screen.theme import Marks, format_age
 
 KEYS = (
     ("q", "quit; the job goes on, the exit code is the verdict's"),
@@ -59,8 +58,8 @@ class TextPane(ScrollPane):
         return len(self._wrapped)
 
     def make_title(self, y: int) -> Text:
-        title = Text(self._title, style=paint.STRONG)
-        return title.append(f"  Esc: back{self.say_part()}", paint.DIM)
+        title = Text(self._title, style=theme.STRONG)
+        return title.append(f"  Esc: back{self.format_part()}", theme.DIM)
 
     def make_row(self, number: int) -> Text:
         return self._wrapped[number]
@@ -96,9 +95,9 @@ class Question(ModalScreen[bool]):
 
     def __init__(self, marks: Marks, title: str, text: str) -> None:
         super().__init__()
-        lines = [Text(), Text(marks.plain(text), style=paint.PLAIN), Text()]
-        answer = Text("y", style=paint.KEY).append(" does it, ", paint.PLAIN)
-        answer.append("n", paint.KEY).append(" or Esc leaves all as it is", paint.PLAIN)
+        lines = [Text(), Text(marks.plain(text), style=theme.PLAIN), Text()]
+        answer = Text("y", style=theme.KEY).append(" does it, ", theme.PLAIN)
+        answer.append("n", theme.KEY).append(" or Esc leaves all as it is", theme.PLAIN)
         self.pane = TextPane(marks, title, [*lines, answer])
 
     def compose(self) -> ComposeResult:
@@ -108,20 +107,20 @@ class Question(ModalScreen[bool]):
 def render_help() -> list[Text]:
     """The keys, one a line."""
     width = max(len(key) for key, _ in KEYS) + 2
-    return [Text(key.ljust(width), style=paint.KEY).append(does, paint.PLAIN) for key, does in KEYS]
+    return [Text(key.ljust(width), style=theme.KEY).append(does, theme.PLAIN) for key, does in KEYS]
 
 
 def render_verdict(snapshot: Snapshot, verdict: Verdict, marks: Marks) -> list[Text]:
     """All that the verdict rests on, and the settings that the run printed."""
     plain = marks.plain
-    lines = [Text(style=paint.PLAIN)]
-    lines[0].append(f" {plain(verdict.health.value)} ", paint.badge(verdict.health))
-    lines[0].append(f" {plain(verdict.reason)}", paint.STRONG)
+    lines = [Text(style=theme.PLAIN)]
+    lines[0].append(f" {plain(verdict.health.value)} ", theme.badge(verdict.health))
+    lines[0].append(f" {plain(verdict.reason)}", theme.STRONG)
     if verdict.advice:
-        lines.append(Text(f"{marks.advice} {plain(verdict.advice)}", style=paint.WARM))
-    lines.append(Text(f"rule: {plain(verdict.rule)}", style=paint.DIM))
+        lines.append(Text(f"{marks.advice} {plain(verdict.advice)}", style=theme.WARM))
+    lines.append(Text(f"rule: {plain(verdict.rule)}", style=theme.DIM))
     sections = (
-        ("lines that say so", [f"{say_where(x)} | {x.text}" for x in verdict.evidence]),
+        ("lines that say so", [f"{format_place(x)} | {x.text}" for x in verdict.evidence]),
         ("facts", verdict.facts),
         ("also", verdict.remarks),
         ("earlier attempts", [f"{item.number}: {item.reason}" for item in snapshot.earlier]),
@@ -136,9 +135,9 @@ def render_verdict(snapshot: Snapshot, verdict: Verdict, marks: Marks) -> list[T
     )
     for title, items in sections:
         if items:
-            lines += [Text(), Text(title, style=paint.TITLE)]
-            lines += [Text(f"  {plain(item)}", style=paint.PLAIN) for item in items]
+            lines += [Text(), Text(title, style=theme.TITLE)]
+            lines += [Text(f"  {plain(item)}", style=theme.PLAIN) for item in items]
     if snapshot.scheduler.problem:
-        age = show_age(snapshot.scheduler.age_s) or "an unknown time"
-        lines += [Text(), Text(plain(f"{snapshot.scheduler.problem} ({age})"), style=paint.WARM)]
+        age = format_age(snapshot.scheduler.age_s) or "an unknown time"
+        lines += [Text(), Text(plain(f"{snapshot.scheduler.problem} ({age})"), style=theme.WARM)]
     return lines

@@ -13,8 +13,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from vjob.jobs.monitor.screen import paint
-from vjob.jobs.monitor.screen.marks import Marks
+from vjob.jobs.monitor.screen import theme
+from vjob.jobs.monitor.screen.theme import Marks
 
 
 class Pane(Widget, can_focus=False):
@@ -45,7 +45,7 @@ class Pane(Widget, can_focus=False):
         line = self._shown.get(y)
         if line is None:
             line = self._shown[y] = self.make_line(y)
-        base = self.rich_style + paint.PLAIN
+        base = self.rich_style + theme.PLAIN
         if isinstance(line.style, Style):
             base += line.style
         strip = Strip(line.render(self.app.console, end=""))
@@ -100,7 +100,7 @@ class ScrollPane(Pane, can_focus=True):
         if y < self.num_top:
             return self.make_title(y)
         number = self.top + y - self.num_top
-        return self.make_row(number) if number < self.num_rows else Text(style=paint.PLAIN)
+        return self.make_row(number) if number < self.num_rows else Text(style=theme.PLAIN)
 
     def show(self) -> None:
         self.top = self.clip(self.top)
@@ -114,7 +114,7 @@ class ScrollPane(Pane, can_focus=True):
         self.top = self.clip(self.top + rows)
         self.show()
 
-    def say_part(self) -> str:
+    def format_part(self) -> str:
         """` 21-40 of 4,096`; empty where all is seen."""
         if self.num_rows <= self.page:
             return ""
@@ -150,5 +150,5 @@ class ScrollPane(Pane, can_focus=True):
 
     def begin_title(self, word: str) -> Text:
         """The pane's name; brighter where keys go, and underlined for monochrome."""
-        style = paint.ACTIVE if self.has_focus else paint.TITLE
-        return Text(style=paint.PLAIN).append(word, style)
+        style = theme.ACTIVE if self.has_focus else theme.TITLE
+        return Text(style=theme.PLAIN).append(word, style)

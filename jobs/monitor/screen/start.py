@@ -1,8 +1,14 @@
-"""Opens the screen on a job: reader and judge behind it, `vjob`'s own commands behind its keys."""
+"""Entry point of the live screen: connects it to the reader of a job and to `vjob`'s commands.
+
+Imports nothing of Textual until the screen is shown.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from varuna_core.records.runfolder import RunFolder
@@ -12,29 +18,43 @@ from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.model.verdict import Verdict
 from vjob.jobs.monitor.readers.judged import JudgedReader
 from vjob.jobs.monitor.readers.open import open_reader
-from vjob.jobs.monitor.screen.app import INTERVAL_S, run_screen
 from vjob.jobs.monitor.screen.log_files import LogFiles
 from vjob.jobs.process import build_own_command, run
+
+STREAMS = ("stdin", "stdout", "stderr")
+"""Keys come from the first; Textual draws on the last."""
+
+
+def can_show(environ: Mapping[str, str]) -> bool:
+    """True where all streams are a terminal that moves its cursor, and Textual is installed."""
+    if environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return False
+    streams = [getattr(sys, name) for name in STREAMS]
+    are_terminals = all(stream is not None and stream.isatty() for stream in streams)
+    return are_terminals and importlib.util.find_spec("textual") is not None
+
 
 CANCEL_S = 60
 REPORT_S, STACKS_S = 1800, 120
 
 
-def show(job: str, here: Path, interval_s: float = INTERVAL_S) -> int:
-    """The screen, until it is left; returns the exit code of the last verdict.
+def show(job: str, here: Path, interval_s: float) -> int:
+    """Show the screen until it is left; returns the exit code of the last verdict.
 
     InputError for what is no job.
     """
+    from vjob.jobs.monitor.screen.app import run_screen  # late: Textual takes long to import
+
     source = JudgedSource(JudgedReader(open_reader(job, here)))
     return run_screen(source, JobActions(source), interval_s=interval_s)
 
 
 class JudgedSource:
-    """Looks, and remembers the last one for the keys."""
+    """Reads snapshots and verdicts, and keeps the last snapshot for the keys."""
 
     def __init__(self, reader: JudgedReader) -> None:
         self.last: Snapshot | None = None
-        """Of the last look."""
+        """The last snapshot."""
         self._reader = reader
 
     def read(self) -> tuple[Snapshot, Verdict]:
@@ -42,7 +62,7 @@ class JudgedSource:
         return self.last, verdict
 
     def find_folder(self) -> Path | None:
-        """Where the files of nodes lie now."""
+        """The folder that holds the nodes' files now."""
         last = self.last
         if last is None:
             return None
@@ -54,7 +74,7 @@ class JudgedSource:
 
 
 class JobActions:
-    """What keys have done, by `vjob` itself in a process of its own.
+    """Runs the commands behind the keys, each as `vjob` in a process of its own.
 
     A report's computing would hold up the screen, and a cancel that has begun must go on when the
     screen is left.
@@ -65,7 +85,7 @@ class JobActions:
         self.lines = LogFiles(source.find_folder, classify_error)
 
     @property
-    def cancel_says(self) -> str:
+    def cancel_text(self) -> str:
         last = self._source.last
         if last is None or not last.record_state:
             return ""

@@ -1,4 +1,4 @@
-"""A snapshot as the screen needs it: one row a node, made in the thread that reads.
+"""Snapshot prepared for the screen: one row a node, made in the thread that reads.
 
 With thousands of nodes this is the work that grows; the screen's own thread then only sorts,
 filters and writes out the rows that are seen.

@@ -10,9 +10,9 @@ from textual.pilot import Pilot
 
 from tests.jobs.monitor.screen.played import PlayedActions
 from vjob.jobs.monitor.screen.app import StatusApp
-from vjob.jobs.monitor.screen.marks import UNICODE, Marks
+from vjob.jobs.monitor.screen.live import Actions, Source
 from vjob.jobs.monitor.screen.pane import Pane
-from vjob.jobs.monitor.screen.sources import Actions, Source
+from vjob.jobs.monitor.screen.theme import UNICODE, Marks
 
 DEADLINE_S = 60.0
 

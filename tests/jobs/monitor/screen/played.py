@@ -229,7 +229,7 @@ class PlayedActions:
     """Remembers what was asked for."""
 
     lines: PlayedLines = field(default_factory=PlayedLines)
-    cancel_says: str = "Ranks checkpoint first where they can; then jobs 4711+0 and 4711+1 end."
+    cancel_text: str = "Ranks checkpoint first where they can; then jobs 4711+0 and 4711+1 end."
     asked: list[str] = field(default_factory=list)
     stacks_text: str = "2 ranks: train.py:12\n1 rank: wait [recv]"
 

@@ -167,7 +167,7 @@ def test_cancel_says_what_it_does_and_only_y_does_it() -> None:
     [("ended", "ends it", "the job is over"), ("", "", "these are logs alone")],
 )
 def test_cancel_of_what_cannot_be_cancelled_says_so(state: str, says: str, wanted: str) -> None:
-    actions = PlayedActions(cancel_says=says)
+    actions = PlayedActions(cancel_text=says)
     snapshot = replace(make_snapshot(3), record_state=state)
 
     async def script(screen: Driven) -> None:

@@ -14,13 +14,21 @@ from tests.jobs.monitor.screen.played import EMPTY, HEALTHY, NOW, make_slow, mak
 from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.model.snapshot import Gpu, JobRow, Line, Phase, Progress, Rank, Scheduler
 from vjob.jobs.monitor.model.verdict import Health, Verdict
-from vjob.jobs.monitor.screen.arrange import PANES, arrange_panes, find_most_heading
-from vjob.jobs.monitor.screen.columns import COLUMNS, Column, place_columns, render_row, sort_rows
-from vjob.jobs.monitor.screen.figures import show_age, show_duration, show_loss, show_seconds
-from vjob.jobs.monitor.screen.heading import render_heading, say_jobs
-from vjob.jobs.monitor.screen.log_buffer import LogBuffer, find_spans
-from vjob.jobs.monitor.screen.marks import ASCII, UNICODE, Marks, choose_marks
+from vjob.jobs.monitor.screen.heading import format_jobs, render_heading
+from vjob.jobs.monitor.screen.live import PANES, arrange_panes, find_most_heading
+from vjob.jobs.monitor.screen.log_pane import LogBuffer, find_spans
+from vjob.jobs.monitor.screen.node_pane import COLUMNS, Column, place_columns, render_row, sort_rows
 from vjob.jobs.monitor.screen.pages import KEYS
+from vjob.jobs.monitor.screen.theme import (
+    ASCII,
+    UNICODE,
+    Marks,
+    choose_marks,
+    format_age,
+    format_coarse_duration,
+    format_loss,
+    format_seconds,
+)
 from vjob.jobs.monitor.screen.view import View
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
@@ -78,13 +86,13 @@ def test_text_is_harmless_on_one_line_and_fits(marks: Marks, text: str, width: i
 
 def test_figures_read_as_one_would_say_them() -> None:
     ages = {3: "now", 59: "50s", 60: "1m", 3599: "59m", 7200: "2h", 3 * 86400: "3d"}
-    assert {age: show_age(age) for age in ages} == ages
-    assert show_age(None) == show_age(math.nan) == ""
+    assert {age: format_age(age) for age in ages} == ages
+    assert format_age(None) == format_age(math.nan) == ""
     durations = {47: "45 s", 720: "12 min", 3900: "1 h 05 min", 270000: "3 d 3 h", -5: "0 s"}
-    assert {seconds: show_duration(seconds) for seconds in durations} == durations
+    assert {seconds: format_coarse_duration(seconds) for seconds in durations} == durations
     steps = {0.0421: "0.042", 2.3: "2.30", 14.25: "14.2", 130.4: "130"}
-    assert {seconds: show_seconds(seconds) for seconds in steps} == steps
-    assert (show_loss(3.86891234), show_loss(math.nan)) == ("3.8689", "nan")
+    assert {seconds: format_seconds(seconds) for seconds in steps} == steps
+    assert (format_loss(3.86891234), format_loss(math.nan)) == ("3.8689", "nan")
 
 
 @given(
@@ -215,12 +223,12 @@ def test_jobs_are_told_by_id_and_by_state_with_the_reason_of_a_pending_one() -> 
     running = JobRow(id="7+0", state="RUNNING")
     pending = JobRow(id="7+1", state="PENDING", reason="Resources", start="2026-11-21T20:00:00")
     odd = JobRow(id="8", state="UNKNOWN", word="STRANGE")
-    assert say_jobs(Scheduler(name="slurm", jobs=(odd,))) == "job 8 STRANGE"
-    assert say_jobs(Scheduler(name="slurm", jobs=(running, pending))) == (
+    assert format_jobs(Scheduler(name="slurm", jobs=(odd,))) == "job 8 STRANGE"
+    assert format_jobs(Scheduler(name="slurm", jobs=(running, pending))) == (
         "jobs 7+0 7+1 1 RUNNING, 1 PENDING (Resources, starts 2026-11-21T20:00:00)"
     )
     many = tuple(JobRow(id=str(number), state="RUNNING") for number in range(9))
-    assert say_jobs(Scheduler(name="slurm", jobs=many)) == "jobs 0 1 2 3 and 5 more RUNNING"
+    assert format_jobs(Scheduler(name="slurm", jobs=many)) == "jobs 0 1 2 3 and 5 more RUNNING"
 
 
 @given(width=st.integers(1, 160), most=st.integers(1, 12))

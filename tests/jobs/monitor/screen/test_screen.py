@@ -21,7 +21,7 @@ from tests.jobs.monitor.screen.played import (
 )
 from vjob.jobs.monitor.model.snapshot import Gpu, Line, Node, Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict
-from vjob.jobs.monitor.screen.marks import ASCII, UNICODE
+from vjob.jobs.monitor.screen.theme import ASCII, UNICODE
 
 HERE = UNICODE.here
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="nothing is known", rule="unknown")
@@ -160,7 +160,7 @@ def test_text_of_logs_is_never_markup_and_never_steers_the_terminal() -> None:
         node=evil, remarks=(evil,), phase=evil,
     )  # fmt: skip
     actions = PlayedActions(
-        lines=PlayedLines(by_node={evil: [line]}), stacks_text=evil + "\n" + evil, cancel_says=evil
+        lines=PlayedLines(by_node={evil: [line]}), stacks_text=evil + "\n" + evil, cancel_text=evil
     )
 
     async def script(screen: Driven) -> None:

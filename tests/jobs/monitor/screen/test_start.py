@@ -41,10 +41,10 @@ def test_a_key_runs_vjob_wherever_one_is_and_tells_its_error(
 
 
 def test_cancel_names_what_it_will_end_and_logs_alone_have_nothing_to_cancel() -> None:
-    says = make_actions(make_snapshot(2)).cancel_says
+    says = make_actions(make_snapshot(2)).cancel_text
     assert "4711+0 and 4711+1" in says and "60 s" in says
-    assert make_actions(EMPTY).cancel_says == ""
-    assert make_actions(None).cancel_says == ""
+    assert make_actions(EMPTY).cancel_text == ""
+    assert make_actions(None).cancel_text == ""
 
 
 def test_before_the_first_look_nothing_can_be_done_and_no_line_is_there() -> None:

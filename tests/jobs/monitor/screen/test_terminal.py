@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vjob.jobs.monitor.screen.terminal import STREAMS, can_show
+from vjob.jobs.monitor.screen.start import STREAMS, can_show
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,7 @@
-"""Bars, sparklines and signs, in Unicode or, where the terminal may not have it, in ASCII."""
+"""Look of the screen: colours, signs and bars in Unicode or ASCII, and number formats.
+
+No colour says anything that a word or sign beside it does not say. Numbers are coarse enough that
+what has not changed reads the same and is not redrawn."""
 
 from __future__ import annotations
 
@@ -7,7 +10,50 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.style import Style
+
 from varuna_core.records.logs.tail import clean
+from vjob.jobs.monitor.model.verdict import Health
+
+BACKGROUND = "#10141a"
+PANEL = "#1b222c"
+PLAIN = Style(color="#d5dbe3", bold=False)
+DIM = Style(color="#8b97a6", bold=False)
+STRONG = Style(color="#ffffff", bold=True)
+TITLE = Style(color="#9fb4cc", bold=True)
+ACTIVE = Style(color="#ffffff", bold=True, underline=True)
+HERE = Style(color="#ffffff", bgcolor="#2c3f57")
+GOOD = Style(color="#6fce8b", bold=False)
+BAD = Style(color="#ff8f85", bold=False)
+WARM = Style(color="#f2c262", bold=False)
+FOUND = Style(color="#10141a", bgcolor="#f2c262", bold=True)
+KEY = Style(color="#8cc8ff", bold=True)
+HEALTH = {
+    Health.HEALTHY: "#6fce8b",
+    Health.DONE: "#6fce8b",
+    Health.PENDING: "#8cc8ff",
+    Health.STARTING: "#8cc8ff",
+    Health.CHECKPOINTING: "#8cc8ff",
+    Health.MORPHING: "#8cc8ff",
+    Health.REQUEUED: "#f2c262",
+    Health.SLOW: "#f2c262",
+    Health.STALLED: "#ff8f85",
+    Health.FAILING: "#ff8f85",
+    Health.DEAD: "#ff8f85",
+    Health.UNKNOWN: "#c3b1f5",
+}
+SPEAKERS = ("#8cc8ff", "#6fce8b", "#c3b1f5", "#f2c262", "#79d6d1", "#f0a6ca", "#b9d36c", "#e8a87c")
+"""Of ranks, or of nodes, in the merged log."""
+
+
+def badge(health: Health) -> Style:
+    """Background of the word of a verdict."""
+    return Style(color="#10141a", bgcolor=HEALTH[health], bold=True)
+
+
+def speaker(number: int) -> Style:
+    return Style(color=SPEAKERS[number % len(SPEAKERS)])
+
 
 COERCED = "C.UTF-8"
 """What Python itself puts into LC_CTYPE where the locale is C (PEP 538)."""
@@ -34,7 +80,7 @@ class Marks:
     """In place of what does not fit."""
 
     def plain(self, text: str) -> str:
-        """Text of a log as this terminal shows it: nothing that could steer it, on one line."""
+        """Text on one line, without control characters, in ASCII where the terminal needs it."""
         text = clean(text.expandtabs(4).replace("\n", " "))
         return text if self.is_unicode else text.encode("ascii", "replace").decode()
 
@@ -125,3 +171,58 @@ def choose_marks(environ: Mapping[str, str]) -> Marks:
         ctype = ""
     locale = environ.get("LC_ALL") or ctype or lang
     return UNICODE if "utf8" in locale.lower().replace("-", "") else ASCII
+
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def format_age(seconds: float | None) -> str:
+    """`now`, `20s`, `3m`, `5h`, `2d`; coarse, and empty where nothing is known."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    if seconds < 10:
+        return "now"
+    if seconds < MINUTE:
+        return f"{int(seconds // 10) * 10}s"
+    for length, unit, limit in ((MINUTE, "m", HOUR), (HOUR, "h", 2 * DAY)):
+        if seconds < limit:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds // DAY)}d"
+
+
+def format_coarse_duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `1 h 05 min`, `3 d 4 h`: rounded down and padded, so that it holds still.
+
+    Sentences use `varuna_core.records.durations.format_duration`.
+    """
+    if not math.isfinite(seconds):
+        return "?"
+    seconds = max(0, int(seconds))
+    if seconds < MINUTE:
+        return f"{seconds // 5 * 5} s"
+    if seconds < HOUR:
+        return f"{seconds // MINUTE} min"
+    if seconds < 2 * DAY:
+        return f"{seconds // HOUR} h {seconds % HOUR // MINUTE:02d} min"
+    return f"{seconds // DAY} d {seconds % DAY // HOUR} h"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Duration of a step: `0.042`, `2.31`, `14.2`, `130`."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    digits = next((n for n, limit in ((3, 1), (2, 10), (1, 100)) if seconds < limit), 0)
+    return f"{seconds:.{digits}f}"
+
+
+def format_loss(loss: float) -> str:
+    """Five figures at most; nan and inf as such."""
+    return f"{loss:.5g}" if math.isfinite(loss) else str(loss)
+
+
+def format_memory(used_mb: float | None, total_mb: float | None) -> str:
+    """`18.2/22.5 GB`."""
+    if used_mb is None:
+        return ""
+    used = f"{used_mb / 1024:.1f}"
+    return f"{used}/{total_mb / 1024:.1f} GB" if total_mb else f"{used} GB"
