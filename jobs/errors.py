@@ -22,6 +22,10 @@ class UncertainError(VjobError):
     """A scheduler's answer did not come, or made no sense: what was asked may have happened."""
 
 
+KeyProblem = tuple[str, object, str]
+"""Dotted key, its value, and what is wrong with it: a Problem whose place is not yet known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One thing wrong with a conf."""

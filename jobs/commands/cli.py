@@ -248,7 +248,7 @@ def init(shell_conf: Path | None) -> None:
 
         click.echo(render_init(), nl=False)
         return
-    from vjob.jobs.conf.shell_import.translate import translate_shell_conf
+    from vjob.jobs.conf.loading.shell_import import translate_shell_conf
 
     text, notes = translate_shell_conf(shell_conf.read_text(encoding="utf-8", errors="replace"))
     click.echo(text, nl=False)

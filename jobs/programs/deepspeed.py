@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vjob.jobs.conf.layout import require_number
-from vjob.jobs.conf.paths import Finding
 from vjob.jobs.conf.schema import JobConf, NodeGroup
-from vjob.jobs.errors import InputError
+from vjob.jobs.errors import InputError, KeyProblem
 
 CONFIG_FILE = "ds_config.json"
 CONFIG_WORD = "{ds_config}"
@@ -104,7 +103,7 @@ def spell_include(nodes: Sequence[NodeGroup], hosts: Sequence[str]) -> str:
     return "@".join(parts)
 
 
-def find_problems(conf: JobConf) -> Iterator[Finding]:
+def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """What DeepSpeed cannot do, from the conf alone."""
     parallel = conf.parallel
     if parallel.zero > 1 and require_number(parallel.pipeline) > 1:

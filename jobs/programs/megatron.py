@@ -1,23 +1,75 @@
-"""A conf as the arguments of Megatron-LM's pretrain_gpt.py.
+"""Megatron-LM from a conf: the arguments of its pretrain_gpt.py, and which release a folder holds.
 
-What `program.args` names is left to it, and ours is dropped. What the conf asks for and a checkout
-cannot do is refused (`find_problems`), never left out silently.
+An option that `program.args` names replaces ours. What the conf asks for and a checkout cannot do
+is refused (`find_problems`), never left out silently. Options changed names and meaning three
+times; the checkout's own files tell which it has, and none of it is imported:
+
+    v1     1.x, and DeepSpeedExamples' copies: --model-parallel-size, --batch-size, --warmup
+    v2     2.0 to 3.0 and the releases named by month: today's names, --data-impl
+    core   since Megatron Core (megatron/training): today's; uneven stages from 0.13 on
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from varuna_core.records.partition import exclude_ends, parse_counts
 from vjob.jobs.conf.layout import require_number
-from vjob.jobs.conf.megatron_checkout import Checkout
-from vjob.jobs.conf.paths import Finding, split_blend
+from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.errors import KeyProblem
+
+_FLAG = re.compile(r"""["'](--[A-Za-z][A-Za-z0-9_-]*)["']""")
+LAYOUT_FILE = "megatron/core/transformer/pipeline_parallel_layer_layout.py"
+SCRIPTS = ("pretrain_gpt.py", "pretrain_gpt2.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkout:
+    """What of a Megatron-LM decides how it is called; the defaults are today's."""
+
+    script: str = "pretrain_gpt.py"
+    """File to run, relative to the folder or absolute."""
+    generation: Literal["v1", "v2", "core"] = "core"
+    partition: Literal["layout", "balance"] | None = "layout"
+    """How it is told layers per stage: its own layout, the `--balance` of some forks, or not."""
+    flags: frozenset[str] = frozenset()
+    """Every option of v1 and v2; empty where not known (core makes many of them from types)."""
+
+
+def find_checkout(path: str) -> Checkout:
+    """The checkout at a folder or around a script; today's where it cannot be read from here."""
+    given = Path(path)
+    is_script = given.suffix == ".py"
+    roots = (given.parent, given.parent.parent) if is_script else (given,)
+    root = next((root for root in roots if (root / "megatron").is_dir()), None)
+    if root is None:
+        return Checkout(script=path if is_script else str(given / SCRIPTS[0]))
+    found = next((name for name in SCRIPTS if (root / name).is_file()), SCRIPTS[0])
+    script = path if is_script else str(root / found)
+    if (root / "megatron/training/arguments.py").is_file():
+        has_layout = (root / LAYOUT_FILE).is_file()
+        return Checkout(script=script, partition="layout" if has_layout else None)
+    try:
+        text = (root / "megatron/arguments.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return Checkout(script=script)
+    flags = frozenset(_FLAG.findall(text))
+    return Checkout(
+        script=script,
+        generation="v2" if "--tensor-model-parallel-size" in flags else "v1",
+        partition="balance" if "--balance" in flags else None,
+        flags=flags,
+    )
+
 
 Options = Iterator[tuple[str, ...]]
 """Each a flag with its values."""
-
 # Naming one of these in program.args replaces whatever we say of the same matter.
 RIVALS: tuple[frozenset[str], ...] = tuple(
     frozenset(f"--{name}" for name in names.split())
@@ -220,7 +272,7 @@ def _build_profile(conf: JobConf, checkout: Checkout, world: int) -> Options:
         yield ("--profile-ranks", *map(str, ranks))
 
 
-def find_problems(conf: JobConf) -> Iterator[Finding]:
+def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """What no Megatron-LM can do, from the conf alone."""
     parallel, named = conf.parallel, name_flags(conf.program.args)
     if conf.model is None:
@@ -247,7 +299,7 @@ def find_problems(conf: JobConf) -> Iterator[Finding]:
         yield "parallel.schedule", parallel.schedule, message
 
 
-def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[Finding]:
+def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[KeyProblem]:
     """What this checkout cannot do, although others can; the conf has no other problems."""
     parallel, parts, model = conf.parallel, split_layers(conf), conf.model
     assert model is not None, "find_problems refuses a conf without one"

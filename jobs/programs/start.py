@@ -14,11 +14,10 @@ from varuna_core.records.plan import keep_word
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
 from vjob.jobs.conf.layout import get_replicas, get_world
-from vjob.jobs.conf.megatron_checkout import Checkout, find_checkout
-from vjob.jobs.conf.paths import Finding
 from vjob.jobs.conf.schema import JobConf, NodeGroup
-from vjob.jobs.errors import InputError
+from vjob.jobs.errors import InputError, KeyProblem
 from vjob.jobs.programs import deepspeed, megatron
+from vjob.jobs.programs.megatron import Checkout, find_checkout
 from vjob.jobs.programs.training import build_training
 
 
@@ -122,7 +121,7 @@ def build_group_env(conf: JobConf, group: NodeGroup) -> dict[str, str]:
     return deepspeed.build_group_env(group) if conf.program.kind == "deepspeed" else {}
 
 
-def find_problems(conf: JobConf) -> Iterator[Finding]:
+def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """What the program cannot do of what the conf says."""
     if conf.program.kind == "megatron":
         yield from megatron.find_problems(conf)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vjob.jobs.conf.paths import Finding
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.errors import KeyProblem
 
 # Smallest and largest allowed value; a bound given as a string is excluded itself.
 BOUNDS: Mapping[str, tuple[float | str | None, float | str | None]] = {
@@ -57,7 +57,7 @@ def get_value(conf: object, key: str) -> object:
     return value
 
 
-def check_numbers(conf: JobConf) -> Iterator[Finding]:
+def check_numbers(conf: JobConf) -> Iterator[KeyProblem]:
     for key, (low, high) in BOUNDS.items():
         value = get_value(conf, key)
         if not isinstance(value, int | float):

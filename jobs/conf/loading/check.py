@@ -1,25 +1,27 @@
-"""One key of a conf against another: sizes, layout, names, and files that must be there.
+"""Checks of a whole conf: keys against each other, names, and files that must exist.
 
-Each check yields (key, value, what is wrong); the places come from the reader. What only a node can
+Each check yields a KeyProblem; `locate` adds the places that the reader found. What only a node can
 know, such as whether a mount exists there, is left to the agent's preflight.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from vjob.containers.registry import RUNTIMES
 from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.loading.bounds import check_numbers, get_value
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
 from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
-from vjob.jobs.conf.loading.check_version import check_version
-from vjob.jobs.conf.paths import Finding, find_missing_paths, split_blend
+from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import JobConf
-from vjob.jobs.errors import Problem
+from vjob.jobs.conf.schema import BUILT_IN, Container, JobConf
+from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
+from vjob.jobs.programs.megatron import SCRIPTS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -48,30 +50,30 @@ def check_conf(
 
     `environ` is that of the submitting shell; without one, `pass_env` is not looked for.
     """
-    findings = [*check_numbers(conf), *check_groups(conf)]
-    if not findings:  # a layout of impossible numbers would only repeat what is wrong with them
-        findings += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
+    problems = [*check_numbers(conf), *check_groups(conf)]
+    if not problems:  # a layout of impossible numbers would only repeat what is wrong with them
+        problems += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
     closed = close_layout(conf)
-    findings += [
+    problems += [
         *check_names(conf),
         *check_program(closed),
         *check_train(conf),
         *check_cluster(conf),
     ]
-    findings += [*check_container(conf), *check_morph(conf), *check_others(conf)]
-    findings += check_version(conf)
+    problems += [*check_container(conf), *check_morph(conf), *check_others(conf)]
+    problems += check_supported(conf)
     if environ is not None:
-        findings += find_unset(conf, environ)
+        problems += find_unset(conf, environ)
     if require_paths:
-        findings += find_missing_paths(conf, base)
-    return locate(findings, lines)
+        problems += find_missing_paths(conf, base)
+    return locate(problems, lines)
 
 
-def locate(findings: Iterable[Finding], lines: Mapping[str, str]) -> list[Problem]:
-    """Findings with their places."""
+def locate(problems: Iterable[KeyProblem], lines: Mapping[str, str]) -> list[Problem]:
+    """Problems of keys with their places in the file."""
     return [
         Problem(where=find_line(lines, key), key=key, value=show(key, value), message=message)
-        for key, value, message in findings
+        for key, value, message in problems
     ]
 
 
@@ -87,7 +89,7 @@ def list_own_env() -> tuple[str, ...]:
     return tuple(_OWN_ENV)
 
 
-def check_names(conf: JobConf) -> Iterator[Finding]:
+def check_names(conf: JobConf) -> Iterator[KeyProblem]:
     if not _NAME.fullmatch(conf.name):
         allowed = "letters, digits, -, _ and ., from a letter or digit on, 64 at most"
         yield "name", conf.name, f"names a folder: {allowed}"
@@ -103,7 +105,7 @@ def check_names(conf: JobConf) -> Iterator[Finding]:
         yield from _check_env_name(f"pass_env[{index}]", name, name)
 
 
-def _check_env_name(key: str, name: str, value: str) -> Iterator[Finding]:
+def _check_env_name(key: str, name: str, value: str) -> Iterator[KeyProblem]:
     if not _ENV_NAME.fullmatch(name):
         yield key, value, "a variable's name has letters, digits and _, and no digit first"
     elif name in _OWN_ENV:
@@ -112,14 +114,14 @@ def _check_env_name(key: str, name: str, value: str) -> Iterator[Finding]:
         yield key, value, "names that begin with VJOB_ are vjob's own"
 
 
-def find_unset(conf: JobConf, environ: Mapping[str, str]) -> Iterator[Finding]:
+def find_unset(conf: JobConf, environ: Mapping[str, str]) -> Iterator[KeyProblem]:
     """Variables of `pass_env` that the submitting shell does not have."""
     for index, name in enumerate(conf.pass_env):
         if name not in environ and _ENV_NAME.fullmatch(name):
             yield f"pass_env[{index}]", name, "is not set in this shell; set it, or take it out"
 
 
-def check_program(conf: JobConf) -> Iterator[Finding]:
+def check_program(conf: JobConf) -> Iterator[KeyProblem]:
     kind = conf.program.kind
     if conf.program.path == "":
         yield f"program.{kind}", "", "must name a file or folder"
@@ -151,7 +153,7 @@ def check_program(conf: JobConf) -> Iterator[Finding]:
         yield "parallel.zero", 3, message
 
 
-def check_train(conf: JobConf) -> Iterator[Finding]:
+def check_train(conf: JobConf) -> Iterator[KeyProblem]:
     train, data = conf.train, conf.data
     if train.schedule.min_lr > train.optimizer.lr:
         message = f"must be at most train.optimizer.lr, {train.optimizer.lr}"
@@ -195,7 +197,7 @@ def _sum_split(split: str) -> float:
         return 0
 
 
-def check_container(conf: JobConf) -> Iterator[Finding]:
+def check_container(conf: JobConf) -> Iterator[KeyProblem]:
     container = conf.container
     if container.image == "":
         yield "container.image", "", "must name an image; null runs without one"
@@ -216,7 +218,7 @@ def check_container(conf: JobConf) -> Iterator[Finding]:
         yield "container.workdir", container.workdir, message
 
 
-def check_morph(conf: JobConf) -> Iterator[Finding]:
+def check_morph(conf: JobConf) -> Iterator[KeyProblem]:
     morph, nodes = conf.morph, sum(group.count for group in conf.cluster.nodes)
     low, high = morph.min_nodes, morph.max_nodes
     if low is not None and high is not None and low > high:
@@ -236,7 +238,7 @@ def check_morph(conf: JobConf) -> Iterator[Finding]:
         yield "morph.leave_slow", True, message
 
 
-def check_others(conf: JobConf) -> Iterator[Finding]:
+def check_others(conf: JobConf) -> Iterator[KeyProblem]:
     for name, price in conf.prices.items():
         if price < 0:
             yield f"prices.{name}", price, "must be at least 0"
@@ -249,3 +251,103 @@ def check_others(conf: JobConf) -> Iterator[Finding]:
         path = get_value(conf, key)
         if isinstance(path, str) and not path.isprintable():
             yield key, path, "a path must not contain line breaks or control characters"
+
+
+def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]:
+    """Files that the job would miss, without those that may lie in the image or on the nodes."""
+    program = conf.program
+    if program.path is not None and not _may_be_elsewhere(program.path, conf.container, base):
+        key = f"program.{program.kind}"
+        if program.kind == "megatron":
+            is_script = program.path.endswith(".py")
+            if not (os.path.isfile if is_script else os.path.isdir)(program.path):
+                message = "is not there; it is the Megatron-LM checkout, or a script in it"
+                yield key, program.path, _explain(message, program.path)
+            elif not is_script and not any(Path(program.path, name).is_file() for name in SCRIPTS):
+                message = f"has no {SCRIPTS[0]}; name a Megatron-LM checkout, or the script in it"
+                yield key, program.path, message
+        elif not Path(program.path).is_file():
+            yield key, program.path, _explain("is not a file", program.path)
+    config = program.config
+    if (
+        config is not None
+        and not Path(config).is_file()
+        and not _may_be_elsewhere(config, conf.container, base)
+    ):
+        yield "program.config", config, _explain("is not a file", config)
+    yield from _find_missing_data(conf, base)
+    image = conf.container.image
+    if image and image.startswith("/") and not os.path.exists(image):
+        message = "not found; an image of a registry is written docker://name:tag"
+        yield "container.image", image, _explain(message, image)
+    for index, mount in enumerate(conf.container.mounts):
+        source = mount.partition(":")[0]
+        # Elsewhere it may be a disk of the nodes; their preflight looks for it.
+        if base is not None and _is_under(source, base) and not os.path.exists(source):
+            yield f"container.mounts[{index}]", mount, _explain(f"{source} not found", source)
+
+
+def _find_missing_data(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]:
+    data = conf.data
+    if data is None or data.synthetic:
+        return
+    for _, prefix in split_blend(data.prefix) if data.prefix else []:
+        missing = [end for end in (".bin", ".idx") if not os.path.isfile(prefix + end)]
+        if missing and not _may_be_elsewhere(prefix, conf.container, base):
+            message = f"{' and '.join(prefix + end for end in missing)} not found"
+            if prefix.endswith((".bin", ".idx")):
+                message = "is written without .bin or .idx"
+            yield "data.prefix", prefix, _explain(message, prefix)
+    vocab = data.vocab
+    if vocab and not Path(vocab).is_file() and not _may_be_elsewhere(vocab, conf.container, base):
+        yield "data.vocab", vocab, _explain("is not a file", vocab)
+
+
+def _explain(message: str, path: str = "") -> str:
+    return message + ("; variables are not expanded in paths" if "$" in path else "")
+
+
+def _is_under(path: str, base: Path) -> bool:
+    return Path(path).is_relative_to(base)
+
+
+def _may_be_elsewhere(path: str, container: Container, base: Path | None) -> bool:
+    """With an image, a path outside the conf's folder may be one inside the image."""
+    return container.image is not None and (base is None or not _is_under(path, base))
+
+
+def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
+    """What a conf may say and this version of vjob does not do yet; the documents say the same."""
+    runtime = conf.container.runtime
+    if conf.program.kind in BUILT_IN:
+        yield from _check_built_in_supported(conf)
+    if conf.cluster.machine_list is not None and not conf.morph.enabled:
+        message = (
+            "is in this version of vjob for runs that may morph (morph.enabled) alone; "
+            "`python -m varuna_core.launch` starts a script on a list of machines"
+        )
+        yield "cluster.machine_list", conf.cluster.machine_list, message
+    if conf.morph.enabled:
+        yield from _check_morph_supported(conf)
+    if conf.container.image is not None and runtime not in ("auto", "none", *RUNTIMES):
+        message = f"is not in this version of vjob; it has {', '.join(RUNTIMES)} and none"
+        yield "container.runtime", runtime, message
+
+
+def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
+    """Combinations that the built-in programs lack; other programs may have them."""
+    parallel = conf.parallel
+    if parallel.tensor > 1 and parallel.zero == 3:
+        message = "slices of shared layers are not in this version of vjob; use 1 or 2 with tensor"
+        yield "parallel.zero", parallel.zero, message
+
+
+def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
+    """Morphing needs a program that takes a new layout, and checkpoints to go on from."""
+    key = "morph.enabled"
+    if conf.program.kind not in BUILT_IN:
+        yield key, True, f"is in this version of vjob for {' and '.join(BUILT_IN)} alone"
+    elif conf.train.checkpoint.folder is None:
+        yield key, True, "needs train.checkpoint.folder: a run that loses a node goes on from there"
+    if conf.container.runtime == "pyxis":
+        yield key, True, "is not in this version of vjob with pyxis, which srun starts only once"

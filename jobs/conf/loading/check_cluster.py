@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from vjob.jobs.conf.paths import Finding
 from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup
+from vjob.jobs.errors import KeyProblem
 
 # Linux hands these out to outgoing connections (net.ipv4.ip_local_port_range).
 EPHEMERAL = (32768, 60999)
@@ -72,7 +72,7 @@ OWN_SBATCH: Mapping[str, str] = {
 }
 
 
-def check_groups(conf: JobConf) -> Iterator[Finding]:
+def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
     """Each group by itself; what passes has a trustworthy num_ranks."""
     if not conf.cluster.nodes:
         yield "cluster.nodes", (), "must have at least one group, such as {group: master}"
@@ -102,7 +102,7 @@ def check_groups(conf: JobConf) -> Iterator[Finding]:
             yield f"{key}.queue", group.queue, "must be a Slurm partition; no spaces"
 
 
-def _check_gpus(group: NodeGroup, key: str) -> Iterator[Finding]:
+def _check_gpus(group: NodeGroup, key: str) -> Iterator[KeyProblem]:
     gpus, devices = group.gpus, group.devices
     if isinstance(gpus, str) and not _GPUS.fullmatch(gpus):
         yield f"{key}.gpus", gpus, "must be a type and a number such as a100:4, a number, or null"
@@ -126,7 +126,7 @@ def _check_gpus(group: NodeGroup, key: str) -> Iterator[Finding]:
         yield f"{key}.ranks", group.ranks, message
 
 
-def check_cluster(conf: JobConf) -> Iterator[Finding]:
+def check_cluster(conf: JobConf) -> Iterator[KeyProblem]:
     cluster = conf.cluster
     if cluster.hetero != "auto" and len(cluster.nodes) == 1:
         message = "is for several groups in cluster.nodes, and there is one; leave it at auto"
@@ -155,7 +155,7 @@ def check_cluster(conf: JobConf) -> Iterator[Finding]:
         yield from _check_sbatch(f"cluster.nodes[{index}].sbatch", group.sbatch)
 
 
-def _check_machines(cluster: Cluster) -> Iterator[Finding]:
+def _check_machines(cluster: Cluster) -> Iterator[KeyProblem]:
     """Of a run on a list of machines."""
     listed = cluster.machine_list
     if cluster.scheduler == "machines" and listed is None:
@@ -173,7 +173,7 @@ def _check_machines(cluster: Cluster) -> Iterator[Finding]:
         yield "cluster.machine_list", listed, message
 
 
-def _check_port(port: int | str) -> Iterator[Finding]:
+def _check_port(port: int | str) -> Iterator[KeyProblem]:
     if not isinstance(port, int):
         return
     low, high = EPHEMERAL
@@ -187,7 +187,7 @@ def _check_port(port: int | str) -> Iterator[Finding]:
         yield "cluster.port", port, message
 
 
-def _check_sbatch(parent: str, options: Mapping[str, object]) -> Iterator[Finding]:
+def _check_sbatch(parent: str, options: Mapping[str, object]) -> Iterator[KeyProblem]:
     for name, value in options.items():
         key = f"{parent}.{name}"
         if not _OPTION.fullmatch(name):

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from varuna_core.records.partition import PartitionError, find_problem, parse_counts
 from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
-from vjob.jobs.conf.paths import Finding
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
+from vjob.jobs.errors import KeyProblem
 
 
-def check_layout(conf: JobConf) -> Iterator[Finding]:
+def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
     """world = pipeline x data x tensor, each tensor group in a node, batch and model divisible."""
     parallel = conf.parallel
     for group in conf.cluster.nodes:
@@ -31,7 +31,7 @@ def check_layout(conf: JobConf) -> Iterator[Finding]:
     yield from _check_sharing(conf)
 
 
-def _check_open(conf: JobConf) -> Iterator[Finding]:
+def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
     """What the planner needs to choose the rest."""
     key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
     if conf.train.global_batch_size is None:
@@ -43,7 +43,7 @@ def _check_open(conf: JobConf) -> Iterator[Finding]:
         yield key, "auto", "cannot be together with morph.enabled"
 
 
-def _check_world(conf: JobConf) -> Iterator[Finding]:
+def _check_world(conf: JobConf) -> Iterator[KeyProblem]:
     parallel, world = conf.parallel, get_world(conf)
     pipeline = require_number(parallel.pipeline)
     ranks = " + ".join(f"{group.count}x{group.num_ranks}" for group in conf.cluster.nodes)
@@ -70,7 +70,7 @@ def _check_world(conf: JobConf) -> Iterator[Finding]:
         yield "parallel.pipeline", parallel.pipeline, message
 
 
-def _check_batch(conf: JobConf) -> Iterator[Finding]:
+def _check_batch(conf: JobConf) -> Iterator[KeyProblem]:
     batch, micro, replicas = (
         conf.train.global_batch_size,
         require_number(conf.train.micro_batch_size),
@@ -85,7 +85,7 @@ def _check_batch(conf: JobConf) -> Iterator[Finding]:
         yield "train.global_batch_size", batch, message
 
 
-def _check_model(conf: JobConf) -> Iterator[Finding]:
+def _check_model(conf: JobConf) -> Iterator[KeyProblem]:
     model, tensor = conf.model, conf.parallel.tensor
     if model is None:
         return
@@ -96,7 +96,7 @@ def _check_model(conf: JobConf) -> Iterator[Finding]:
         yield "parallel.tensor", tensor, message
 
 
-def _check_sharing(conf: JobConf) -> Iterator[Finding]:
+def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
     """What the built-in programs do not do with shared layers."""
     parallel, model, train = conf.parallel, conf.model, conf.train
     if conf.program.kind not in BUILT_IN:
@@ -119,7 +119,7 @@ def _check_sharing(conf: JobConf) -> Iterator[Finding]:
         yield "train.optimizer.name", "lamb", message
 
 
-def check_partition(conf: JobConf) -> Iterator[Finding]:
+def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
     """A number for each stage (each chunk with interleaved and zbv), summing to the model."""
     text, schedule = conf.parallel.partition, conf.parallel.schedule
     key = "parallel.partition"
@@ -162,7 +162,7 @@ def check_partition(conf: JobConf) -> Iterator[Finding]:
         yield key, text, message
 
 
-def check_ranks(conf: JobConf) -> Iterator[Finding]:
+def check_ranks(conf: JobConf) -> Iterator[KeyProblem]:
     """Profiled ranks exist."""
     world = get_world(conf)
     if conf.profile.ranks == "all":

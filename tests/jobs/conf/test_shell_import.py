@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from tests import ROOT
 from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
 from vjob.jobs.conf.loading.load import parse_conf, read_conf
+from vjob.jobs.conf.loading.shell_import import (
+    parse_shell_conf,
+    to_gigabytes,
+    to_minutes,
+    to_node_list,
+    translate_shell_conf,
+)
 from vjob.jobs.conf.schema import JobConf
-from vjob.jobs.conf.shell_import.assignments import parse_shell_conf
-from vjob.jobs.conf.shell_import.translate import translate_shell_conf
-from vjob.jobs.conf.shell_import.values import to_gigabytes, to_minutes, to_node_list
 from vjob.jobs.errors import ConfError
 
 LEGACY = ROOT / "tests/jobs/legacy"

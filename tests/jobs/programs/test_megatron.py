@@ -20,9 +20,9 @@ from tests.jobs.confs import make_conf
 from tests.jobs.programs.recipes import ONE_MACHINE, TODAY, TODAY_FORMS
 from vjob.jobs.conf.layout import get_replicas, get_world
 from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.megatron_checkout import LAYOUT_FILE, Checkout, find_checkout
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.programs import megatron
+from vjob.jobs.programs.megatron import LAYOUT_FILE, Checkout, find_checkout
 from vjob.jobs.programs.start import build_env
 
 GOLDEN = ROOT / "tests/jobs/golden/external/megatron.json"

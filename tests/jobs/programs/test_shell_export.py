@@ -18,8 +18,8 @@ from tests.command import Vjob
 from tests.jobs.confs import make_conf
 from tests.jobs.programs import recipes
 from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.megatron_checkout import Checkout
 from vjob.jobs.errors import InputError
+from vjob.jobs.programs.megatron import Checkout
 from vjob.jobs.programs.shell_export import Machines, build_scripts
 from vjob.jobs.programs.start import Found
 
