@@ -22,8 +22,9 @@ from typing import Any
 
 from varuna_core.records import record as records
 from varuna_core.records.events import append_event
-from varuna_core.records.files import lock_file, read_json, read_lines
+from varuna_core.records.files import lock_file, read_lines
 from varuna_core.records.joins import read_join_job, read_joins, widen
+from varuna_core.records.manager import ENDED, RUNNING, ManagerState, get_seat, read_state
 from varuna_core.records.morphs import read_pause_s
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.runfolder import RunFolder
@@ -78,10 +79,9 @@ class Autoscaler:
         if view.problem:
             self._tell(f"nothing is done meanwhile: {view.problem}")
             return True
-        state = read_json(self._run.morph.manager)
-        state = state if isinstance(state, dict) else {}
-        if state.get("phase") != "running" or not view.infos:
-            return state.get("phase") != "ended" or bool(state.get("requeue"))
+        state = read_state(self._run.morph)
+        if state is None or state.phase != RUNNING or not view.infos:
+            return state is None or state.phase != ENDED or state.requeue
         executor = schedulers.choose_executor(view.record.scheduler)
         standing = self._find_standing(view, state, executor)
         if standing is None:
@@ -94,10 +94,10 @@ class Autoscaler:
         return True
 
     def _find_standing(
-        self, view: RunView, state: dict[str, Any], executor: Executor
+        self, view: RunView, state: ManagerState, executor: Executor
     ) -> Standing | None:
         """None as long as the attempt has too few steps behind it."""
-        number = state.get("attempt", -1)
+        number = state.attempt
         if self._pace is None or self._pace.number != number:
             plan = read_attempt_plan(self._run, number)
             if plan is None:
@@ -107,7 +107,7 @@ class Autoscaler:
         if pace is None or pace.step >= self._training.steps:
             return None
         going = membership.read_leaving(self._run)
-        here = sorted({*list_seats(state, "nodes")} - going)
+        here = sorted(set(map(get_seat, state.nodes)) - going)
         left_s = executor.find_left_s(view.record.jobs[0].id)
         return Standing(
             plan=widen(self._plan, read_joins(self._run.morph)),
@@ -209,10 +209,10 @@ class Autoscaler:
 
     # Fewer.
 
-    def _leave_slow(self, standing: Standing, state: dict[str, Any]) -> bool:
+    def _leave_slow(self, standing: Standing, state: ManagerState) -> bool:
         """Whether nodes were asked to leave."""
         assert self._pace is not None
-        members = list_seats(state, "members")
+        members = list(map(get_seat, state.members))
         nodes = self._pace.map_nodes()
         if len(members) <= max(nodes.values(), default=-1):
             return False  # of another attempt
@@ -241,13 +241,6 @@ class Autoscaler:
         if text != self._told:
             self._told = text
             self._say(text)
-
-
-def list_seats(state: dict[str, Any], key: str) -> list[int]:
-    """Of the nodes in a list of the manager's state, in its order."""
-    names = state.get(key)
-    stems = [str(name).partition("/")[0] for name in names] if isinstance(names, list) else []
-    return [int(stem) for stem in stems if stem.isdigit()]
 
 
 def is_event(value: Any, *kinds: str) -> bool:

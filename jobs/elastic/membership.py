@@ -20,7 +20,6 @@ from varuna_core.records.events import append_event
 from varuna_core.records.files import (
     list_names,
     lock_file,
-    read_json,
     read_lines,
     write_atomic,
     write_json,
@@ -34,6 +33,7 @@ from varuna_core.records.joins import (
     write_join_job,
 )
 from varuna_core.records.machine import start_time
+from varuna_core.records.manager import GATHERING, ManagerState, get_seat, read_state
 from varuna_core.records.plan import GroupPlan, Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import parse_conf
@@ -198,14 +198,11 @@ def _shrink(view: RunView, plan: Plan, count: int | None, hosts: Sequence[str]) 
 def read_members(view: RunView, plan: Plan) -> Members:
     """From the manager's state and the nodes' signs of life."""
     run = view.run
-    state = _read_manager(run)
-    nodes = [str(node).partition("/")[0] for node in state.get("nodes", ())]
-    hosts = {}
-    for seat in sorted(int(text) for text in nodes if text.isdigit()):
-        hosts[seat] = name_host(run, seat)
+    state = read_state(run.morph) or ManagerState()
+    hosts = {seat: name_host(run, seat) for seat in sorted(map(get_seat, state.nodes))}
     over = find_joined_over(view)
     joining = tuple(join for join in read_joins(run.morph) if join.number not in over)
-    has_begun = state.get("phase", "gathering") != "gathering" or state.get("attempt", -1) >= 0
+    has_begun = state.phase != GATHERING or state.attempt >= 0
     asked = sum(1 for seat in hosts if seat < plan.num_nodes) if has_begun else plan.num_nodes
     return Members(
         hosts=hosts,
@@ -219,11 +216,6 @@ def read_leaving(run: RunFolder) -> frozenset[int]:
     """Seats that were asked to leave."""
     stems = [name[:-5] for name in list_names(run.morph.leave(0).parent)]
     return frozenset(int(stem) for stem in stems if stem.isdigit())
-
-
-def _read_manager(run: RunFolder) -> dict[str, Any]:
-    value = read_json(run.morph.manager)
-    return value if isinstance(value, dict) else {}
 
 
 def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:

@@ -16,10 +16,10 @@ from varuna_core.agent.setup.host import group_of, open_run
 from varuna_core.morph.manager import Manager
 from varuna_core.morph.node_daemon import stay
 from varuna_core.morph.standby import stand_by
-from varuna_core.morph.state_file import parse_state
 from varuna_core.records.exits import NOT_READY
-from varuna_core.records.files import PRIVATE_FILE, read_json, write_json
+from varuna_core.records.files import PRIVATE_FILE, write_json
 from varuna_core.records.joins import read_join_job, read_joins, widen
+from varuna_core.records.manager import read_state
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
@@ -168,13 +168,12 @@ def hold_alone(path: Path) -> Iterator[None]:
 
 def _run_answer(args: argparse.Namespace) -> int:
     run, _ = _load(args.run)
-    value = read_json(run.morph.manager)
-    state = parse_state(value)
+    state = read_state(run.morph)
     if not args.session:  # of a guest: it comes back with the run
         comes_back = state is not None and state.phase == "ended" and state.requeue
         print("requeue" if comes_back else 0, flush=True)
         return 0
-    if state is None or state.phase != "ended" or value["session"] != args.session:
+    if state is None or state.phase != "ended" or state.session != args.session:
         print(NOT_READY, flush=True)  # the manager gave up without a verdict
     else:
         print("requeue" if state.requeue else state.code, flush=True)

@@ -10,13 +10,19 @@ import contextlib
 import time
 from typing import Any, Dict, Optional
 
-from varuna_core.morph.machine import JUDGING, RUNNING, SAVING, STOPPING, State
 from varuna_core.morph.node_observer import Ears
-from varuna_core.morph.orders import get_seat
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
 from varuna_core.records.logs.training_log import BEGIN, FIRST_STEP
+from varuna_core.records.manager import (
+    JUDGING,
+    RUNNING,
+    SAVING,
+    STOPPING,
+    ManagerState,
+    get_seat,
+)
 from varuna_core.records.memory_copies import find_iteration
 from varuna_core.records.morphs import PARTS
 from varuna_core.records.plan import read_attempt_plan
@@ -46,7 +52,7 @@ class Cost:
         self.trained = -1
         """The last attempt that was seen to have done a step."""
 
-    def mark(self, before: State, state: State) -> None:
+    def mark(self, before: ManagerState, state: ManagerState) -> None:
         """After each step of the machine."""
         now = time.monotonic()
         if before.phase == state.phase:
@@ -65,7 +71,7 @@ class Cost:
         if state.phase == RUNNING:
             self._marks["ordered"] = self._ordered = now
 
-    def look(self, state: State) -> bool:
+    def look(self, state: ManagerState) -> bool:
         """At what the ranks of the attempt have come to; whether they did their first step."""
         if state.phase not in (RUNNING, SAVING) or self.trained == state.attempt:
             return False
@@ -85,7 +91,7 @@ class Cost:
         self._write(state)
         return True
 
-    def _says(self, state: State, rank: int, words: str) -> bool:
+    def _says(self, state: ManagerState, rank: int, words: str) -> bool:
         path = self._run.attempt(state.attempt).rank_log(rank, "out")
         if not is_listed(path):
             return False
@@ -95,7 +101,7 @@ class Cost:
         except OSError:
             return False
 
-    def _find_sign(self, state: State, ending: float) -> float:
+    def _find_sign(self, state: ManagerState, ending: float) -> float:
         """When all was still well, for all that is known: before a lost node's last sign of life
         or the end of the first rank that failed, as far as its node's clock can be believed."""
         attempt = self._run.attempt(state.attempt)
@@ -107,7 +113,7 @@ class Cost:
         ages += [time.monotonic() - at for at in heard if at is not None]
         return max(self._ordered, min(ending, time.monotonic() - max(ages, default=0.0)))
 
-    def _write(self, state: State) -> None:
+    def _write(self, state: ManagerState) -> None:
         """The event, with the parts that there were."""
         marks, before = self._marks, self._before
         self._marks, self._before = {}, None
@@ -132,7 +138,7 @@ class Cost:
         with contextlib.suppress(OSError):
             append_event(self._run.morph_events, "morph", **facts)
 
-    def _find_start(self, state: State) -> int:
+    def _find_start(self, state: ManagerState) -> int:
         """The iteration that the attempt began with."""
         with contextlib.suppress(ValueError):
             copy = read_training(self._run.attempt(state.attempt).training).from_memory

@@ -13,14 +13,13 @@
 
 One attempt at a time: the next one starts from GATHERING, and that comes after JUDGING, when each
 node of the last one has ended its ranks or is fenced. No input ever raises: what does not fit the
-phase (a late word of a node that is fenced) changes nothing. Over 350 lines, for a machine in two
-files could not be read.
+phase (a late word of a node that is fenced) changes nothing.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.setup.errors import STOPPED
@@ -47,88 +46,32 @@ from varuna_core.morph.messages import (
     StopRanks,
 )
 from varuna_core.records.exits import NODE_LOST
+from varuna_core.records.manager import (
+    END,
+    ENDED,
+    GATHERING,
+    JUDGING,
+    MORPH,
+    REQUEUE,
+    RUNNING,
+    SAVING,
+    STOPPING,
+    ManagerState,
+)
 
-GATHERING, RUNNING, SAVING, STOPPING, JUDGING, ENDED = (
-    "gathering", "running", "saving", "stopping", "judging", "ended",
-)  # fmt: skip
 ATTEMPTING = (RUNNING, SAVING, STOPPING)
 """Phases in which ranks may run."""
 
-MORPH, REQUEUE, END = "morph", "requeue", "end"
-"""What comes after the attempt, a weightier one after a lighter one."""
 _WEIGHT = (MORPH, REQUEUE, END)
 
 Choose = Callable[[Sequence[str]], Tuple[str, ...]]
 """The nodes of these that the next attempt would use; none where no plan fits."""
-Step = Tuple["State", List[Action]]
+Step = Tuple["ManagerState", List[Action]]
 
 
-@dataclass(frozen=True)
-class State:
-    """All that decides what comes next."""
-
-    phase: str = GATHERING
-    attempt: int = -1
-    """The last one that was started."""
-    earlier: int = -1
-    """The last one of the jobs before."""
-    nodes: Tuple[str, ...] = ()
-    """Nodes that are here, sorted."""
-    members: Tuple[str, ...] = ()
-    """Nodes of the attempt."""
-    ended: Tuple[str, ...] = ()
-    """Members whose ranks have ended."""
-    fenced: Tuple[str, ...] = ()
-    leaving: Tuple[str, ...] = ()
-    """Nodes that the next attempt is not to use."""
-    after: str = MORPH
-    asked: bool = False
-    """Whether we asked the ranks to save and leave."""
-    grow_at: Optional[float] = None
-    """When the nodes that joined since the attempt started are counted."""
-    why: str = ""
-    """Why the attempt ends, as far as somebody told."""
-    saved: int = -1
-    """Iteration of the furthest complete checkpoint that was ever seen: what a new one is held to,
-    so that a run whose newest ones are damaged again and again makes no progress."""
-    whole: int = -1
-    """That of the newest one that is there."""
-    base: int = -1
-    """That when the attempt started."""
-    fruitless: int = 0
-    """Attempts in a row that left no new checkpoint."""
-    suspect: str = ""
-    """The node on which the last of them failed."""
-    left_out: Tuple[str, ...] = ()
-    """Why nodes that were well are out, a sentence each."""
-    gather_until: float = 0.0
-    deadline: Optional[float] = None
-    """When the phase ends at the latest; none while ranks train."""
-    code: int = 0
-    """Of the attempt that ended last, at the end that of the job."""
-    requeue: bool = False
-
-    @property
-    def gone(self) -> Tuple[str, ...]:
-        """Members that the attempt lost."""
-        here = frozenset(self.nodes)
-        return tuple(node for node in self.members if node not in here)
-
-    @property
-    def free(self) -> Tuple[str, ...]:
-        """Nodes that the next attempt may use."""
-        if not self.leaving:
-            return self.nodes
-        return tuple(node for node in self.nodes if node not in self.leaving)
-
-    @property
-    def living(self) -> Tuple[str, ...]:
-        """Members that owe their end."""
-        here, ended = frozenset(self.nodes), frozenset(self.ended)
-        return tuple(n for n in self.members if n in here and n not in ended)
-
-
-def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attempt: int) -> State:
+def begin(
+    rules: Rules, now: float, earlier: Optional[ManagerState], saved: int, attempt: int
+) -> ManagerState:
     """A job's first state. `earlier` is what the job before it, of the same run, left behind.
 
     That it came to no verdict (its first node was lost) is an attempt like others: it counts.
@@ -141,7 +84,7 @@ def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attemp
         elif earlier.phase == ENDED and not earlier.requeue:
             fruitless = 0  # it was over, and a person started it again
         saved = max(saved, earlier.saved)
-    return State(
+    return ManagerState(
         attempt=attempt,
         earlier=attempt,
         saved=saved,
@@ -153,7 +96,7 @@ def begin(rules: Rules, now: float, earlier: Optional[State], saved: int, attemp
     )
 
 
-def advance(state: State, said: Input, now: float, rules: Rules, choose: Choose) -> Step:
+def advance(state: ManagerState, said: Input, now: float, rules: Rules, choose: Choose) -> Step:
     """The next state and what to do, in this order."""
     if state.phase == ENDED:
         return state, []
@@ -162,7 +105,7 @@ def advance(state: State, said: Input, now: float, rules: Rules, choose: Choose)
     return state, actions + more
 
 
-def repeat(state: State) -> List[Action]:
+def repeat(state: ManagerState) -> List[Action]:
     """What a manager that was killed may not have done: all that the state stands for."""
     if state.phase == ENDED:
         return [End(state.code, state.why, state.requeue)]
@@ -178,7 +121,7 @@ def repeat(state: State) -> List[Action]:
     return found
 
 
-def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
+def _hear(state: ManagerState, said: Input, now: float, rules: Rules) -> Step:
     if isinstance(said, Joined):
         at = bisect_left(state.nodes, said.node)  # they are sorted; thousands come at once
         if state.nodes[at : at + 1] == (said.node,) or said.node in state.fenced:
@@ -218,7 +161,7 @@ def _hear(state: State, said: Input, now: float, rules: Rules) -> Step:
     return state, []  # a tick, or the echo of an attempt that is over
 
 
-def _settle(state: State, now: float, rules: Rules, choose: Choose) -> Step:
+def _settle(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
     """What the time and the new state bring with them."""
     is_late = state.deadline is not None and now >= state.deadline
     actions: List[Action] = []
@@ -240,7 +183,9 @@ def _settle(state: State, now: float, rules: Rules, choose: Choose) -> Step:
     return state, actions
 
 
-def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_late: bool) -> Step:
+def _try_to_start(
+    state: ManagerState, now: float, rules: Rules, choose: Choose, *, is_late: bool
+) -> Step:
     if state.fruitless >= rules.most_fruitless:
         return _give_up(state, rules)
     free = state.free
@@ -271,7 +216,7 @@ def _try_to_start(state: State, now: float, rules: Rules, choose: Choose, *, is_
     return _retreat(state, state.code or NODE_LOST, f"{what}{safe}{last}", rules)
 
 
-def _grow(state: State, now: float, rules: Rules, choose: Choose) -> Step:
+def _grow(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
     """Worth a morph if the next attempt would have more nodes; ranks that end are left alone."""
     state = replace(state, grow_at=None)
     gain = len(choose(state.free)) - len(state.members)
@@ -282,7 +227,7 @@ def _grow(state: State, now: float, rules: Rules, choose: Choose) -> Step:
     )
 
 
-def _lose(state: State, said: Lost, now: float, rules: Rules) -> Step:
+def _lose(state: ManagerState, said: Lost, now: float, rules: Rules) -> Step:
     if said.node in state.fenced:
         return state, []
     is_member = state.phase in ATTEMPTING and said.node in state.living
@@ -295,7 +240,7 @@ def _lose(state: State, said: Lost, now: float, rules: Rules) -> Step:
     return state, actions
 
 
-def _let_go(state: State, said: AskedToLeave, now: float, rules: Rules) -> Step:
+def _let_go(state: ManagerState, said: AskedToLeave, now: float, rules: Rules) -> Step:
     node = said.node
     if node not in state.nodes or node in state.leaving:
         return state, []
@@ -311,21 +256,21 @@ def _let_go(state: State, said: AskedToLeave, now: float, rules: Rules) -> Step:
     return _ask_to_save(state, reason, now, rules)
 
 
-def _ask_to_save(state: State, reason: str, now: float, rules: Rules) -> Step:
+def _ask_to_save(state: ManagerState, reason: str, now: float, rules: Rules) -> Step:
     if state.phase != RUNNING:  # nobody runs, is asked already, or is ending
         return state, []
     state = replace(state, phase=SAVING, asked=True, why=reason, deadline=now + rules.save_s)
     return state, [AskToSave(state.attempt)]
 
 
-def _stop(state: State, reason: str, now: float, rules: Rules) -> Step:
+def _stop(state: ManagerState, reason: str, now: float, rules: Rules) -> Step:
     if state.phase not in (RUNNING, SAVING):
         return state, []
     state = replace(state, phase=STOPPING, why=reason, deadline=now + rules.stop_s)
     return state, [StopRanks(state.attempt, reason)]
 
 
-def _conclude(state: State, said: Judged, now: float, rules: Rules) -> Step:
+def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> Step:
     """The attempt is over: what now?"""
     state = replace(state, code=said.code, why=said.reason)
     state = replace(state, fruitless=0 if state.saved > state.base else state.fruitless + 1)
@@ -355,7 +300,7 @@ def _conclude(state: State, said: Judged, now: float, rules: Rules) -> Step:
     return state, actions
 
 
-def _leave_out(state: State, said: Judged, rules: Rules) -> State:
+def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
     """Two attempts in a row that failed on one node without a new checkpoint: the next one goes
     without it, where the rest is enough."""
     suspect = said.culprit if state.fruitless else ""
@@ -370,7 +315,7 @@ def _leave_out(state: State, said: Judged, rules: Rules) -> State:
     return replace(state, suspect="", leaving=leaving, left_out=left_out)
 
 
-def _retreat(state: State, code: int, reason: str, rules: Rules) -> Step:
+def _retreat(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
     """The job ends before ranks ran: for the limit, that is an attempt without a checkpoint."""
     state = replace(state, fruitless=state.fruitless + 1)
     if state.fruitless >= rules.most_fruitless:
@@ -378,13 +323,13 @@ def _retreat(state: State, code: int, reason: str, rules: Rules) -> Step:
     return _end(state, code, reason, rules)
 
 
-def _give_up(state: State, rules: Rules) -> Step:
+def _give_up(state: ManagerState, rules: Rules) -> Step:
     last = f"; the last one: {state.why}" if state.why else ""
     reason = f"no new checkpoint in {state.fruitless} attempts{last}"
     return _end(replace(state, after=END), state.code or NODE_LOST, reason, rules)
 
 
-def _end(state: State, code: int, reason: str, rules: Rules) -> Step:
+def _end(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
     requeue = state.after == REQUEUE and rules.may_requeue
     state = replace(
         state, phase=ENDED, code=code, why=reason, requeue=requeue, members=(), deadline=None
@@ -392,7 +337,7 @@ def _end(state: State, code: int, reason: str, rules: Rules) -> Step:
     return state, [End(code, reason, requeue)]
 
 
-def _without(state: State, node: str) -> State:
+def _without(state: ManagerState, node: str) -> ManagerState:
     nodes = tuple(item for item in state.nodes if item != node)
     return replace(state, nodes=nodes, fenced=(*state.fenced, node))
 

@@ -14,7 +14,7 @@ import contextlib
 import signal
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -23,16 +23,7 @@ from varuna_core.agent.processes.signals import Signals
 from varuna_core.morph.attempt import make_attempt, pick_nodes, read_held
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.failed_node import find_culprit
-from varuna_core.morph.machine import (
-    ENDED,
-    RUNNING,
-    SAVING,
-    STOPPING,
-    State,
-    advance,
-    begin,
-    repeat,
-)
+from varuna_core.morph.machine import advance, begin, repeat
 from varuna_core.morph.messages import (
     DONE,
     FAILED,
@@ -55,17 +46,24 @@ from varuna_core.morph.node_daemon import beat_s, poll_s
 from varuna_core.morph.node_observer import Ears, Sight
 from varuna_core.morph.orders import (
     Orders,
-    get_seat,
     read_leave,
     read_presences,
     write_orders,
 )
-from varuna_core.morph.state_file import parse_state
 from varuna_core.records.checkpoints import find_fit
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome
-from varuna_core.records.files import read_json, write_json
 from varuna_core.records.joins import read_joins, widen
+from varuna_core.records.manager import (
+    ENDED,
+    RUNNING,
+    SAVING,
+    STOPPING,
+    ManagerState,
+    get_seat,
+    read_state,
+    write_state,
+)
 from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -121,7 +119,7 @@ class Manager:
         self._next_beat = 0.0
         self._widen()
         self._state = self._open()
-        self._landed: Optional[State] = None
+        self._landed: Optional[ManagerState] = None
         self._land()
 
     def run(self) -> int:
@@ -142,22 +140,22 @@ class Manager:
 
     def _is_replaced(self) -> bool:
         """Whether a later job owns the run: ours was given up, and then came back to life."""
-        value = read_json(self._run.morph.manager)
-        return isinstance(value, dict) and value.get("session") != self._session
+        found = read_state(self._run.morph)
+        return found is not None and found.session != self._session
 
-    def _open(self) -> State:
+    def _open(self) -> ManagerState:
         """The state of this job: its own from before a kill, or a new one after an earlier job."""
         self._run.morph.make()
-        value = read_json(self._run.morph.manager)
-        earlier = parse_state(value)
-        if earlier is not None and value["session"] == self._session:
+        earlier = read_state(self._run.morph)
+        if earlier is not None and earlier.session == self._session:
             return earlier
         number = max((item.number for item in self._run.attempts()), default=-1)
         if earlier is not None:
             number = max(number, earlier.attempt)
         for path in self._run.morph.leave(0).parent.glob("*.json"):
             path.unlink()
-        return begin(self._rules, time.monotonic(), earlier, self._find_saved(), number)
+        state = begin(self._rules, time.monotonic(), earlier, self._find_saved(), number)
+        return replace(state, session=self._session)
 
     # Inputs.
 
@@ -237,7 +235,7 @@ class Manager:
         """Before anything is done about it; once for all that was seen in one look: thousands of
         nodes may join in it."""
         if self._state != self._landed:
-            write_json(self._run.morph.manager, {**asdict(self._state), "session": self._session})
+            write_state(self._run.morph, self._state)
             self._landed = self._state
 
     # Actions.

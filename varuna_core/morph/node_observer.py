@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
-from varuna_core.morph.machine import ATTEMPTING, RUNNING, SAVING, STOPPING, State
+from varuna_core.morph.machine import ATTEMPTING
 from varuna_core.morph.messages import (
     AskedToLeave,
     CalledToEnd,
@@ -19,7 +19,14 @@ from varuna_core.morph.messages import (
     RanksEnded,
     Saved,
 )
-from varuna_core.morph.orders import ENDED, GONE, Presence, get_seat
+from varuna_core.morph.orders import ENDED, GONE, Presence
+from varuna_core.records.manager import (
+    RUNNING,
+    SAVING,
+    STOPPING,
+    ManagerState,
+    get_seat,
+)
 
 SUSPECT_BEATS = 8.0
 """So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at
@@ -50,7 +57,7 @@ class Ears:
         """Of each node the last count, and when it was new."""
         self._listened: Optional[float] = None
 
-    def listen(self, state: State, sight: Sight, now: float) -> List[Input]:
+    def listen(self, state: ManagerState, sight: Sight, now: float) -> List[Input]:
         """Inputs in the order in which they are to count."""
         self._forgive(now)
         said: List[Input] = [Saved(sight.saved)] if sight.saved != state.whole else []
@@ -94,7 +101,7 @@ class Ears:
 
     def _ask_after(
         self,
-        state: State,
+        state: ManagerState,
         sight: Sight,
         name: str,
         item: Optional[Presence],
@@ -121,5 +128,5 @@ class Ears:
             said.append(RanksEnded(name, state.attempt))
         return said
 
-    def _is_silent(self, state: State, since: float, now: float) -> bool:
+    def _is_silent(self, state: ManagerState, since: float, now: float) -> bool:
         return now - since > (self._suspect_s if state.phase == STOPPING else self._lost_s)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from varuna_core.records.files import list_names, read_json, write_json
+from varuna_core.records.manager import name_node
 from varuna_core.records.runfolder import MorphFolder
 
 IDLE, RUNNING, ENDED, GONE = "idle", "running", "ended", "gone"
@@ -77,14 +78,6 @@ class Task(NamedTuple):
 
 
 WAIT = Task(None, 0, "")
-
-
-def name_node(seat: int, key: str) -> str:
-    return f"{seat}/{key}"
-
-
-def get_seat(node: str) -> int:
-    return int(node.partition("/")[0])
 
 
 def write_presence(folder: MorphFolder, value: Presence) -> None:

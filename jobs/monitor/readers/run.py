@@ -5,12 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
 from varuna_core.records.exits import read_outcome
-from varuna_core.records.files import read_json, read_lines
+from varuna_core.records.files import read_lines
+from varuna_core.records.manager import (
+    GATHERING,
+    JUDGING,
+    RUNNING,
+    SAVING,
+    STOPPING,
+    ManagerState,
+    get_seat,
+    read_state,
+)
 from varuna_core.records.morphs import tell_morph
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
@@ -37,8 +46,8 @@ NUM_SCHEDULER_LINES = 8
 NUM_EARLIER = 8
 """Attempts before this one whose steps are read."""
 MAX_SILENT = 64
-MORPHING = ("gathering", "saving", "stopping", "judging")
-"""Phases of the manager of a run that may morph (varuna_core/morph/machine.py)."""
+MORPHING = (GATHERING, SAVING, STOPPING, JUDGING)
+"""Phases of the manager of a run that may morph (varuna_core/records/manager.py)."""
 
 
 @dataclass(frozen=True)
@@ -196,27 +205,24 @@ class RunReader:
         """Between two attempts of a run that goes on with other nodes."""
         if self._plan is None or not self._plan.morph or record.state != records.SUBMITTED:
             return ""
-        value = read_json(self.run.morph.manager)
-        value = value if isinstance(value, dict) else {}
-        nodes, members = value.get("nodes"), value.get("members")
-        if not isinstance(nodes, list) or not isinstance(members, list) or not members:
+        state = read_state(self.run.morph)
+        if state is None or not state.members:
             return ""
-        if value.get("phase") in MORPHING:
-            return f"{len(members)} nodes to {len(nodes)}"
+        if state.phase in MORPHING:
+            return f"{len(state.members)} nodes to {len(state.nodes)}"
         has_failed = any(rank.exit is not None and rank.exit.code for rank in shown.ranks)
-        if value.get("phase") == "running" and (shown.stop is not None or has_failed):
-            return f"{len(members)} nodes to those that are left"
+        if state.phase == RUNNING and (shown.stop is not None or has_failed):
+            return f"{len(state.members)} nodes to those that are left"
         return ""
 
     def _read_left_out(self) -> tuple[str, ...]:
         if self._plan is None or not self._plan.morph:
             return ()
-        value = read_json(self.run.morph.manager)
-        if not isinstance(value, dict):
+        state = read_state(self.run.morph)
+        if state is None:
             return ()
-        said = value.get("left_out")
-        left_out = tuple(str(text) for text in said) if isinstance(said, list) else ()
-        spare = [name_host(self.run, seat) for seat in list_spare(value)]
+        left_out = state.left_out
+        spare = [name_host(self.run, seat) for seat in list_spare(state)]
         if spare:
             names = say_names(spare)
             left_out += (f"here and not used: {names}; the layout has no place for more",)
@@ -292,11 +298,8 @@ def _explain(
     return ""
 
 
-def list_spare(manager: dict[str, Any]) -> list[int]:
+def list_spare(state: ManagerState) -> list[int]:
     """Seats whose nodes are here and take no part in the attempt that runs."""
-    nodes, members = manager.get("nodes"), manager.get("members")
-    runs = manager.get("phase") == "running"
-    if not runs or not isinstance(nodes, list) or not isinstance(members, list):
+    if state.phase != RUNNING:
         return []
-    seats = [str(name).partition("/")[0] for name in nodes if name not in members]
-    return sorted(int(seat) for seat in seats if seat.isdigit())
+    return sorted(get_seat(node) for node in state.nodes if node not in state.members)

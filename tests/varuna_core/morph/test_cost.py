@@ -13,12 +13,19 @@ import pytest
 from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.morph import cost
 from varuna_core.morph.cost import Cost
-from varuna_core.morph.machine import GATHERING, JUDGING, RUNNING, SAVING, STOPPING, State
 from varuna_core.morph.node_observer import Ears
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import rank_exit, write_exit
 from varuna_core.records.files import write_json
 from varuna_core.records.logs.training_log import BEGIN, format_first_step
+from varuna_core.records.manager import (
+    GATHERING,
+    JUDGING,
+    RUNNING,
+    SAVING,
+    STOPPING,
+    ManagerState,
+)
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
@@ -31,7 +38,7 @@ class Story:
         self.run = RunFolder(folder)
         write_plan(self.run.plan, make_plan(make_group("all", 2, 1)))
         self.cost = Cost(self.run, Ears(90, 1, 0.25))
-        self.state = State(phase=GATHERING, attempt=-1)
+        self.state = ManagerState(phase=GATHERING, attempt=-1)
 
     def go(self, phase: str, **changes: Any) -> None:
         before = self.state

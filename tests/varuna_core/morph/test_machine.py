@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from varuna_core.morph.machine import (
-    RUNNING,
-    State,
-    advance,
-    begin,
-)
+from varuna_core.morph.machine import advance, begin
 from varuna_core.morph.messages import (
     DONE,
     FAILED,
@@ -35,7 +30,7 @@ from varuna_core.morph.messages import (
     StopRanks,
     Tick,
 )
-from varuna_core.morph.state_file import parse_state
+from varuna_core.records.manager import RUNNING, ManagerState, parse_state
 
 RULES = Rules(
     min_nodes=2,
@@ -232,8 +227,8 @@ def test_cancelled_while_gathering_it_ends_at_once() -> None:
 
 
 def test_a_state_of_another_version_is_not_taken() -> None:
-    value = {**asdict(State()), "session": "s"}
-    assert parse_state(value) == State()
+    value = {**asdict(ManagerState()), "session": "s"}
+    assert parse_state(value) == ManagerState(session="s")
     assert parse_state({**value, "colour": "red"}) is None
     assert parse_state(None) is None
 

@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.varuna_core.morph.test_machine import RULES, choose
-from varuna_core.morph.machine import (
-    ENDED,
-    GATHERING,
-    JUDGING,
-    RUNNING,
-    SAVING,
-    STOPPING,
-    advance,
-    begin,
-    repeat,
-)
+from varuna_core.morph.machine import advance, begin, repeat
 from varuna_core.morph.messages import (
     DONE,
     FAILED,
@@ -44,7 +34,15 @@ from varuna_core.morph.messages import (
     Start,
     Tick,
 )
-from varuna_core.morph.state_file import parse_state
+from varuna_core.records.manager import (
+    ENDED,
+    GATHERING,
+    JUDGING,
+    RUNNING,
+    SAVING,
+    STOPPING,
+    parse_state,
+)
 
 
 class Cluster(RuleBasedStateMachine):
@@ -234,7 +232,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def kill_manager(self) -> None:
         """It comes back with what landed, and does all of it again."""
-        value = json.loads(json.dumps({**asdict(self.state), "session": "s"}))
+        value = json.loads(json.dumps(asdict(self.state)))
         found = parse_state(value)
         assert found == self.state
         self.obey(repeat(found))

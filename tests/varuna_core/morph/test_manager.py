@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,11 @@ from tests.varuna_core.agent.local_run import TIMING, make_group, make_plan, wai
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.agent.bundle import write_bundle
 from varuna_core.morph import manager
-from varuna_core.morph.machine import RUNNING, State
 from varuna_core.morph.orders import Orders, read_orders
 from varuna_core.records.events import read_events
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json, write_json
+from varuna_core.records.manager import RUNNING, ManagerState, write_state
 from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
 from varuna_core.records.plan import MorphPlan, read_attempt_plan, read_plan, write_plan
 from varuna_core.records.runfolder import MorphFolder, RunFolder
@@ -199,9 +199,10 @@ def test_orders_tell_of_an_attempt_once_its_plan_is_there(
     monkeypatch.setattr(manager, "write_orders", see)
     monkeypatch.setattr(manager, "Signals", lambda: None)
     nodes = ("0/a", "2/c")
-    state = State(phase=RUNNING, attempt=4, nodes=nodes, members=nodes, fenced=("1/b",))
+    state = ManagerState(phase=RUNNING, attempt=4, nodes=nodes, members=nodes, fenced=("1/b",))
+    state = replace(state, session="7.0")
     run.morph.make()
-    write_json(run.morph.manager, {**asdict(state), "session": "7.0"})
+    write_state(run.morph, state)
     with pytest.raises(Seen):
         manager.Manager(run, plan, read_training(text), "7.0").run()
     assert seen == [True]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.morph.machine import RUNNING, STOPPING, State
 from varuna_core.morph.messages import (
     AskedToLeave,
     CalledToEnd,
@@ -30,13 +29,13 @@ from varuna_core.morph.orders import (
     Presence,
     Task,
     follow,
-    get_seat,
     is_for_guest,
     read_orders,
     read_presences,
     write_orders,
     write_presence,
 )
+from varuna_core.records.manager import RUNNING, STOPPING, ManagerState, get_seat
 from varuna_core.records.runfolder import MorphFolder
 
 ME = Presence(
@@ -103,7 +102,7 @@ def test_files_of_another_session_or_version_and_torn_ones_count_for_nothing(
 class Ear:
     """Ears, and a node that is heard or not."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ManagerState) -> None:
         self.state, self.now = state, 0.0
         self.ears = Ears(lost_s=90, beat_s=1, poll_s=0.25)
         self.sight = Sight({2: ME}, None, {}, {}, -1)
@@ -123,7 +122,7 @@ class Ear:
         return found
 
 
-TRAINS = State(phase=RUNNING, attempt=0, nodes=("2/k",), members=("2/k",))
+TRAINS = ManagerState(phase=RUNNING, attempt=0, nodes=("2/k",), members=("2/k",))
 
 
 def test_silence_means_a_loss_soon_where_the_attempt_ends_and_late_where_it_trains() -> None:
@@ -155,14 +154,14 @@ def test_a_new_agent_in_a_seat_is_another_node() -> None:
 
 
 def test_an_agent_that_left_its_file_behind_does_not_join_again() -> None:
-    ear = Ear(State(nodes=()))
+    ear = Ear(ManagerState(nodes=()))
     assert ear.listen() == [Joined("2/k")]
     ear.listen(100, beats=False)
     assert ear.listen(beats=False) == []
 
 
 def test_who_left_does_not_join_again() -> None:
-    ear = Ear(State(nodes=()))
+    ear = Ear(ManagerState(nodes=()))
     assert ear.listen(presences={2: replace(ME, state=GONE)}) == []
 
 

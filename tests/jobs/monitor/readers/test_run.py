@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.files import write_json
+from varuna_core.records.manager import GATHERING, RUNNING, ManagerState
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.open import open_reader
 from vjob.jobs.monitor.readers.run import RunReader, list_spare
@@ -168,7 +170,8 @@ def test_a_torn_file_is_no_trouble(vjob: Vjob) -> None:
 
 
 def test_nodes_that_are_here_without_a_place_are_spare() -> None:
-    state = {"phase": "running", "nodes": ["0/a", "1/b", "12/c", "2/d"], "members": ["0/a", "1/b"]}
+    nodes = ("0/a", "1/b", "12/c", "2/d")
+    state = ManagerState(phase=RUNNING, nodes=nodes, members=("0/a", "1/b"))
     assert list_spare(state) == [2, 12]
-    assert list_spare({**state, "members": state["nodes"]}) == []
-    assert list_spare({**state, "phase": "gathering"}) == list_spare({}) == []
+    assert list_spare(replace(state, members=nodes)) == []
+    assert list_spare(replace(state, phase=GATHERING)) == []

@@ -1,0 +1,116 @@
+"""manager.json: the state of a run that may morph, written by its manager, read by `vjob` too.
+
+A node is named by its seat, an index in the run's plan, and by the key of its agent: `3/9f2c`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Optional, Tuple
+
+from varuna_core.records.files import read_json, write_json
+from varuna_core.records.runfolder import MorphFolder
+
+GATHERING, RUNNING, SAVING, STOPPING, JUDGING, ENDED = (
+    "gathering", "running", "saving", "stopping", "judging", "ended",
+)  # fmt: skip
+
+MORPH, REQUEUE, END = "morph", "requeue", "end"
+"""What comes after the attempt, a weightier one after a lighter one."""
+
+
+@dataclass(frozen=True)
+class ManagerState:
+    """All that decides what the manager does next."""
+
+    phase: str = GATHERING
+    attempt: int = -1
+    """The last one that was started."""
+    earlier: int = -1
+    """The last one of the jobs before."""
+    nodes: Tuple[str, ...] = ()
+    """Nodes that are here, sorted."""
+    members: Tuple[str, ...] = ()
+    """Nodes of the attempt."""
+    ended: Tuple[str, ...] = ()
+    """Members whose ranks have ended."""
+    fenced: Tuple[str, ...] = ()
+    leaving: Tuple[str, ...] = ()
+    """Nodes that the next attempt is not to use."""
+    after: str = MORPH
+    asked: bool = False
+    """Whether we asked the ranks to save and leave."""
+    grow_at: Optional[float] = None
+    """When the nodes that joined since the attempt started are counted."""
+    why: str = ""
+    """Why the attempt ends, as far as somebody told."""
+    saved: int = -1
+    """Iteration of the furthest complete checkpoint that was ever seen: what a new one is held to,
+    so that a run whose newest ones are damaged again and again makes no progress."""
+    whole: int = -1
+    """That of the newest one that is there."""
+    base: int = -1
+    """That when the attempt started."""
+    fruitless: int = 0
+    """Attempts in a row that left no new checkpoint."""
+    suspect: str = ""
+    """The node on which the last of them failed."""
+    left_out: Tuple[str, ...] = ()
+    """Why nodes that were well are out, a sentence each."""
+    gather_until: float = 0.0
+    deadline: Optional[float] = None
+    """When the phase ends at the latest; none while ranks train."""
+    code: int = 0
+    """Of the attempt that ended last, at the end that of the job."""
+    requeue: bool = False
+    session: str = ""
+    """The start of the batch script that this manager belongs to: job id and restart."""
+
+    @property
+    def gone(self) -> Tuple[str, ...]:
+        """Members that the attempt lost."""
+        here = frozenset(self.nodes)
+        return tuple(node for node in self.members if node not in here)
+
+    @property
+    def free(self) -> Tuple[str, ...]:
+        """Nodes that the next attempt may use."""
+        if not self.leaving:
+            return self.nodes
+        return tuple(node for node in self.nodes if node not in self.leaving)
+
+    @property
+    def living(self) -> Tuple[str, ...]:
+        """Members that owe their end."""
+        here, ended = frozenset(self.nodes), frozenset(self.ended)
+        return tuple(n for n in self.members if n in here and n not in ended)
+
+
+def name_node(seat: int, key: str) -> str:
+    return f"{seat}/{key}"
+
+
+def get_seat(node: str) -> int:
+    return int(node.partition("/")[0])
+
+
+def write_state(folder: MorphFolder, state: ManagerState) -> None:
+    write_json(folder.manager, asdict(state))
+
+
+def read_state(folder: MorphFolder) -> Optional[ManagerState]:
+    """None where the file is missing or of another version."""
+    return parse_state(read_json(folder.manager))
+
+
+def parse_state(value: Any) -> Optional[ManagerState]:
+    """From the dict of manager.json."""
+    if not isinstance(value, dict) or not isinstance(value.get("session"), str):
+        return None
+    found: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
+    }
+    try:
+        return ManagerState(**found)
+    except TypeError:
+        return None
