@@ -21,15 +21,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from benchmarks import RESULTS, ROOT
 from benchmarks.catalogue import BENCHMARKS, ON_GPU, Benchmark
 from benchmarks.drawing import draw_bounds
 from benchmarks.figures import Figure, find_figures
 from benchmarks.machine import compile_to, find_gpu, read_memory_gb, read_processor
 
-ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
     "torch",
     "numpy",
@@ -46,12 +44,12 @@ LEAVE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one benchmark."""
+    """The outcome of one benchmark."""
 
     benchmark: Benchmark
     command: str
     text: str = ""
-    """What it printed."""
+    """Its standard output."""
 
     obstacle: str | None = None
     """Why it was not measured."""

@@ -1,4 +1,4 @@
-"""What `make bench` runs, in this order, beside which peers.
+"""The benchmarks that `make bench` runs, in this order, and their peers.
 
 The module of each says what it measures; the bounds stand in what it prints.
 """
@@ -17,9 +17,14 @@ class Benchmark:
     """A module of benchmarks/, and how to call it."""
 
     name: str
+    """As `--only` takes it."""
+
+    module: str
+    """Below benchmarks/; a package is run by its __main__."""
+
     title: str
     peer: str
-    """What it is measured beside; what has no peer but a bound says so."""
+    """Reference of its ratios; without a peer the bound is named."""
 
     words: tuple[str, ...] = ()
     """Arguments of a full run."""
@@ -37,14 +42,12 @@ class Benchmark:
     """It asks for a container image, which VJOB_BENCH_IMAGE names."""
 
     def build_command(self, python: str, is_quick: bool, image: str | None = None) -> list[str]:
-        words = [python, *(RANKS if self.ranks else ()), "-m", f"benchmarks.{self.name}"]
+        words = [python, *(RANKS if self.ranks else ()), "-m", f"benchmarks.{self.module}"]
         words += [image] if self.image and image else []
         return [*words, *(self.quick if is_quick else self.words)]
 
     def find_obstacle(self, image: str | None) -> str | None:
         """Why it cannot run here, as far as that is known before it starts."""
-        if find_spec(f"benchmarks.{self.name}") is None:
-            return f"there is no benchmarks/{self.name}.py"
         if missing := [name for name in self.needs if find_spec(name) is None]:
             return f"not installed: {', '.join(missing)}"
         if self.image and image is None:
@@ -55,12 +58,14 @@ class Benchmark:
 BENCHMARKS: Sequence[Benchmark] = (
     Benchmark(
         name="spine",
+        module="commands.spine",
         title="The command: start-up and growth",
         peer="a Python that imports click and yaml",
         quick=("--rounds", "3"),
     ),
     Benchmark(
         name="submit",
+        module="commands.submit",
         title="A submit",
         peer="submitit",
         needs=("submitit",),
@@ -68,18 +73,21 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="status",
+        module="commands.status",
         title="A look at a large job",
         peer="`tail -n 50` over the same files",
         quick=("--nodes", "128", "--rounds", "3"),
     ),
     Benchmark(
         name="status_screen",
+        module="commands.status_screen",
         title="The live screen",
         peer="none; a bound on its processor time",
         quick=("--seconds", "6"),
     ),
     Benchmark(
         name="report",
+        module="commands.report",
         title="Reports",
         peer="`wc -l` with `json.loads`; the seed's scripts, made anew; plotly's timeline",
         needs=("pandas", "plotly", "pyarrow", "playwright"),
@@ -90,6 +98,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="data",
+        module="runtime.data",
         title="Data",
         peer="a pool as Megatron-LM's preprocess_data.py has it; megatron-core's index maps",
         needs=("megatron", "tokenizers", "torch"),
@@ -97,6 +106,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="checkpoint",
+        module="runtime.checkpoint",
         title="Checkpoints",
         peer="the same bytes with fsync; torch.distributed.checkpoint (DCP)",
         needs=("torch",),
@@ -104,6 +114,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="memory_copies",
+        module="runtime.memory_copies",
         title="Copies in memory",
         peer="the same steps without; cloning the same tensors",
         needs=("torch",),
@@ -111,6 +122,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="pipeline",
+        module="pipeline",
         title="The runtime",
         peer="torch.distributed.pipelining; DeepSpeed's pipeline engine; the schedule's theory",
         needs=("torch",),
@@ -119,6 +131,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="engine_overhead",
+        module="runtime.engine_overhead",
         title="The engine's part of an action",
         peer="the model's own work, alone",
         needs=("torch",),
@@ -127,6 +140,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="tensor",
+        module="runtime.tensor",
         title="Shared layers",
         peer="torch's tensor-parallel styles, put on by hand",
         needs=("torch",),
@@ -136,6 +150,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="split",
+        module="runtime.split",
         title="The splitter",
         peer="the live layers, called by themselves",
         needs=("torch",),
@@ -143,6 +158,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="balance",
+        module="runtime.balance",
         title="The balanced cut",
         peer="a cut by measured times",
         needs=("torch",),
@@ -150,6 +166,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="morph",
+        module="morph",
         title="A node is lost",
         peer="torch elastic with DCP",
         needs=("torch",),
@@ -157,6 +174,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="planner",
+        module="planner",
         title="Planning",
         peer="FASOP's search, made anew from its description",
         needs=("numpy",),
@@ -164,6 +182,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="planner_exact",
+        module="planner.exact",
         title="Plans beside the best of all",
         peer="every plan there is, one by one",
         needs=("numpy",),
@@ -171,6 +190,7 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="simulator",
+        module="simulator",
         title="The simulator",
         peer="the engine, measured",
         needs=("torch",),
@@ -178,12 +198,14 @@ BENCHMARKS: Sequence[Benchmark] = (
     ),
     Benchmark(
         name="scale",
+        module="commands.scale",
         title="Up to 10,240 nodes",
         peer="none; growth from 64 nodes on",
         quick=("--most", "1024"),
     ),
     Benchmark(
         name="containers",
+        module="commands.containers",
         title="Containers",
         peer="the same start, bare",
         image=True,
@@ -194,6 +216,7 @@ BENCHMARKS: Sequence[Benchmark] = (
 ON_GPU: Sequence[Benchmark] = (
     Benchmark(
         name="pipeline",
+        module="pipeline",
         title="One GPU: throughput, MFU, two stages on it",
         peer="plain torch.compile",
         needs=("torch",),

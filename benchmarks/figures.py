@@ -1,8 +1,8 @@
-"""The figures that have a bound, out of the tables that benchmarks print.
+"""Figures with a bound, read from the tables that benchmarks print.
 
 A table's bounds are in the column whose heading begins with "bound" or "limit"; "at least" in front
 of a number makes it a lower one. The figure is the column "median", else the one before the bound,
-else the one after it. Columns between which figures lie are told by their headings too.
+else the one after it. The columns of a figure's spread are found by their headings too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What figures say of the machine: its processor, memory and GPU, and nothing that names it.
+"""The machine of a measurement: its processor, memory and GPU, and nothing that names it.
 
 And how programs are installed on it: compiled.
 """

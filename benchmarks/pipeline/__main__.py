@@ -1,4 +1,4 @@
-"""How fast the runtime is, beside other engines and beside its own theory.
+"""Speed of the runtime, beside other engines and beside its own theory.
 
     python -m benchmarks.pipeline [torch] [deepspeed] [theory] [staged] [overhead] [gpu]
                                   [--microbatches 8 16] [--rounds 5] [--write]

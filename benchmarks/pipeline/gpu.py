@@ -24,7 +24,7 @@ PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "A10": 125.0, "L40S"
 
 
 def count_flops(tokens: int) -> float:
-    """Of a step's forward and backward: 6 a parameter that multiplies, and attention."""
+    """Count a step's floating-point operations: 6 a parameter that multiplies, and attention."""
     width, blocks, length = SIZES["width"], SIZES["blocks"], SIZES["length"]
     weights = blocks * 12 * width**2 + SIZES["vocab"] * width
     return tokens * (6.0 * weights + 6.0 * blocks * width * length)

@@ -1,4 +1,4 @@
-"""What is compared: a way to make one step of the same model, ours, torch's or DeepSpeed's.
+"""Jobs that are compared: one step of the same model by our engine, torch's or DeepSpeed's.
 
 All run in the same processes, one after another in each round. A step is forward and backward of
 the batch, gradients left in `.grad`; nothing updates weights. Of ours the engine's part is told
@@ -83,7 +83,7 @@ class Job:
     stamps: list[Stamp] = field(default_factory=list)
     """When each step began and ended, of those kept."""
     cpu: list[float] = field(default_factory=list)
-    """What each took of the process's time on its cores, all threads."""
+    """Processor seconds that each step took, all threads."""
     engine: list[Stamp] = field(default_factory=list)
     """The same of the engine alone, for ours."""
     engine_cpu: list[float] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Job:
             kept.clear()
 
     def sum_squares(self) -> float:
-        """Of this rank's gradients of the last step."""
+        """Sum the squares of this rank's gradients of the last step."""
         if self.square_norm is not None:
             return self.square_norm()
         grads = [p.grad.double() for p in self.parameters if p.grad is not None]

@@ -1,4 +1,4 @@
-"""What the engine adds to an action: seeding, messages, threads; and what it receives into.
+"""Cost that the engine adds to an action: seeding, messages, threads, receive buffers.
 
 Two processes, gpipe on a tiny model, so that forwards follow forwards and backwards backwards. A
 rank whose part is the larger one never waits: the message it takes is there, the one it sends

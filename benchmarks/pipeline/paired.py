@@ -189,7 +189,7 @@ def _compare(
     rounds: list[dict[tuple[str, int], float]],
     num_stages: int,
 ) -> dict[str, list[float]]:
-    """Of each round: the step over the simulation, by the stages alone and by its own actions."""
+    """Ratios of each round's step to its simulation, by the stages alone and by its own actions."""
     found: dict[str, list[float]] = {"alone": [], "own": []}
     for number, span in enumerate(spans):
         step = [rank[number] for rank in traces]

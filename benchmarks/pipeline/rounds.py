@@ -1,4 +1,4 @@
-"""Rounds: every job once a round, in an order that turns: a machine that drifts drifts for all."""
+"""Rounds of measurements: each runs every job once, in rotating order, so that drift hits all."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _check_equal(norms: dict[str, float]) -> None:
 
 
 def find_spans(stamps: Sequence[Stamp], world: int) -> list[float]:
-    """Of each round: from the first rank's begin to the last rank's end (one clock a machine)."""
+    """Seconds of each round, from the first rank's begin to the last rank's end, by one clock."""
     return [
         max(end for _, end in ranks) - min(begin for begin, _ in ranks)
         for ranks in zip(*gather(list(stamps), world), strict=True)

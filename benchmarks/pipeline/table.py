@@ -61,7 +61,7 @@ class Table:
 
 @dataclass(kw_only=True)
 class Part:
-    """What one part of the benchmark found."""
+    """The result of one part of the benchmark."""
 
     title: str
     notes: list[str] = field(default_factory=list)

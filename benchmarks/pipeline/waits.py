@@ -31,7 +31,7 @@ class Jitter:
         self.share = 0.0
         """Waits lie within so much of their length, either way."""
         self.factor = 1.0
-        """Of this process's waits: another kind of node."""
+        """Factor on this process's waits: another kind of node."""
         self._calls: dict[tuple[int, str], int] = {}
 
     def begin_step(self) -> None:

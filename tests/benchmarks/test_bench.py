@@ -30,7 +30,7 @@ def test_one_that_takes_too_long_takes_its_peers_along(
 ) -> None:
     pid = tmp_path / "pid"
     (tmp_path / "slow.py").write_text(SLOW.format(pid=str(pid)))
-    benchmark = Benchmark(name="spine", title="Slow", peer="none", quick=())
+    benchmark = Benchmark(name="slow", module="slow", title="Slow", peer="none", quick=())
     command = [sys.executable, str(tmp_path / "slow.py")]
     monkeypatch.setattr(Benchmark, "build_command", lambda *args: command)
     outcome = run_benchmark(benchmark, True, 5.0)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.planner_cases import A10_8, MIXED_8, build_gpt2_profile, predict_seed
-from benchmarks.planner_fasop import Peer, time_in_our_model
-from benchmarks.planner_public import Published
-from benchmarks.planner_vtrain import predict_held_out, read_rows
+from benchmarks.planner.cases import A10_8, MIXED_8, build_gpt2_profile, predict_seed
+from benchmarks.planner.fasop import Peer, time_in_our_model
+from benchmarks.planner.public import Published
+from benchmarks.planner.vtrain import predict_held_out, read_rows
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.search.search import Search
 

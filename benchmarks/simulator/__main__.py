@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.pipeline import network
 from benchmarks.pipeline.ranks import run_ranks
-from benchmarks.simulator_cases import LAUNCHES, QUICK, Launch, Layout, place
+from benchmarks.simulator.layouts import LAUNCHES, QUICK, Launch, Layout, place
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.compiled import find_schedule_model
 from varuna_core.planner.model.step import StepTime, simulate_step
@@ -63,7 +63,7 @@ class Row:
     measured: list[float]
     """Seconds of each step."""
     pipeline_s: float
-    """Of the last round's last step, from the first action's begin to the last one's end."""
+    """Seconds of the last round's last step, from the first action's begin to the last's end."""
     kinds: dict[str, tuple[float, float]]
     """By kind of action: what all ranks' took of it in that step, and what was predicted."""
 
@@ -77,7 +77,7 @@ class Row:
 
 
 def join_profiles(profiles: Sequence[Profile]) -> Profile:
-    """Of each figure the median."""
+    """Take the median of each figure."""
     first = profiles[0]
 
     def middle(rows: Sequence[Sequence[float]]) -> Any:
@@ -139,7 +139,7 @@ def predict(profile: Profile, launch: Launch, layout: Layout) -> tuple[StepTime,
 
 
 def measure(launch: Launch, rounds: int, cpu: bool, kept: Path | None) -> dict[str, Any]:
-    """What the ranks found; with a folder what an earlier run has left there."""
+    """Collect the ranks' results; with a folder, those of an earlier run."""
     path = kept and kept / f"{launch.ranks}.json"
     if path is not None and path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
@@ -154,7 +154,7 @@ def measure(launch: Launch, rounds: int, cpu: bool, kept: Path | None) -> dict[s
             prefixes = [sides[node != launch.nodes[0]] for node in launch.nodes]
             environment = {**KEEP_MEMORY, "GLOO_SOCKET_IFNAME": "eth0"}
             inside = {"prefixes": prefixes, "environment": environment}
-        found = run_ranks("benchmarks.simulator_ranks", launch.ranks, options, **inside)
+        found = run_ranks("benchmarks.simulator.ranks", launch.ranks, options, **inside)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found))

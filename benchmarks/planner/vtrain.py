@@ -1,6 +1,6 @@
 """Predictions against VIA-Research/vTrain's measured steps (MIT) of GPT models on A100 GPUs.
 
-    python -m benchmarks.planner_vtrain FOLDER
+    python -m benchmarks.planner.vtrain FOLDER
 
 Times of a layer are fitted on the rows of other cells, never on those of the cell that is told: for
 one node a cell is a hidden size with a tensor degree, for many nodes it is a model. What is fitted
@@ -49,7 +49,7 @@ class Measured:
         return self.batch // self.micro_batch // self.replicas
 
     def list_rates(self) -> dict[str, float]:
-        """What each rate is multiplied with: of a layer, the head, a message, the rest."""
+        """Amounts of work, by rate: of a layer, the head, a message, the rest."""
         b, s, h, t = self.micro_batch, self.length, self.hidden, self.tensor
         parameters = (12 * h * h * self.layers / self.stages + h * VOCABULARY) / t
         share = 2 * (self.replicas - 1) / self.replicas
@@ -147,7 +147,7 @@ def _rank(values: Array) -> Array:
 
 
 def list_regrets(rows: Sequence[Measured], found: Array) -> list[float]:
-    """Of each question (model, GPUs, batch) with several plans: what the chosen one costs."""
+    """Compute the chosen plan's cost for each question (model, GPUs, batch) with several plans."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
         groups[row.model, row.layers, row.gpus, row.batch].append(i)

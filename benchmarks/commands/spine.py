@@ -1,6 +1,6 @@
-"""How light the command is, and how plan and render grow with the number of nodes.
+"""Start-up time of the command, and growth of plan and render with the number of nodes.
 
-    python -m benchmarks.spine [--rounds 15] [--write]
+    python -m benchmarks.commands.spine [--rounds 15] [--write]
 
 Whole processes are timed in turn, A B A B, and compared pair by pair, so that a machine whose speed
 drifts drifts for both. Growth is the slope of a line through log(seconds) over log(nodes).
@@ -146,7 +146,8 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# The spine: start-up and growth\n\n"
-            f"Made by `python -m benchmarks.spine --rounds {options.rounds} --write`. {text}\n"
+            f"Made by `python -m benchmarks.commands.spine --rounds {options.rounds} --write`. "
+            f"{text}\n"
         )
 
 

@@ -1,7 +1,6 @@
-"""How fast text becomes tokens, and index maps are made, against Megatron's ways in the same run;
-and for how long a training waits for its data (data_waiting.py).
+"""Speed of `vjob data` beside Megatron's ways, and a training's waits for its data.
 
-    python -m benchmarks.data [--megabytes 40] [--processes 2] [--rounds 5] [--write]
+    python -m benchmarks.runtime.data [--megabytes 40] [--processes 2] [--rounds 5] [--write]
 
 The baseline of preparing is a pool as Megatron's preprocess_data.py has it: the parent hands each
 document to a worker (imap, 25 at a time), gets a list of ids back, makes an array of it and writes
@@ -19,9 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import platform
 import resource
 import statistics
+import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -32,7 +34,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data_waiting import measure_waiting
 from varuna_core.data.corpus import make_documents
 from varuna_core.data.gpt import GptSamples
 from varuna_core.data.index_maps import build_maps, build_sample_index, count_epochs, find_fault
@@ -45,6 +46,57 @@ from varuna_core.data.vocabulary import (
     train_bpe,
     train_whitespace,
 )
+from vjob.jobs.conf.loading.load import parse_conf
+from vjob.jobs.programs.start import Found, build_files
+
+SHAPES = {
+    "the demo's GPT": ("{layers: 8, hidden: 64, heads: 4, sequence: 64, vocab: 1000}", 200),
+    "4 layers of 128, sequence 256": (
+        "{layers: 4, hidden: 128, heads: 4, sequence: 256, vocab: 1000}",
+        40,
+    ),
+}
+"""Model and number of steps."""
+CONF = """
+name: waiting
+program: pretrain_gpt
+model: {model}
+data: {{prefix: tokens}}
+train: {{steps: {steps}, global_batch_size: 16, micro_batch_size: 4, evaluate: {{every: 0}}}}
+"""
+DOCUMENTS, LENGTH = 20_000, 500
+
+
+def measure_waiting(folder: Path) -> list[str]:
+    """A row for each shape."""
+    random = np.random.default_rng(0)
+    random.integers(0, 1000, DOCUMENTS * LENGTH).astype("<u2").tofile(bin_path(folder / "tokens"))
+    with open(idx_path(folder / "tokens"), "wb") as file:
+        lengths = np.full(DOCUMENTS, LENGTH)
+        write_index(file, np.dtype("<u2"), lengths, np.arange(DOCUMENTS + 1))
+    return [_measure(folder, name) for name in SHAPES]
+
+
+def _measure(folder: Path, name: str) -> str:
+    model, num_steps = SHAPES[name]
+    conf = parse_conf(CONF.format(model=model, steps=num_steps), "conf.yaml", folder)
+    for file, text in build_files(conf, Found(), str(folder)).items():
+        (folder / file).write_text(text)
+    trace = folder / "trace.jsonl"
+    trace.unlink(missing_ok=True)
+    subprocess.run(
+        [sys.executable, "-m", "varuna_core.programs.pretrain", folder / "training.json"],
+        env={**os.environ, "VJOB_TRACE": str(trace), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    lines = map(json.loads, trace.read_text().splitlines())
+    _, *steps = [line for line in lines if isinstance(line, dict) and "step" in line]
+    waited = sum(step["sums"]["data"][2] for step in steps)
+    took = sum(step["took"] for step in steps)
+    mean = took / len(steps) / 1e6
+    return f"| {name} | 1 % | {waited / took:.2%} | {mean:.0f} ms |"
+
 
 RESULT = Path(__file__).parent / "results" / "data.md"
 NUM_TOKENS = 1_050_000_000
@@ -305,7 +357,7 @@ def main() -> None:
     print(text)
     if options.write:
         asked = f"--megabytes {options.megabytes:g} --rounds {options.rounds}"
-        command = f"python -m benchmarks.data {asked} --write"
+        command = f"python -m benchmarks.runtime.data {asked} --write"
         RESULT.write_text(f"# Data: preparing and index maps\n\nMade by `{command}`. {text}\n")
 
 

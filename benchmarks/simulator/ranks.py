@@ -1,8 +1,8 @@
-"""One process of benchmarks/simulator.py: profiles and steps of every layout in turn.
+"""One process of the simulator's benchmark: profiles and steps of every layout in turn.
 
     round 1: links, profile, layout a, layout b, .. ─► round 2: links, profile, layout b, .. ─► ..
 
-So a machine that is slow for a while is so for the profile and for the runs.
+A machine that is slow for a while is then slow for the profile and for the runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks.pipeline import waits
 from benchmarks.pipeline.ranks import gather, pin, serve
-from benchmarks.simulator_cases import Launch, Layout, rebuild
+from benchmarks.simulator.layouts import Launch, Layout, rebuild
 from varuna_core import Profiler, Varuna
 from varuna_core.planner.profile.profile import Network
 from varuna_core.planner.profile.profile_file import render_profile

@@ -1,6 +1,6 @@
-"""What reading costs against the plain ways to read the same files, in one run.
+"""Cost of reading a run's files for a report, beside plain ways to read the same files.
 
-    python -m benchmarks.report [--trace-mb 1000] [--nodes 64 --log-mb 50] [--ranks 1024]
+    python -m benchmarks.commands.report [--trace-mb 1000] [--nodes 64 --log-mb 50] [--ranks 1024]
         [--events 1024000] [--write]
 
 Each way runs in a process of its own; its memory is that process' peak. The logs are one file under
@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report_page import measure_page, write_page
+from benchmarks.commands.report_page import measure_page, write_page
 from varuna_core.records.logs.trace import COLUMNS, FORMAT, TraceWriter
 from varuna_core.records.logs.training_log import Iteration, format_iteration, format_timers
 
@@ -217,7 +217,8 @@ def main() -> None:
         head = (
             f"# Reports\n\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
         )
-        version = f"Python {platform.python_version()}. `python -m benchmarks.report --write`.\n\n"
+        command = "python -m benchmarks.commands.report --write"
+        version = f"Python {platform.python_version()}. `{command}`.\n\n"
         RESULT.write_text(head + version + text + "\n")
 
 
@@ -295,7 +296,7 @@ def _read_part_as_the_seed(folder: Path, part_mb: float, frame_a_row: bool) -> i
 
 
 def measure_writer(folder: Path) -> list[str]:
-    """What a training pays."""
+    """Measure the cost that tracing adds to a training."""
     lines = ["| writer, 50 events a step | us a step | of a step of 1 s |", "|---|---|---|"]
     for name, log_every in (("details of all steps", 1), ("of every tenth", 10)):
         took = write_steps(folder / f"w{log_every}.jsonl", 2000, log_every)

@@ -1,4 +1,4 @@
-"""What a long training on nodes that come and go keeps of its time, by replaying measured pauses.
+"""Goodput of a long training on nodes that come and go, by replaying measured pauses.
 
 A trace of availability says when nodes leave: most are called back with a warning, as spot nodes
 are, some are lost without one. A day of it is not trained here: its steps are counted, with the
@@ -63,7 +63,7 @@ def make_trace(seed: int) -> list[Event]:
 
 
 class Kept(NamedTuple):
-    """What came of the node-hours that were there."""
+    """The use that was made of the available node-hours."""
 
     steps_s: float
     """Node-seconds in steps that were kept, as a share of all node-seconds."""

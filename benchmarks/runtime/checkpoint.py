@@ -1,6 +1,6 @@
-"""What a checkpoint costs beside moving the same bytes, and beside torch.distributed.checkpoint.
+"""Cost of a checkpoint beside moving the same bytes, and beside torch.distributed.checkpoint.
 
-    python -m benchmarks.checkpoint [--folder .] [--rounds 9] [--millions 20] [--write]
+    python -m benchmarks.runtime.checkpoint [--folder .] [--rounds 9] [--millions 20] [--write]
 
 AdamW's state of a model of equal layers in fp32. Each ratio is of two things timed in turn, round
 by round, in one process with one compute thread; `--folder` says on which file system.
@@ -85,7 +85,7 @@ def time_s(work: Callable[[], Any]) -> float:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Of seconds, one a round, in order of size; and of the best round of each."""
+    """Ratios of seconds, one a round, in order of size; and the ratio of the best rounds."""
 
     each: list[float]
     best: float
@@ -302,7 +302,7 @@ def main() -> None:
     text = "\n".join([head, "", *rows])
     print(text)
     if options.write:
-        command = f"python -m benchmarks.checkpoint --rounds {options.rounds} --write"
+        command = f"python -m benchmarks.runtime.checkpoint --rounds {options.rounds} --write"
         title = "# Checkpoints beside the bytes they hold"
         RESULT.write_text(f"{title}\n\nMade by `{command}`. {text}\n")
 

@@ -108,7 +108,7 @@ class Ours:
         return sum(text.count(STEP_MARK) for text in texts)
 
     def measure_step_ms(self, window_s: float) -> float:
-        """What a step takes, by the lines that come within this time."""
+        """Measure a step's milliseconds, from the log lines of this window."""
         known = len(self._list_step_ms())
         time.sleep(window_s)
         found = self._list_step_ms()[known + 1 :]  # the first one began before
@@ -167,7 +167,7 @@ class Ours:
         return now
 
     def leave(self, seat: int) -> float:
-        """What `agent.pyz morph leave` writes."""
+        """Write the request that `agent.pyz morph leave` writes."""
         now = time.time()
         self.run.morph.leave(seat).write_text(json.dumps({"node": seat}))
         return now
@@ -249,6 +249,6 @@ def halted(pids: list[int]) -> Iterator[None]:
 
 
 def explain(run: RunFolder) -> str:
-    """What the scheduler's log says, where something went wrong."""
+    """Read the scheduler's log, to explain a failure."""
     log = run.scheduler_log()
     return log.read_text(errors="replace") if log.exists() else ""

@@ -1,4 +1,4 @@
-"""What benchmarks/simulator.py runs: launches of so many processes, and the layouts of each."""
+"""Launches of the simulator's benchmark: their numbers of processes, and the layouts of each."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class Launch:
     slow_right: float = 1.0
     """How much longer the second half of the ranks takes for everything."""
     rate_mbit: float = 0.0
-    """Of the link between the two halves; 0: all are on one node."""
+    """Mbit/s of the link between the two halves; 0: all are on one node."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the model."""
+    """Options of the model."""
 
     @property
     def nodes(self) -> list[str]:
-        """Of each rank its node."""
+        """List the node of each rank."""
         apart = self.rate_mbit or self.slow_right != 1
         half = self.ranks // 2
         return [RIGHT if apart and rank >= half else LEFT for rank in range(self.ranks)]

@@ -1,4 +1,4 @@
-"""How long a morph takes, beside torchrun's elastic restart and beside a stop and a new submit.
+"""Time of a morph beside torchrun's elastic restart and beside a stop and a new submit.
 
     python -m benchmarks.morph [--rounds 3] [--large] [--write]
 
@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.morph_goodput import Costs, compare_goodput
-from benchmarks.morph_ours import LARGE, TINY, Ours, Size, count_cpu_s, halted
-from benchmarks.morph_peer import Peer
+from benchmarks.morph.goodput import Costs, compare_goodput
+from benchmarks.morph.ours import LARGE, TINY, Ours, Size, count_cpu_s, halted
+from benchmarks.morph.peer import Peer
 from varuna_core.records.morphs import PARTS, read_parts
 
 RESULT = Path(__file__).parent / "results" / "morph.md"
@@ -96,7 +96,7 @@ class Steady(NamedTuple):
     ratios: list[float]
     """A step beside all that morphing adds, over one while that is stopped; of each pair."""
     cpu_share: float
-    """Of one processor, what the manager, the nodes' `stay` and the ranks that wait take."""
+    """Share of one processor that the manager, the nodes' `stay` and waiting ranks take."""
     warm_s: float
     """From the first step until the ranks of the next attempt wait."""
     waiting_mb: float

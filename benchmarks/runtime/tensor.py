@@ -1,6 +1,6 @@
 """A step with shared layers, against the same model with torch's styles put on by hand.
 
-    python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.tensor [--cpu] [--write]
+    torchrun --nproc-per-node 2 -m benchmarks.runtime.tensor [--cpu] [--write]
 
 Two processes, a core each; a GPT with sequence-parallel norms and a vocabulary-parallel loss, a few
 micro-batches a step, clipping and AdamW. Both take a step in each round, in turns, so that their
@@ -122,7 +122,7 @@ def main() -> None:
     words = "CPU seconds of both processes" if options.cpu else "seconds of the slower process"
     text = f"""# Tensor parallelism: a step, against torch's styles put on by hand
 
-Made by `python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.tensor
+Made by `python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.runtime.tensor
 --rounds {options.rounds}{" --cpu" if options.cpu else ""} --write`. torch {torch.__version__}, \
 Python {platform.python_version()}, {platform.machine()}, one thread a process, {options.rounds}
 rounds; GPT of {options.layers} layers, hidden {options.hidden}, sequence 128, 8192 words;

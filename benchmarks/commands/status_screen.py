@@ -1,6 +1,6 @@
-"""What the live screen of `vjob status` costs while one only looks at it.
+"""Processor time of the live screen of `vjob status` while nobody presses a key.
 
-    python -m benchmarks.status_screen [--seconds 60] [--write]
+    python -m benchmarks.commands.status_screen [--seconds 60] [--write]
 
 The whole command runs in a real pseudo-terminal over the logs of a job of 64 nodes: readers, judge
 and screen. Its processor time is set against the time that passes, first with nothing new in any
@@ -98,7 +98,7 @@ class Terminal:
 
     @property
     def cpu_s(self) -> float:
-        """Of all threads of the command, so far."""
+        """Processor seconds of all threads of the command, so far."""
         stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -156,7 +156,7 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# The live screen: what looking costs\n\n"
-            f"Made by `python -m benchmarks.status_screen --write`. {text}\n"
+            f"Made by `python -m benchmarks.commands.status_screen --write`. {text}\n"
         )
 
 

@@ -1,6 +1,6 @@
-"""How the parts of vjob grow with the number of nodes, from 64 to 10,240, on generated inputs.
+"""Growth of vjob's parts with the number of nodes, from 64 to 10,240, on generated inputs.
 
-    python -m benchmarks.scale [--most 10240] [--only NAME ...] [--write]
+    python -m benchmarks.commands.scale [--most 10240] [--only NAME ...] [--write]
 
 Each part does once, in this process, what a command or a service does: the conf's plan and its
 scripts, `vjob status`' first look and its later ones, the report's text, the manager of a run that
@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import report, spine, status
+from benchmarks.commands import report, spine, status
 from benchmarks.drawing import draw_growth
 from benchmarks.machine import read_memory_gb, read_processor
 
@@ -138,7 +138,7 @@ def measure_simulator(folder: Path, nodes: int) -> Points:
 
 
 def measure_search(folder: Path, nodes: int) -> Points:
-    from benchmarks.planner_cases import GPT2_XL, LARGE, build_large_profile
+    from benchmarks.planner.cases import GPT2_XL, LARGE, build_large_profile
     from varuna_core.planner.model.training import Training
     from varuna_core.planner.search.search import Search
 
@@ -224,7 +224,7 @@ def main() -> None:
         os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
         found = measure(sizes, options.only)
     text = render(sizes, found)
-    command = " ".join(["python -m benchmarks.scale", *sys.argv[1:]])
+    command = " ".join(["python -m benchmarks.commands.scale", *sys.argv[1:]])
     print(text)
     if options.write:
         picture = RESULT.with_suffix(".svg")

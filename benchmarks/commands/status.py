@@ -1,6 +1,6 @@
-"""What a look at a large job costs, against `tail` over the same files and against the next look.
+"""Cost of `vjob status` on a large job, beside `tail` over the same files; first and second look.
 
-    python -m benchmarks.status [--nodes 1024] [--rounds 9] [--write]
+    python -m benchmarks.commands.status [--nodes 1024] [--rounds 9] [--write]
 
 The files are sparse, 100 MB each, with lines as Megatron-LM, gpustat and Python's warnings print
 them at their ends. Whole processes are timed in turn, A B A B, over files that lie in memory.
@@ -19,8 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.commands.spine import ROOT
 from benchmarks.machine import compile_to
-from benchmarks.spine import ROOT
 from varuna_core.records import record as records
 from varuna_core.records.files import write_json
 from varuna_core.records.logs.training_log import Iteration, format_iteration, format_timers
@@ -233,7 +233,8 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# A look at a large job\n\n"
-            f"Made by `python -m benchmarks.status --rounds {options.rounds} --write`. {text}\n"
+            f"Made by `python -m benchmarks.commands.status --rounds {options.rounds} --write`. "
+            f"{text}\n"
         )
 
 

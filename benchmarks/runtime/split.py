@@ -1,6 +1,6 @@
-"""What running the user's whole forward costs the last stage: the skipped part of a 48-layer model.
+"""Cost of running the user's whole forward on the last stage, which skips most of 48 layers.
 
-    python -m benchmarks.split [--rounds 15] [--write]
+    python -m benchmarks.runtime.split [--rounds 15] [--write]
 
 The last stage's forward (43 layers and their cuts skipped) against the same live layers called by
 themselves, in turn; the difference is what is skipped. And what making the split takes.
@@ -119,7 +119,8 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# The splitter: what is skipped, and what a split takes\n\n"
-            f"Made by `python -m benchmarks.split --rounds {options.rounds} --write`. {text}\n"
+            f"Made by `python -m benchmarks.runtime.split --rounds {options.rounds} --write`. "
+            f"{text}\n"
         )
 
 

@@ -1,6 +1,6 @@
-"""Whether the counted cost of segments balances stages as well as measured times would.
+"""Balance of stages cut by counted costs, beside stages cut by measured times.
 
-    python -m benchmarks.balance [--rounds 5] [--write]
+    python -m benchmarks.runtime.balance [--rounds 5] [--write]
 
 Each segment of a GPT with a small, a large and a huge vocabulary is run forward and backward as a
 stage of its own; the slowest of four stages, balanced by count and by these times, is compared.
@@ -71,7 +71,7 @@ def measure(model: Net, inputs: dict[str, Tensor], rounds: int) -> list[float]:
 
 
 def find_slowest(stages: Sequence[range], times: Sequence[float]) -> float:
-    """Of the stages, as a multiple of an even share."""
+    """Time of the slowest stage, as a multiple of an even share."""
     return max(sum(times[i] for i in stage) for stage in stages) * len(stages) / sum(times)
 
 
@@ -116,7 +116,8 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# The balanced cut: counted against measured\n\n"
-            f"Made by `python -m benchmarks.balance --rounds {options.rounds} --write`. {text}\n"
+            f"Made by `python -m benchmarks.runtime.balance --rounds {options.rounds} --write`. "
+            f"{text}\n"
         )
 
 

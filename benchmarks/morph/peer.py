@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.morph_ours import BATCH, Size, wait_until
+from benchmarks.morph.ours import BATCH, Size, wait_until
 from varuna_core.agent.processes.proc import list_below, list_stats
 
 LIMIT_S = 90.0
@@ -46,7 +46,7 @@ class Peer:
             sys.executable, "-m", "torch.distributed.run", f"--nnodes=2:{nodes}",
             "--nproc-per-node=1", "--max-restarts=20", "--monitor-interval=0.1",
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=peer",
-            f"--rdzv-conf={conf}", "-m", "benchmarks.morph_peer", str(folder), *words,
+            f"--rdzv-conf={conf}", "-m", "benchmarks.morph.peer", str(folder), *words,
         ]  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), FRESH: "1"}
         self._agents: list[subprocess.Popen[bytes]] = []

@@ -1,6 +1,6 @@
-"""What the engine adds to an action beyond the model's own work.
+"""Cost that the engine adds to an action beyond the model's own work.
 
-    python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.engine_overhead [--write]
+    torchrun --nproc-per-node 2 -m benchmarks.runtime.engine_overhead [--write]
 
 Two stages, two processes, a core each. In a traced step the stage's forward and the backward are
 timed inside their actions; the rest of an action, from the moment it had its message, is the
@@ -123,7 +123,7 @@ def main() -> None:
     dist.all_gather_object(gathered, rows)
     text = f"""# The engine: what it adds to an action
 
-Made by `python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.engine_overhead
+Made by `python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.runtime.engine_overhead
 --rounds {options.rounds}{" --cpu" * options.cpu} --write`. torch {torch.__version__}, Python
 {platform.python_version()}, {platform.machine()}, one thread a process, {NUM_MICROBATCHES}
 micro-batches a round, two stages of {options.blocks // 2} small blocks each; microseconds

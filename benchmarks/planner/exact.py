@@ -1,6 +1,6 @@
-"""Plans against trying them all, on many small questions that are drawn.
+"""Plans of the search beside the best of all plans, on many small random questions.
 
-    python -m benchmarks.planner_exact [--count 2000] [--seed 1] [--write]
+    python -m benchmarks.planner.exact [--count 2000] [--seed 1] [--write]
 
 A difference is a bug: each is printed with the name from which its question is drawn again.
 """
@@ -105,7 +105,7 @@ def compare(
 
 
 def read_rows() -> dict[str, str]:
-    """Of the result file, by kind."""
+    """Read the rows of the result file, by kind."""
     text = RESULT.read_text() if RESULT.exists() else ""
     rows = [line for line in text.splitlines() if line.startswith("| ") and line not in HEAD]
     return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
@@ -141,7 +141,7 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# Planning: equal to trying every plan\n\n"
-            "Made by `python -m benchmarks.planner_exact --write`. Questions are drawn: 2 to 6 "
+            "Made by `python -m benchmarks.planner.exact --write`. Questions are drawn: 2 to 6 "
             "segments, up to three kinds of nodes of two kinds of GPU, memory that binds in two of "
             "three, keys fixed or free, also zero_bubble and stages without segments "
             "(tests/varuna_core/planner/brute_force.py). " + text

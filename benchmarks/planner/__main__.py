@@ -1,4 +1,4 @@
-"""How long planning takes, and how near predictions are to what was measured.
+"""Time of planning, and error of predictions against measurements.
 
     python -m benchmarks.planner [--limit 60] [--published FOLDER] [--write]
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.planner_cases import (
+from benchmarks.planner.cases import (
     A10_8,
     GPT2_XL,
     LARGE,
@@ -29,9 +29,9 @@ from benchmarks.planner_cases import (
     build_large_profile,
     predict_seed,
 )
-from benchmarks.planner_fasop import Peer, time_in_our_model
-from benchmarks.planner_public import render_rows
-from benchmarks.planner_vtrain import render_vtrain
+from benchmarks.planner.fasop import Peer, time_in_our_model
+from benchmarks.planner.public import render_rows
+from benchmarks.planner.vtrain import render_vtrain
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.compiled import (
     Compiled,
@@ -221,7 +221,7 @@ def main() -> None:
         "\n".join(list_terms()),
         WHAT_TERMS_SAY,
         "## FASOP's search beside ours",
-        "Made anew from its description (benchmarks/planner_fasop.py); GPT-2 XL, batch 64. Ours "
+        "Made anew from its description (benchmarks/planner/fasop.py); GPT-2 XL, batch 64. Ours "
         "is in the table of searches.",
         "\n".join(list_peers()),
     ]

@@ -1,6 +1,6 @@
-"""How long a submit takes, against submitit's, imports included.
+"""Time of a submit beside submitit's, imports included.
 
-    python -m benchmarks.submit [--rounds 9] [--write]
+    python -m benchmarks.commands.submit [--rounds 9] [--write]
 
 Whole processes in turn: `vjob submit` of a conf, and a program that imports submitit and submits a
 function with its SlurmExecutor, the shortest way to its job. Slurm's tools are scripts that answer
@@ -117,7 +117,8 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# A submit, beside submitit's\n\n"
-            f"Made by `python -m benchmarks.submit --rounds {options.rounds} --write`. {text}\n"
+            f"Made by `python -m benchmarks.commands.submit --rounds {options.rounds} --write`. "
+            f"{text}\n"
         )
 
 

@@ -1,6 +1,6 @@
-"""What a container costs once its image is unpacked, and that it is unpacked once.
+"""Cost of a start in a container whose image is unpacked, and proof that it is unpacked once.
 
-    python -m benchmarks.containers IMAGE.sqsh [--rounds 15] [--write]
+    python -m benchmarks.commands.containers IMAGE.sqsh [--rounds 15] [--write]
 
 Bound 1: the second start of an unpacked image adds under 0.3 s a node over bare. Timed is the node
 agent's whole way of one rank that does nothing, from its start to its end, bare and in each runtime

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.planner_cases import GPT2_XL, INTER_GB_S, INTRA_GB_S
+from benchmarks.planner.cases import GPT2_XL, INTER_GB_S, INTRA_GB_S
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, Placed, place
 from varuna_core.planner.model.compiled import compile_by_name, find_schedule_model
@@ -44,7 +44,7 @@ class Guess:
 
 
 class Peer:
-    """Of GPT-2 XL on nodes that are alike in number of GPUs."""
+    """FASOP's search for GPT-2 XL, on nodes with equal numbers of GPUs."""
 
     def __init__(self, profile: Profile, cluster: Cluster, batch: int) -> None:
         self.profile, self.cluster, self.batch = profile, cluster, batch

@@ -1,6 +1,6 @@
 """Predictions against measured steps that others published; nothing is fitted to them.
 
-    python -m benchmarks.planner_public FOLDER
+    python -m benchmarks.planner.public FOLDER
 
 FOLDER holds copies of eth-easl/sailor's validation data (MIT): plans with measured steps, profiles,
 link fits. Each plan's replicas are columns: a stage has a GPU type and tensor degree in each.

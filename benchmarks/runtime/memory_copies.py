@@ -1,6 +1,6 @@
-"""What copies in the memory of nodes cost a training: steps with them beside steps without.
+"""Cost of checkpoint copies in the memory of nodes: steps with them beside steps without.
 
-    python -m benchmarks.memory_copies [--rounds 5] [--steps 20] [--write]
+    python -m benchmarks.runtime.memory_copies [--rounds 5] [--steps 20] [--write]
 
 One process, one compute thread, a GPT of 5 million parameters with AdamW in fp32. A round is so
 many steps without a copy and so many with one (laid after the first of them, written beside the
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkpoint import Ratios, compare, render_row
+from benchmarks.runtime.checkpoint import Ratios, compare, render_row
 from varuna_core import Varuna
 from varuna_core.morph.memory import ROOT
 from varuna_core.programs.gpt import Gpt
@@ -140,7 +140,7 @@ def main() -> None:
     ) + "\n".join(rows)
     print(text)
     if options.write:
-        command = f"python -m benchmarks.memory_copies --rounds {options.rounds} --write"
+        command = f"python -m benchmarks.runtime.memory_copies --rounds {options.rounds} --write"
         RESULT.write_text(f"# Copies in memory\n\nMade by `{command}`. {text}\n")
 
 

@@ -1,0 +1,1 @@
+"""The loss of a node: our morph beside torch elastic with DCP, `python -m benchmarks.morph`."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the runtime's parts: splitter, engine, shared layers, checkpoints, data."""

@@ -1,0 +1,1 @@
+"""The simulator held against the engine: `python -m benchmarks.simulator`."""
