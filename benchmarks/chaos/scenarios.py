@@ -21,7 +21,7 @@ from benchmarks.chaos.lab_testbed import LabTestbed
 from tests.cluster.lab import Lab
 from tests.cluster.processes import ProcessId, read_stat, send_signal
 from varuna_core.records.files import read_json
-from varuna_core.records.manager import get_seat
+from varuna_core.records.morphing import get_seat
 
 STEPS = 300
 BATCH = 40

@@ -24,7 +24,7 @@ import torch
 from benchmarks.morph.goodput import Costs, compare_goodput
 from benchmarks.morph.ours import LARGE, TINY, Ours, Size, count_cpu_s, halted
 from benchmarks.morph.peer import Peer
-from varuna_core.records.morphs import PARTS, read_parts
+from varuna_core.records.events import MORPH_PARTS, read_morph_parts
 
 RESULT = Path(__file__).parent / "results" / "morph.md"
 NODES = 4
@@ -57,7 +57,7 @@ def measure_ours(folder: Path, size: Size) -> tuple[float, dict[str, float], flo
         leave = ours.wait_for_steps(2) - asked
     finally:
         ours.end()
-    return pause, read_parts(event), leave
+    return pause, read_morph_parts(event), leave
 
 
 def measure_peer(folder: Path, size: Size) -> float:
@@ -151,7 +151,7 @@ def render_rounds(size: Size, rounds: Sequence[Round]) -> str:
     )
     parts = "\n".join(
         f"| of ours: {name[:-2].replace('_', ' ')} | | {show([r.parts[name] for r in rounds], 2)} |"
-        for name in PARTS
+        for name in MORPH_PARTS
     )
     return f"""\
 The {size.name} model, rounds: {len(rounds)}, seconds to the next completed step:

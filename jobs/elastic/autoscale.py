@@ -21,11 +21,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from varuna_core.records import record as records
-from varuna_core.records.events import append_event
+from varuna_core.records.events import append_event, read_pause_s
 from varuna_core.records.files import lock_file, read_lines
-from varuna_core.records.joins import read_join_job, read_joins, widen
-from varuna_core.records.manager import ENDED, RUNNING, ManagerState, get_seat, read_state
-from varuna_core.records.morphs import read_pause_s
+from varuna_core.records.morphing import (
+    ENDED,
+    RUNNING,
+    ManagerState,
+    add_joins,
+    get_seat,
+    read_join_job,
+    read_joins,
+    read_state,
+)
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
@@ -110,7 +117,7 @@ class Autoscaler:
         here = sorted(set(map(get_seat, state.nodes)) - going)
         left_s = executor.find_left_s(view.record.jobs[0].id)
         return Standing(
-            plan=widen(self._plan, read_joins(self._run.morph)),
+            plan=add_joins(self._plan, read_joins(self._run.morph)),
             training=self._training,
             here=tuple(here),
             steps_left=self._training.steps - pace.step,

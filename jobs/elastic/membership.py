@@ -24,16 +24,19 @@ from varuna_core.records.files import (
     write_atomic,
     write_json,
 )
-from varuna_core.records.joins import (
+from varuna_core.records.machine import start_time
+from varuna_core.records.morphing import (
+    GATHERING,
     Join,
     JoinJob,
+    ManagerState,
+    add_joins,
+    get_seat,
     read_joins,
-    reserve,
-    widen,
+    read_state,
+    reserve_seats,
     write_join_job,
 )
-from varuna_core.records.machine import start_time
-from varuna_core.records.manager import GATHERING, ManagerState, get_seat, read_state
 from varuna_core.records.plan import GroupPlan, Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import parse_conf
@@ -96,13 +99,13 @@ def grow(
             raise InputError("a job that the run itself asked for is on its way already")
         return _build_join(plan, joins, like, count, queue, by_itself=bool(why))
 
-    join = reserve(run.morph, build)
+    join = reserve_seats(run.morph, build)
     cluster = conf.cluster
     if view.record.scheduler == "slurm":  # names of files are those of hosts
         names = {*members.hosts.values(), *read_slow_hosts(run)}
         cluster = replace(cluster, exclude=(*cluster.exclude, *sorted(names)))
     cluster = replace(cluster, walltime_min=walltime_min or cluster.walltime_min)
-    wide = widen(plan, read_joins(run.morph))
+    wide = add_joins(plan, read_joins(run.morph))
     text = render_batch(replace(conf, cluster=cluster), wide, run, join.name, like.name)
     write_atomic(run.batch_script(join.name), text)
     try:
@@ -269,7 +272,7 @@ def _build_join(
     *,
     by_itself: bool,
 ) -> Join:
-    wide = widen(plan, joins)
+    wide = add_joins(plan, joins)
     taken = {group.name for group in wide.groups}
     names = (f"join{number}" for number in range(len(joins) + 1, len(joins) + len(taken) + 2))
     group = replace(

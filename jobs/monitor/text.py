@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from varuna_core.records.durations import format_duration
+from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.tail import clean
 from vjob.jobs.monitor.model.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
 from vjob.jobs.monitor.model.verdict import Verdict

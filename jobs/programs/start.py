@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.plan import keep_word
+from varuna_core.records.plan import escape_placeholders
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
 from vjob.jobs.conf.layout import get_replicas, get_world
@@ -72,13 +72,13 @@ def build_words(conf: JobConf, found: Found, folder: str) -> tuple[str, ...]:
 
 def build_command(conf: JobConf, found: Found, folder: str, python: str) -> tuple[str, ...]:
     """What each rank runs, with words that differ by rank."""
-    script, *args = map(keep_word, build_words(conf, found, folder))
+    script, *args = map(escape_placeholders, build_words(conf, found, folder))
     own: list[str] = []
     if conf.program.kind == "deepspeed":  # as DeepSpeed's own launcher calls scripts
         own = ["--local_rank=%{local_rank}"]
     elif conf.program.kind == "megatron" and "--local_rank" in _get_checkout(conf, found).flags:
         own = ["--local_rank=%{local_rank}"]  # torch.distributed.launch did, when it was written
-    return (keep_word(python), "-u", script, *own, *args)
+    return (escape_placeholders(python), "-u", script, *own, *args)
 
 
 def explain_missing_module(python: str, *, in_container: bool) -> tuple[str, str]:

@@ -10,8 +10,8 @@ from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.signals import write_signal
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.joined_jobs import cancel_joined

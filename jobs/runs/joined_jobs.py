@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from varuna_core.records.joins import Join, JoinJob, read_join_job, read_joins, write_join_job
 from varuna_core.records.machine import start_time
+from varuna_core.records.morphing import Join, JoinJob, read_join_job, read_joins, write_join_job
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.schedulers import choose as schedulers

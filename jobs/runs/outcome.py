@@ -12,8 +12,8 @@ from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_out
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
+from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.stop import read_stop
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_launch
 

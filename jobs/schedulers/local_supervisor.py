@@ -21,8 +21,8 @@ from types import FrameType
 
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import write_atomic, write_json
-from varuna_core.records.joins import read_joins, widen
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
+from varuna_core.records.morphing import add_joins, read_joins
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
@@ -219,7 +219,7 @@ def main(argv: list[str]) -> int:
         return 1
     group = argv[2] if len(argv) > 2 and argv[2] else None
     if group is not None:  # perhaps one that joins
-        plan = widen(plan, read_joins(run.morph))
+        plan = add_joins(plan, read_joins(run.morph))
     try:
         return Supervisor(run, argv[1], group, plan).main()
     finally:

@@ -26,7 +26,7 @@ from varuna_core.records import record as records
 from varuna_core.records.events import append_event
 from varuna_core.records.files import write_atomic
 from varuna_core.records.machine import start_time
-from varuna_core.records.plan import Plan, keep_word, read_plan, write_plan
+from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.conf.loading.load import read_conf
@@ -108,7 +108,7 @@ def prepare(
     if chosen.layouts is not None:
         steps = dict(chosen.layout_steps or {})
         plan = replace(plan, layouts=dict(chosen.layouts), layout_steps=steps)
-    plan = replace(plan, command=(*plan.command, *map(keep_word, words)))
+    plan = replace(plan, command=(*plan.command, *map(escape_placeholders, words)))
     scripts = render_scripts(conf, plan, run)
     return Prepared(
         conf_path=conf_path.resolve(),

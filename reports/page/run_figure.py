@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from varuna_core.records.morphs import tell_morph
+from varuna_core.records.events import format_morph
 from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.load.tables import Job
 from vjob.reports.page.figure import (
@@ -382,7 +382,7 @@ def _add_marks(rows: Rows, job: Job, analysis: Analysis, span: Span) -> None:
 def _describe(event: Mapping[str, Any]) -> str:
     """`morph: from 8 x 4 to 6 x 4, 12 s: a node was lost`; of others, all that they say."""
     if event.get("kind") == "morph":
-        return f"morph: {tell_morph(event)}: {event.get('reason', '')}"
+        return f"morph: {format_morph(event)}: {event.get('reason', '')}"
     facts = [
         f"{key} {value}"
         for key, value in event.items()

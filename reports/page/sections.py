@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 import pandas as pd
 
-from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
-from varuna_core.records.ranges import join_numbers
+from varuna_core.records.events import MORPH_PARTS, read_morph_parts, read_pause_s
+from varuna_core.records.formatting import join_numbers
 from vjob.reports.analysis.findings import in_units
 from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.analysis.step_times import drop_first
@@ -209,16 +209,16 @@ def _list_morphs(job: Job) -> Table:
     events = [event for event in job.history if event.get("kind") == "morph"]
     rows = []
     for event in events:
-        parts, pause_s = read_parts(event), read_pause_s(event)
+        parts, pause_s = read_morph_parts(event), read_pause_s(event)
         rows.append(
             (
                 f"{event.get('from', '?')} to {event.get('to', '?')}",
                 "-" if pause_s is None else f"{pause_s:.1f}",
-                *(f"{parts[name]:.2f}" if name in parts else "-" for name in PARTS),
+                *(f"{parts[name]:.2f}" if name in parts else "-" for name in MORPH_PARTS),
                 str(event.get("reason", ""))[:200],
             )
         )
-    names = (f"{name[:-2].replace('_', ' ')} s" for name in PARTS)
+    names = (f"{name[:-2].replace('_', ' ')} s" for name in MORPH_PARTS)
     return Table(title="morphs", columns=("layout", "pause s", *names, "why"), rows=rows)
 
 

@@ -9,7 +9,7 @@ from tests.cluster.test_morph import CONF, list_morphs, read_losses
 from tests.cluster.test_morph import vjob as vjob
 from tests.command import Vjob, wait_for
 from varuna_core.records.events import read_events
-from varuna_core.records.joins import read_joins
+from varuna_core.records.morphing import read_joins
 from varuna_core.records.training import read_training
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

@@ -15,9 +15,7 @@ from varuna_core.agent.setup.errors import STOPPED, Refusal
 from varuna_core.agent.setup.host import load_plan, open_run
 from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
-from varuna_core.records.signals import NAMES as SIGNAL_NAMES
-from varuna_core.records.signals import write_signal
-from varuna_core.records.stop import STOP_KINDS, write_stop
+from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal, write_stop
 
 _DESCRIPTION = """\
 The node agent of vjob: what runs between the scheduler and the ranks of a training run.

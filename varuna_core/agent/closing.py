@@ -28,8 +28,8 @@ from varuna_core.records.exits import (
 from varuna_core.records.files import is_listed, list_names, read_json
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import GroupPlan, NodePlan, Plan
+from varuna_core.records.requests import read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.stop import read_stop, write_stop
 
 LANDING_S = 3.0
 """For files that were written elsewhere before srun returned to show up here."""

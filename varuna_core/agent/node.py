@@ -41,8 +41,8 @@ from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import write_atomic
 from varuna_core.records.nodes import WARN, Check, NodeReport, write_report
 from varuna_core.records.plan import Plan
+from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.stop import write_stop
 
 
 def run_node(

@@ -35,7 +35,7 @@ from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.site import Site
 from varuna_core.agent.waiting import Waiting
 from varuna_core.records.exits import RankExit, rank_exit, reserve_exit, write_exit
-from varuna_core.records.stop import write_stop
+from varuna_core.records.requests import write_stop
 
 TICK_S = 1.0
 SETTLE_S = 0.5

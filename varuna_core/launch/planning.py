@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from varuna_core.launch.layout import Layout
-from varuna_core.records.plan import GroupPlan, Plan, Timing, keep_word
+from varuna_core.records.plan import GroupPlan, Plan, Timing, escape_placeholders
 
 BEAT_S = 5.0
 """Between two signs of life; more on a large run, for each is a file written anew."""
@@ -65,7 +65,7 @@ def build_plan(run: str, layout: Layout, program: Program) -> Plan:
 
 def build_command(program: Program, layout: Layout) -> tuple[str, ...]:
     """As Varuna's launcher did it: its own arguments first, so that the user's come last."""
-    start = map(keep_word, (program.python, "-u", program.script))
+    start = map(escape_placeholders, (program.python, "-u", program.script))
     own = (
         "--rank=%{rank}",
         "--local_rank=%{local_rank}",
@@ -73,7 +73,7 @@ def build_command(program: Program, layout: Layout) -> tuple[str, ...]:
         f"--chunk_size={layout.chunk}",
         f"--batch-size={layout.share}",
     )
-    return (*start, *own, *map(keep_word, program.args))
+    return (*start, *own, *map(escape_placeholders, program.args))
 
 
 def name_run(script: str) -> str:

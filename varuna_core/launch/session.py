@@ -30,9 +30,8 @@ from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.files import is_listed, read_json
 from varuna_core.records.machine import clean_environment
 from varuna_core.records.plan import Plan
+from varuna_core.records.requests import write_signal, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.signals import write_signal
-from varuna_core.records.stop import write_stop
 
 BEAT_S = 5.0
 OPEN_S = 120.0

@@ -33,8 +33,8 @@ from varuna_core.launch.state import Launch, is_over, write_launch
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import is_listed, read_json, write_atomic
 from varuna_core.records.plan import read_plan, write_plan
+from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder, make_run_folder
-from varuna_core.records.stop import write_stop
 
 PROBE_S = 60.0
 KILL_MARGIN_S = 60.0

@@ -18,8 +18,7 @@ from varuna_core.morph.node_daemon import stay
 from varuna_core.morph.standby import stand_by
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import PRIVATE_FILE, write_json
-from varuna_core.records.joins import read_join_job, read_joins, widen
-from varuna_core.records.manager import read_state
+from varuna_core.records.morphing import add_joins, read_join_job, read_joins, read_state
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
@@ -123,7 +122,7 @@ def _load(path: Path) -> tuple[RunFolder, Plan]:
 
 def _run_stay(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
-    plan = widen(plan, read_joins(run.morph))
+    plan = add_joins(plan, read_joins(run.morph))
     tether = sys.stdin.fileno() if args.tether else None
     return stay(run, plan, args.session, args.node, args.orphaned, tether)
 
@@ -193,7 +192,7 @@ def _run_others(args: argparse.Namespace) -> int:
 
 def _run_leave(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
-    plan = widen(plan, read_joins(run.morph))
+    plan = add_joins(plan, read_joins(run.morph))
     if args.group is not None:
         group_of(plan, args.group)
         group = plan.group(args.group)

@@ -11,20 +11,12 @@ import time
 from typing import Any, Dict, Optional
 
 from varuna_core.morph.node_observer import Ears
-from varuna_core.records.events import append_event
+from varuna_core.records.events import MORPH_PARTS, append_event
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
 from varuna_core.records.logs.training_log import BEGIN, FIRST_STEP
-from varuna_core.records.manager import (
-    JUDGING,
-    RUNNING,
-    SAVING,
-    STOPPING,
-    ManagerState,
-    get_seat,
-)
 from varuna_core.records.memory_copies import find_iteration
-from varuna_core.records.morphs import PARTS
+from varuna_core.records.morphing import JUDGING, RUNNING, SAVING, STOPPING, ManagerState, get_seat
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
@@ -120,7 +112,7 @@ class Cost:
         if before is None or "running" not in marks:  # the first attempt of this job, or none
             return
         parts = {}
-        for index, name in enumerate(PARTS):
+        for index, name in enumerate(MORPH_PARTS):
             begin, end = MARKS[index], MARKS[index + 1]
             if begin in marks and end in marks:
                 parts[name] = round(marks[end] - marks[begin], 3)

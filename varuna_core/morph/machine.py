@@ -46,7 +46,7 @@ from varuna_core.morph.messages import (
     StopRanks,
 )
 from varuna_core.records.exits import NODE_LOST
-from varuna_core.records.manager import (
+from varuna_core.records.morphing import (
     END,
     ENDED,
     GATHERING,

@@ -53,22 +53,22 @@ from varuna_core.morph.orders import (
 from varuna_core.records.checkpoints import find_fit
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome
-from varuna_core.records.joins import read_joins, widen
-from varuna_core.records.manager import (
+from varuna_core.records.morphing import (
     ENDED,
     RUNNING,
     SAVING,
     STOPPING,
     ManagerState,
+    add_joins,
     get_seat,
+    read_joins,
     read_state,
     write_state,
 )
 from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.requests import read_stop, write_signal, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.signals import write_signal
-from varuna_core.records.stop import read_stop, write_stop
 from varuna_core.records.training import Training
 
 SAVE_LOOK_S = 1.0
@@ -177,7 +177,7 @@ class Manager:
         """Seats that were given out since the last look."""
         joins = read_joins(self._run.morph)
         if len(joins) != self._num_joins:
-            self._num_joins, self._plan = len(joins), widen(self._asked, joins)
+            self._num_joins, self._plan = len(joins), add_joins(self._asked, joins)
 
     def _look(self) -> Sight:
         self._widen()

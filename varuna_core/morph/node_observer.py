@@ -20,13 +20,7 @@ from varuna_core.morph.messages import (
     Saved,
 )
 from varuna_core.morph.orders import ENDED, GONE, Presence
-from varuna_core.records.manager import (
-    RUNNING,
-    SAVING,
-    STOPPING,
-    ManagerState,
-    get_seat,
-)
+from varuna_core.records.morphing import RUNNING, SAVING, STOPPING, ManagerState, get_seat
 
 SUSPECT_BEATS = 8.0
 """So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at

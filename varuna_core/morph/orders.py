@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from varuna_core.records.files import list_names, read_json, write_json
-from varuna_core.records.manager import name_node
+from varuna_core.records.morphing import name_node
 from varuna_core.records.runfolder import MorphFolder
 
 IDLE, RUNNING, ENDED, GONE = "idle", "running", "ended", "gone"

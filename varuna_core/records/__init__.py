@@ -1,6 +1,10 @@
-"""The contracts that all parts share: plan, run folder, events, exits. Torch-free, Python 3.8.
+"""Files that all parts of vjob share: plan, run folder, events, exits, logs. Standard library.
 
-The node agent carries these modules into nodes whose only interpreter is an old system python3,
-so they use the standard library alone, and dataclasses without `kw_only` (3.10); build them by
-keyword all the same.
+`runfolder` spells every path; `plan.read_plan`, `record.read_record`, `exits.read_outcome` and
+`logs/` read what lies there; `partition` and `stage_map` are the texts of a layout. Imports nothing
+else of ours.
+
+The node agent carries these modules to nodes whose only interpreter may be an old system python3:
+they run on Python 3.8, hence dataclasses without `kw_only` (3.10); build them by keyword all the
+same.
 """

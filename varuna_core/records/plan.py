@@ -173,7 +173,7 @@ class Plan:
     """Varuna's encoding, `0,3;1,4;2,5;`: a field a stage, its replicas in order."""
     command: tuple[str, ...]
     """What every rank runs, inside the container if there is one; `%{rank}` and `%{local_rank}`
-    in a word are filled in, and `keep_word` makes a word that stays as it is."""
+    in a word are filled in, and `escape_placeholders` makes a word that stays as it is."""
     python: str
     """Interpreter for the agent, if the node sees it; else any python3 from 3.8."""
     workdir: str
@@ -237,7 +237,7 @@ class Plan:
         raise IndexError(f"rank {rank} of a world of {self.world}")
 
 
-def keep_word(word: str) -> str:
+def escape_placeholders(word: str) -> str:
     """A word of a command that reaches the rank as it is, whatever `%{name}` it holds."""
     return word.replace("%{", "%{percent}{")
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from varuna_core.records.formatting import join_numbers
 from varuna_core.records.logs.tail import READ_BYTES, SKIP_BYTES, Follower
 from varuna_core.records.logs.times import Times, read_times
-from varuna_core.records.ranges import join_numbers
 
 HOLD_S = 2.0
 """So long after its first a line's equals still join it."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
+from varuna_core.records.events import format_morph
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_lines
-from varuna_core.records.manager import (
+from varuna_core.records.morphing import (
     GATHERING,
     JUDGING,
     RUNNING,
@@ -20,11 +21,10 @@ from varuna_core.records.manager import (
     get_seat,
     read_state,
 )
-from varuna_core.records.morphs import tell_morph
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
+from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
-from varuna_core.records.stop import read_stop
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.log_lines.sift import Classifier
 from vjob.jobs.monitor.model.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
@@ -47,7 +47,7 @@ NUM_EARLIER = 8
 """Attempts before this one whose steps are read."""
 MAX_SILENT = 64
 MORPHING = (GATHERING, SAVING, STOPPING, JUDGING)
-"""Phases of the manager of a run that may morph (varuna_core/records/manager.py)."""
+"""Phases of the manager of a run that may morph (varuna_core/records/morphing.py)."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class RunReader:
             return ()
         events = read_lines(self.run.morph_events)
         return tuple(
-            tell_morph(event)
+            format_morph(event)
             for event in events
             if isinstance(event, dict) and event.get("kind") == "morph"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from varuna_core.records.durations import format_duration
+from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind
 from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Line, Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict

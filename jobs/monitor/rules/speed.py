@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from varuna_core.records.durations import format_duration
+from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import Line, Node, Rank, Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict
 from vjob.jobs.monitor.rules.base import (

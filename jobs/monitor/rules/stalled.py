@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from varuna_core.records.durations import format_duration
+from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.log_lines.errors import first_root
 from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from varuna_core.records.durations import format_duration
+from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import Gpu, Node, Rank, Snapshot
 from vjob.jobs.monitor.rules.base import list_alive, say_names, say_rank
 

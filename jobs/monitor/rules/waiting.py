@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from varuna_core.records.durations import format_duration
+from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import JobRow, Snapshot
 from vjob.jobs.monitor.model.verdict import Health, Verdict
 from vjob.jobs.monitor.rules.base import RUNNING, advise, is_between, is_over, rows_in

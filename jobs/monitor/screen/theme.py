@@ -193,7 +193,7 @@ def format_age(seconds: float | None) -> str:
 def format_coarse_duration(seconds: float) -> str:
     """`45 s`, `12 min`, `1 h 05 min`, `3 d 4 h`: rounded down and padded, so that it holds still.
 
-    Sentences use `varuna_core.records.durations.format_duration`.
+    Sentences use `varuna_core.records.formatting.format_duration`.
     """
     if not math.isfinite(seconds):
         return "?"

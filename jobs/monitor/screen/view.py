@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from varuna_core.records.ranges import join_numbers
+from varuna_core.records.formatting import join_numbers
 from vjob.jobs.monitor.model.snapshot import Gpu, Line, Node, Rank, Snapshot
 from vjob.jobs.monitor.model.verdict import Verdict
 

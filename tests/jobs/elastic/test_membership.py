@@ -13,7 +13,7 @@ import pytest
 from tests.jobs.confs import MORPH, MORPH_SPLIT, SINGLE, make_conf, make_plan
 from varuna_core.records import record as records
 from varuna_core.records.files import list_names, lock_file, read_json, write_json
-from varuna_core.records.joins import read_join_job, read_joins
+from varuna_core.records.morphing import read_join_job, read_joins
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder

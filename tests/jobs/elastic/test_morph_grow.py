@@ -23,7 +23,7 @@ from tests.jobs.elastic.test_morph import (
 from tests.jobs.elastic.test_morph import vjob as vjob
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
-from varuna_core.records.joins import read_joins
+from varuna_core.records.morphing import read_joins
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training

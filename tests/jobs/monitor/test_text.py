@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from varuna_core.records.durations import format_duration
 from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import (
     Attempt,
     Echo,

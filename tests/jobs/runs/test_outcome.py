@@ -13,8 +13,8 @@ from varuna_core.records.events import append_event
 from varuna_core.records.exits import Outcome, rank_exit, write_exit, write_outcome
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
+from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.stop import write_stop
 from vjob.jobs.runs import find as runs
 from vjob.jobs.runs.outcome import explain_end, judge_run
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState

@@ -20,7 +20,7 @@ from tests.varuna_core.agent.local_run import (
     wait_until,
 )
 from varuna_core.records.files import read_json
-from varuna_core.records.stop import write_stop
+from varuna_core.records.requests import write_stop
 
 MakeStage = Callable[..., Stage]
 

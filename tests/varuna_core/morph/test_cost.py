@@ -14,19 +14,11 @@ from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.morph import cost
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.node_observer import Ears
-from varuna_core.records.events import read_events
+from varuna_core.records.events import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
 from varuna_core.records.exits import rank_exit, write_exit
 from varuna_core.records.files import write_json
 from varuna_core.records.logs.training_log import BEGIN, format_first_step
-from varuna_core.records.manager import (
-    GATHERING,
-    JUDGING,
-    RUNNING,
-    SAVING,
-    STOPPING,
-    ManagerState,
-)
-from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
+from varuna_core.records.morphing import GATHERING, JUDGING, RUNNING, SAVING, STOPPING, ManagerState
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -85,9 +77,9 @@ def test_a_morph_has_all_its_parts_and_they_add_up(story: Story) -> None:
     assert story.morphs() == [] and story.cost.trained == 0
     assert story.train() and story.cost.trained == 1
     (event,) = story.morphs()
-    assert set(read_parts(event)) == set(PARTS)
+    assert set(read_morph_parts(event)) == set(MORPH_PARTS)
     pause_s = read_pause_s(event)
-    assert pause_s == pytest.approx(sum(read_parts(event).values()), abs=0.01)
+    assert pause_s == pytest.approx(sum(read_morph_parts(event).values()), abs=0.01)
     assert (event["from"], event["to"], event["attempt"]) == ("2 x 1", "2 x 1", 1)
 
 
@@ -99,7 +91,7 @@ def test_an_attempt_that_never_stepped_has_the_parts_that_it_had(story: Story) -
     story.train(begins=False, steps=False)
     end(story)
     (event,) = story.morphs()
-    assert set(read_parts(event)) == {"notice_s", "stop_s", "plan_s", "start_s"}
+    assert set(read_morph_parts(event)) == {"notice_s", "stop_s", "plan_s", "start_s"}
     assert read_pause_s(event) is None
     story.start()
     assert story.train() and len(story.morphs()) == 2

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.varuna_core.agent.local_run import make_group, make_plan
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.morph.layout import build_attempt, count_asked
-from varuna_core.records.joins import (
+from varuna_core.records.morphing import (
     Join,
     JoinJob,
+    add_joins,
     read_join_job,
     read_joins,
-    reserve,
-    widen,
+    reserve_seats,
     write_join_job,
 )
 from varuna_core.records.plan import MorphPlan, Plan
@@ -34,7 +34,7 @@ def base(count: int = 2, ranks: int = 1) -> Plan:
 
 
 def build(plan: Plan, count: int, ranks: int, joins: Sequence[Join]) -> Join:
-    wide = widen(plan, joins)
+    wide = add_joins(plan, joins)
     group = make_group(
         f"join{len(joins)}", count, ranks, first_node=wide.num_nodes, first_rank=wide.world
     )
@@ -49,10 +49,10 @@ def test_two_who_ask_at_once_get_different_seats(tmp_path: Path) -> None:
         """Between our look and our file somebody else is faster, once."""
         seen.append(len(joins))
         if len(seen) == 1:
-            reserve(folder, lambda found: build(plan, 3, 1, found))
+            reserve_seats(folder, lambda found: build(plan, 3, 1, found))
         return build(plan, 1, 1, joins)
 
-    mine = reserve(folder, build_late)
+    mine = reserve_seats(folder, build_late)
     assert seen == [0, 1] and list(mine.seats) == [5]
     assert read_joins(folder) == [build(plan, 3, 1, []), mine]
     assert os.stat(folder.join(0)).st_mode & 0o777 == 0o600
@@ -65,13 +65,13 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
         raise ValueError("too many")
 
     with pytest.raises(ValueError, match="too many"):
-        reserve(folder, refuse)
+        reserve_seats(folder, refuse)
     assert read_joins(folder) == [] and os.listdir(folder.joins) == []
 
 
 def test_what_became_of_a_join_in_the_scheduler(tmp_path: Path) -> None:
     folder = MorphFolder(tmp_path / "morph")
-    join = reserve(folder, lambda joins: build(base(), 1, 1, joins))
+    join = reserve_seats(folder, lambda joins: build(base(), 1, 1, joins))
     assert read_join_job(folder, join) is None
     write_join_job(folder, join, JoinJob(job="12"))
     assert read_join_job(folder, join) == JoinJob(job="12") and read_joins(folder) == [join]
@@ -90,7 +90,7 @@ def test_a_wide_plan_is_the_plan_with_more_behind_it(
     plan, joins = base(count, 2), list[Join]()
     for nodes, ranks in jobs:
         joins.append(build(plan, nodes, ranks, joins))
-    wide = widen(plan, joins)
+    wide = add_joins(plan, joins)
     assert wide.groups[: len(plan.groups)] == plan.groups and count_asked(wide) == count
     seats = [seat for join in joins for seat in join.seats]
     assert seats == list(range(count, wide.num_nodes))

@@ -30,7 +30,7 @@ from varuna_core.morph.messages import (
     StopRanks,
     Tick,
 )
-from varuna_core.records.manager import RUNNING, ManagerState, parse_state
+from varuna_core.records.morphing import RUNNING, ManagerState, parse_state
 
 RULES = Rules(
     min_nodes=2,

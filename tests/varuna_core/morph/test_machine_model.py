@@ -34,7 +34,7 @@ from varuna_core.morph.messages import (
     Start,
     Tick,
 )
-from varuna_core.records.manager import (
+from varuna_core.records.morphing import (
     ENDED,
     GATHERING,
     JUDGING,

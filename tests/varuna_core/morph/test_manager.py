@@ -19,11 +19,10 @@ from tests.varuna_core.programs.trainings import GPT
 from varuna_core.agent.bundle import write_bundle
 from varuna_core.morph import manager
 from varuna_core.morph.orders import Orders, read_orders
-from varuna_core.records.events import read_events
+from varuna_core.records.events import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json, write_json
-from varuna_core.records.manager import RUNNING, ManagerState, write_state
-from varuna_core.records.morphs import PARTS, read_parts, read_pause_s
+from varuna_core.records.morphing import RUNNING, ManagerState, write_state
 from varuna_core.records.plan import MorphPlan, read_attempt_plan, read_plan, write_plan
 from varuna_core.records.runfolder import MorphFolder, RunFolder
 from varuna_core.records.training import read_training, render_training
@@ -326,8 +325,8 @@ def test_the_next_attempt_takes_over_the_ranks_that_wait(tmp_path: Path) -> None
         assert [elastic.finish(node)[0] for node in nodes[:2]] == [0, 0]
         assert find_waiting(elastic.run) == [], "nobody is left behind"
         (morph,) = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
-        assert set(read_parts(morph)) == set(PARTS)
-        assert read_pause_s(morph) == pytest.approx(sum(read_parts(morph).values()), abs=0.01)
+        assert set(read_morph_parts(morph)) == set(MORPH_PARTS)
+        assert read_pause_s(morph) == pytest.approx(sum(read_morph_parts(morph).values()), abs=0.01)
     finally:
         elastic.end()
 

@@ -35,7 +35,7 @@ from varuna_core.morph.orders import (
     write_orders,
     write_presence,
 )
-from varuna_core.records.manager import RUNNING, STOPPING, ManagerState, get_seat
+from varuna_core.records.morphing import RUNNING, STOPPING, ManagerState, get_seat
 from varuna_core.records.runfolder import MorphFolder
 
 ME = Presence(

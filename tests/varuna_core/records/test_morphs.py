@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from varuna_core.records.morphs import PARTS, read_parts, read_pause_s, tell_morph
+from varuna_core.records.events import MORPH_PARTS, format_morph, read_morph_parts, read_pause_s
 
-WHOLE = {"from": "8 x 4", "to": "6 x 4", "pause_s": 12.4, **dict.fromkeys(PARTS, 2.0)}
+WHOLE = {"from": "8 x 4", "to": "6 x 4", "pause_s": 12.4, **dict.fromkeys(MORPH_PARTS, 2.0)}
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,12 @@ WHOLE = {"from": "8 x 4", "to": "6 x 4", "pause_s": 12.4, **dict.fromkeys(PARTS,
     ],
 )
 def test_it_is_told_in_a_line(event: dict[str, object], said: str) -> None:
-    assert tell_morph(event) == said
+    assert format_morph(event) == said
 
 
 def test_what_is_no_number_is_no_part() -> None:
-    assert list(read_parts(WHOLE)) == list(PARTS)
-    assert read_parts({**WHOLE, "stop_s": None, "plan_s": "x", "load_s": True}) == {
+    assert list(read_morph_parts(WHOLE)) == list(MORPH_PARTS)
+    assert read_morph_parts({**WHOLE, "stop_s": None, "plan_s": "x", "load_s": True}) == {
         name: 2.0 for name in ("notice_s", "start_s", "first_step_s")
     }
     assert read_pause_s({"pause_s": 3}) == 3.0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.ranges import join_numbers
+from varuna_core.records.formatting import join_numbers
 
 
 def test_neighbours_are_joined() -> None:

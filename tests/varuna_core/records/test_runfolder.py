@@ -17,8 +17,8 @@ from varuna_core.records.files import (
     write_json,
 )
 from varuna_core.records.nodes import Check, NodeReport, read_reports, write_report
+from varuna_core.records.requests import read_stop, write_stop
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.stop import read_stop, write_stop
 
 
 def test_attempts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:

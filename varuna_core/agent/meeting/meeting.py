@@ -21,8 +21,8 @@ from varuna_core.records.exits import NODE_LOST, NOT_READY
 from varuna_core.records.files import is_listed, list_names, read_json, write_json
 from varuna_core.records.nodes import NodeReport, read_report
 from varuna_core.records.plan import Plan
+from varuna_core.records.requests import read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder
-from varuna_core.records.stop import read_stop, write_stop
 
 POLL_S = 0.2
 SLOWEST_POLL_S = 1.0

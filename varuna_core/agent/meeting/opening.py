@@ -30,8 +30,8 @@ from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import is_listed, write_json
 from varuna_core.records.plan import Plan
+from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import OPENED, RunFolder
-from varuna_core.records.stop import write_stop
 
 
 def open_attempt(

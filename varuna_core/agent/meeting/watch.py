@@ -18,9 +18,8 @@ from varuna_core.agent.setup.errors import STOPPED
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.plan import NodePlan, Plan
+from varuna_core.records.requests import read_signal, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder
-from varuna_core.records.signals import read_signal
-from varuna_core.records.stop import read_stop, write_stop
 
 POLL_S = 0.25
 NODES_PER_POLL_S = 200.0

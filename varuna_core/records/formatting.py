@@ -1,8 +1,9 @@
-"""Durations as text for people. One formatter for the monitor, the commands and the reports."""
+"""Numbers and durations as people read them."""
 
 from __future__ import annotations
 
 import math
+from typing import Iterable, List
 
 
 def format_duration(seconds: float) -> str:
@@ -21,3 +22,14 @@ def format_duration(seconds: float) -> str:
         return f"{hours} h {rest} min" if rest else f"{hours} h"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def join_numbers(numbers: Iterable[int], between: str = ",") -> str:
+    """0, 1, 2, 5 as `0-2,5`."""
+    parts: List[List[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return between.join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -1,20 +1,25 @@
-"""manager.json: the state of a run that may morph, written by its manager, read by `vjob` too.
+"""Files of a run whose nodes may change: morph/manager.json and morph/joins/<number>.json.
 
-A node is named by its seat, an index in the run's plan, and by the key of its agent: `3/9f2c`.
-"""
+manager.json is the state of the run's manager, which `vjob` reads too. A node is named there by its
+seat, an index in the run's plan, and by the key of its agent: `3/9f2c`.
+
+A join is a job that brings more nodes: a group behind those of the run's plan, whose seats stay its
+own when it is gone. Two who ask at once get different ones: a file lands once (`write_first`), and
+whoever comes second reads what the first one took and asks again."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Optional, Tuple
+import contextlib
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from varuna_core.records.files import read_json, write_json
+from varuna_core.records.files import list_names, read_json, write_first, write_json
+from varuna_core.records.plan import GroupPlan, Plan, parse_group
 from varuna_core.records.runfolder import MorphFolder
 
 GATHERING, RUNNING, SAVING, STOPPING, JUDGING, ENDED = (
     "gathering", "running", "saving", "stopping", "judging", "ended",
 )  # fmt: skip
-
 MORPH, REQUEUE, END = "morph", "requeue", "end"
 """What comes after the attempt, a weightier one after a lighter one."""
 
@@ -114,3 +119,90 @@ def parse_state(value: Any) -> Optional[ManagerState]:
         return ManagerState(**found)
     except TypeError:
         return None
+
+
+@dataclass(frozen=True)
+class Join:
+    """joins/<number>.json: what was asked for; it never changes."""
+
+    number: int
+    group: GroupPlan
+    asked: float
+    """When, in seconds since the epoch."""
+    host: str
+    pid: int
+    """Who asked, on `host`, as long as there is no job."""
+    pid_start: Optional[str]
+    by_itself: bool = False
+    """Whether the run asked for it (`vjob tend`), and no person."""
+
+    @property
+    def name(self) -> str:
+        """That of its group, batch script and logs."""
+        return self.group.name
+
+    @property
+    def seats(self) -> range:
+        return range(self.group.first_node, self.group.first_node + self.group.count)
+
+
+@dataclass(frozen=True)
+class JoinJob:
+    """joins/<number>.job.json: what became of it in the scheduler."""
+
+    job: Optional[str]
+    """None where it refused."""
+    reason: str = ""
+
+
+def read_joins(folder: MorphFolder) -> List[Join]:
+    """All joins, in the order in which seats were given out."""
+    names = set(list_names(folder.joins))
+    found: List[Join] = []
+    while f"{len(found)}.json" in names:
+        join = _parse(read_json(folder.join(len(found))))
+        if join is None:
+            break  # of another version
+        found.append(join)
+    return found
+
+
+def read_join_job(folder: MorphFolder, join: Join) -> Optional[JoinJob]:
+    """None as long as the scheduler has not answered."""
+    value = read_json(folder.join_job(join.number))
+    if not isinstance(value, dict):
+        return None
+    with contextlib.suppress(TypeError):
+        return JoinJob(**value)
+    return None
+
+
+def write_join_job(folder: MorphFolder, join: Join, value: JoinJob) -> None:
+    write_json(folder.join_job(join.number), asdict(value))
+
+
+def reserve_seats(folder: MorphFolder, build: Callable[[Sequence[Join]], Join]) -> Join:
+    """Write the join that `build` makes of those before it; it may refuse by raising."""
+    folder.make()
+    while True:
+        join = build(read_joins(folder))
+        if write_first(folder.join(join.number), asdict(join)):
+            return join
+
+
+def add_joins(plan: Plan, joins: Sequence[Join]) -> Plan:
+    """The run's plan with the nodes that were asked for later behind its own."""
+    if not joins or plan.morphing is None:
+        return plan
+    joined = sum(join.group.count for join in joins)
+    return replace(
+        plan,
+        groups=(*plan.groups, *(join.group for join in joins)),
+        morphing=replace(plan.morphing, joined=joined),
+    )
+
+
+def _parse(value: Any) -> Optional[Join]:
+    with contextlib.suppress(TypeError, KeyError):
+        return Join(**{**value, "group": parse_group(value["group"])})
+    return None
