@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, get_args, get_origin
 
 from vjob.jobs.conf import schema as conf_types
-from vjob.jobs.conf.parse import describe, get_hints, get_members
+from vjob.jobs.conf.parse import describe, get_annotations, get_hints, get_members
 from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.conf.yaml_tree import join_key
@@ -144,7 +144,7 @@ def render_conf_doc() -> str:
 
 
 def _render_rows(section: Section, names: tuple[str, ...]) -> Iterator[str]:
-    hints = get_hints(section.cls)
+    hints = get_annotations(section.cls)
     for field in fields(section.cls):
         if field.name not in names:
             continue

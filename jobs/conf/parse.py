@@ -11,10 +11,10 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf.schema import BUILT_IN, MODELS, Bound, JobConf, Model, NodeGroup, Program
 from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, Table, join_key
 from vjob.jobs.errors import Problem
 
@@ -41,12 +41,21 @@ def is_scalar(hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """The type in words, such as `a whole number or auto`."""
+    """The type in words, such as `a whole number or auto`; bounds, if the hint has them, too."""
     members = [member for member in get_members(hint) if member is not types.NoneType]
     if len(members) > 1 or (is_optional(hint) and not is_dataclass(members[0])):
         words = [describe(member) for member in members]
         return " or ".join([*words, "null"] if is_optional(hint) else words)
-    member, origin, args = members[0], get_origin(members[0]), get_args(members[0])
+    limits = " and ".join(f"{bound.relation} {bound.limit}" for bound in find_bounds(members[0]))
+    return f"{_describe_member(_strip_bounds(members[0]))} {limits}".rstrip()
+
+
+def _strip_bounds(hint: Any) -> Any:
+    return hint.__origin__ if get_origin(hint) is Annotated else hint
+
+
+def _describe_member(member: Any) -> str:
+    origin, args = get_origin(member), tuple(map(_strip_bounds, get_args(member)))
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
     if origin is tuple:
@@ -157,6 +166,23 @@ OTHER_WORDS: Mapping[str, str] = {
 def get_hints(cls: type) -> dict[str, Any]:
     """Field names and types of a conf section."""
     return get_type_hints(cls)
+
+
+@cache
+def get_annotations(cls: type) -> dict[str, Any]:
+    """`get_hints` with the bounds of numbers."""
+    return get_type_hints(cls, include_extras=True)
+
+
+def find_bounds(hint: Any) -> tuple[Bound, ...]:
+    """Bounds of a number, or of each number in a list or mapping."""
+    for member in get_members(hint):
+        origin = get_origin(member)
+        if origin is Annotated:
+            return tuple(member.__metadata__)
+        if origin is tuple or origin is Mapping:
+            return find_bounds(get_args(member)[origin is Mapping])
+    return ()
 
 
 @cache

@@ -1,19 +1,48 @@
 """conf.yaml as types: the only file that a user edits.
 
-A key is one field: type, default, and the doc line below, which is the source of `docs/conf.md`
-and of the comments of `vjob init`. `conf.loading` reads and checks a conf; code that gets a JobConf
-from there may trust it. Relative paths of the file start at its folder and are absolute here.
+A key is one field: its type with the bounds of a number, its default, and the doc line below. The
+checks of numbers, `docs/conf.md` and the conf that `vjob init` writes are made from these.
+`conf.loading` reads and checks a conf; code that gets a JobConf from there may trust it. Relative
+paths of the file start at its folder and are absolute here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 ProgramKind = Literal["pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed"]
 BUILT_IN = ("pretrain_gpt", "pretrain_bert")
 Auto = Literal["auto"]
+_RELATIONS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
+    ">=": ("at least", operator.ge),
+    ">": ("more than", operator.gt),
+    "<=": ("at most", operator.le),
+    "<": ("less than", operator.lt),
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit of a number, in the annotation of its key: `Annotated[int, Bound("<=", 9)]`."""
+
+    relation: Literal[">=", ">", "<=", "<"]
+    limit: float
+
+    def allows(self, value: float) -> bool:
+        return _RELATIONS[self.relation][1](value, self.limit)
+
+    def __str__(self) -> str:
+        return f"{_RELATIONS[self.relation][0]} {self.limit}"
+
+
+PositiveInt = Annotated[int, Bound(">=", 1)]
+NonNegativeInt = Annotated[int, Bound(">=", 0)]
+PositiveFloat = Annotated[float, Bound(">", 0)]
+NonNegativeFloat = Annotated[float, Bound(">=", 0)]
+Share = Annotated[float, Bound(">=", 0), Bound("<", 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +69,17 @@ class Model:
     It is for the built-in programs; a script does not see it.
     """
 
-    layers: int
+    layers: PositiveInt
     """Number of transformer blocks."""
-    hidden: int
+    hidden: PositiveInt
     """Width of the model."""
-    heads: int
+    heads: PositiveInt
     """Attention heads; divides hidden."""
-    sequence: int = 1024
+    sequence: PositiveInt = 1024
     """Tokens in a sample."""
-    vocab: int = 50257
+    vocab: PositiveInt = 50257
     """Size of the vocabulary."""
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """Dropout probability, 0 to 1."""
 
 
@@ -85,11 +114,11 @@ class Optimizer:
 
     name: Literal["adamw", "lamb", "sgd"] = "adamw"
     """Kind of optimizer."""
-    lr: float = 1.5e-4
+    lr: NonNegativeFloat = 1.5e-4
     """Peak learning rate."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Weight decay of the groups that have one."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     """Adam's two averages; the first is the momentum of sgd."""
     fused: bool = True
     """Use torch's fused kernels."""
@@ -105,11 +134,11 @@ class Schedule:
 
     kind: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape of the decay."""
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up."""
-    min_lr: float = 0.0
+    min_lr: NonNegativeFloat = 0.0
     """Where the decay ends."""
-    decay_steps: int | None = None
+    decay_steps: PositiveInt | None = None
     """Step with which it ends; default: train.steps."""
 
 
@@ -117,9 +146,9 @@ class Schedule:
 class Evaluate:
     """Evaluation during training."""
 
-    every: int = 1000
+    every: NonNegativeInt = 1000
     """Steps between evaluations; 0 for none."""
-    steps: int = 10
+    steps: PositiveInt = 10
     """Batches in an evaluation."""
 
 
@@ -129,13 +158,13 @@ class Checkpoint:
 
     folder: str | None = None
     """Folder on the shared file system (relative to the conf's folder); none saves nothing."""
-    every: int = 500
+    every: NonNegativeInt = 500
     """Steps between checkpoints; 0 for only on demand and at the end."""
-    keep: int = 3
+    keep: PositiveInt = 3
     """Complete checkpoints to keep."""
     local: str | None = None
     """Node-local folder to write to first."""
-    memory_every: int = 0
+    memory_every: NonNegativeInt = 0
     """Steps between copies in the memory of the nodes, for `morph`: where the nodes that are left
     hold all of a newer one, a run goes on from it instead of a checkpoint; 0 for none. Takes three
     times the state of a node's ranks; not in containers."""
@@ -148,25 +177,25 @@ class Train:
     A script does not see this section, nor those below it: it takes `program.args` and `env`.
     """
 
-    steps: int = 50
+    steps: PositiveInt = 50
     """Optimizer steps."""
-    global_batch_size: int | None = None
+    global_batch_size: PositiveInt | None = None
     """Samples in a step over all replicas; default: micro_batch_size x data x pipeline."""
-    micro_batch_size: int | Auto = 1
+    micro_batch_size: PositiveInt | Auto = 1
     """Samples in a micro-batch; auto lets the planner choose."""
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Arithmetic of forward and backward."""
-    loss_scale: float | Literal["dynamic"] = "dynamic"
+    loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"
     """Loss scale of fp16."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     """The optimizer."""
     schedule: Schedule = field(default_factory=Schedule)
     """The learning-rate schedule."""
-    clip_grad_norm: float | None = 1.0
+    clip_grad_norm: PositiveFloat | None = 1.0
     """Largest global gradient norm; null clips nothing."""
-    seed: int = 1234
+    seed: NonNegativeInt = 1234
     """Seed of every random stream."""
-    log_every: int = 10
+    log_every: PositiveInt = 10
     """Steps between log lines and detailed trace events."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     """Evaluation."""
@@ -185,12 +214,12 @@ class Parallel:
     A script finds pipeline, data, tensor, partition and its own place in VJOB_ variables.
     """
 
-    pipeline: int | Auto = 1
+    pipeline: PositiveInt | Auto = 1
     """Pipeline stages; auto lets the planner choose, and with it the replicas, the order of the
     nodes, and how many of them are asked for."""
-    data: int | Auto = "auto"
+    data: PositiveInt | Auto = "auto"
     """Replicas; auto takes what the world leaves."""
-    tensor: int = 1
+    tensor: PositiveInt = 1
     """Ranks that share each layer; all in one node."""
     sequence_parallel: bool = False
     """With tensor, share each sequence between the shared layers too: less memory; a script does
@@ -221,19 +250,19 @@ class NodeGroup:
 
     group: str
     """Name of the group; letters, digits, - and _."""
-    count: int = 1
+    count: PositiveInt = 1
     """Number of nodes."""
     queue: str | None = None
     """Slurm partition; default: the cluster's own."""
     gpus: str | int | None = None
     """GPUs of a node: `a100:4` (type and count), 4, or none."""
-    cpus: int | None = None
+    cpus: PositiveInt | None = None
     """CPUs asked for on each node."""
-    memory_gb: int | None = None
+    memory_gb: NonNegativeInt | None = None
     """Memory asked for on each node; 0 for all of it."""
     interface: str = "auto"
     """Network interface; auto follows the route to the master."""
-    ranks: int | None = None
+    ranks: PositiveInt | None = None
     """Processes on each node; default: one a GPU, or one."""
     devices: tuple[int, ...] | None = None
     """GPU indices to use, such as [4, 5]."""
@@ -274,7 +303,7 @@ class Cluster:
     """File for `ssh -F` to the machines; default: ssh's own."""
     hetero: Literal["auto", "hetjob", "split"] = "auto"
     """Several groups as one het job, or as jobs that find each other."""
-    walltime_min: int = 60
+    walltime_min: PositiveInt = 60
     """Time limit; on a list of machines there is none."""
     account: str | None = None
     """Slurm account."""
@@ -286,19 +315,19 @@ class Cluster:
     """Let Slurm start the job again after a node failure or a preemption."""
     port: int | Auto = "auto"
     """Master's port; auto picks a free one outside the ephemeral range."""
-    grace_s: int = 20
+    grace_s: PositiveInt = 20
     """Time between TERM and KILL for the ranks; Slurm cuts it at its KillWait (`vjob doctor`)."""
-    join_s: int = 600
+    join_s: PositiveInt = 600
     """How long nodes wait for each other at the start."""
-    prepare_s: int = 1800
+    prepare_s: PositiveInt = 1800
     """How long a node may take to prepare its container."""
-    finish_s: int = 600
+    finish_s: NonNegativeInt = 600
     """How long after the first node's end the last one may end; 0 is no limit."""
-    signal_before_end_s: int = 0
+    signal_before_end_s: NonNegativeInt = 0
     """Every rank gets SIGUSR1 this long before the time limit; 0 sends none."""
-    lost_s: int = 90
+    lost_s: Annotated[int, Bound(">=", 15)] = 90
     """Silence after which a split run takes a node for lost."""
-    sample_s: int = 10
+    sample_s: PositiveInt = 10
     """Seconds between GPU samples."""
     sbatch: Mapping[str, Any] = field(default_factory=dict)
     """More sbatch options, such as {reservation: week7}."""
@@ -353,10 +382,10 @@ class Morph:
 
     enabled: bool = False
     """Go on without a lost node, from the newest checkpoint."""
-    min_nodes: int | None = None
+    min_nodes: PositiveInt | None = None
     """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`).
     A job of one group may also start with as few, where its queue has no more."""
-    max_nodes: int | None = None
+    max_nodes: PositiveInt | None = None
     """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
     warm: bool = True
     """While ranks train, keep a second set of them on each node, idle, with torch imported, so that
@@ -367,7 +396,7 @@ class Morph:
     leave_slow: bool = False
     """Go on without a node that is over 15 % slower than its peers, where that is worth the pause;
     a script does not see it."""
-    look_s: int = 60
+    look_s: PositiveInt = 60
     """Seconds between two looks of these two; a script does not see it."""
 
 
@@ -417,7 +446,7 @@ class JobConf:
     """What is measured while training."""
     morph: Morph = field(default_factory=Morph)
     """Whether a built-in program may go on with fewer or more nodes."""
-    prices: Mapping[str, float] = field(default_factory=dict)
+    prices: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for `vjob plan`; a script does not see it."""
     notify: Notify = field(default_factory=Notify)
     """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does

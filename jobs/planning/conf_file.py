@@ -7,8 +7,7 @@ from pathlib import Path
 
 from varuna_core.records.training import name_profile_file
 from vjob.jobs.conf.layout import close_layout
-from vjob.jobs.conf.loading.bounds import check_numbers
-from vjob.jobs.conf.loading.check import check_program, locate
+from vjob.jobs.conf.loading.check import check_numbers, check_program, locate
 from vjob.jobs.conf.loading.check_cluster import check_groups
 from vjob.jobs.conf.loading.load import parse_conf_lines, read_text, sort_problems
 from vjob.jobs.conf.schema import JobConf

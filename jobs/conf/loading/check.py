@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any
 
 from vjob.containers.registry import RUNTIMES
 from vjob.jobs.conf.layout import close_layout
-from vjob.jobs.conf.loading.bounds import check_numbers, get_value
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
 from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
+from vjob.jobs.conf.parse import find_bounds, get_annotations
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import BUILT_IN, Container, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, Bound, Container, JobConf
+from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
 from vjob.jobs.programs.megatron import SCRIPTS
@@ -51,7 +54,8 @@ def check_conf(
     `environ` is that of the submitting shell; without one, `pass_env` is not looked for.
     """
     problems = [*check_numbers(conf), *check_groups(conf)]
-    if not problems:  # a layout of impossible numbers would only repeat what is wrong with them
+    # A layout of impossible numbers would only repeat what is wrong with them.
+    if all(key.startswith("prices.") for key, _, _ in problems):
         problems += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
     closed = close_layout(conf)
     problems += [
@@ -87,6 +91,38 @@ def find_line(lines: Mapping[str, str], key: str) -> str:
 def list_own_env() -> tuple[str, ...]:
     """Variables that the agent sets for each rank."""
     return tuple(_OWN_ENV)
+
+
+def check_numbers(conf: JobConf) -> Iterator[KeyProblem]:
+    """Numbers outside the bounds that the schema gives them."""
+    yield from _check_section(conf, "")
+
+
+def _check_section(section: object, key: str) -> Iterator[KeyProblem]:
+    cls: type = type(section)
+    for name, hint in get_annotations(cls).items():
+        value, inner, bounds = getattr(section, name), join_key(key, name), find_bounds(hint)
+        if is_dataclass(value):
+            yield from _check_section(value, inner)
+        elif isinstance(value, tuple):
+            items = {f"{inner}[{index}]": item for index, item in enumerate(value)}
+            yield from _check_items(items, bounds)
+        elif isinstance(value, Mapping):
+            items = {join_key(inner, word): item for word, item in value.items()}
+            yield from _check_items(items, bounds)
+        elif isinstance(value, int | float):
+            for bound in bounds:
+                if not bound.allows(value):
+                    yield inner, value, f"must be {bound}"
+
+
+def _check_items(items: Mapping[str, Any], bounds: Sequence[Bound]) -> Iterator[KeyProblem]:
+    """Node groups, and numbers in a list or mapping; a message names the whole range."""
+    for key, item in items.items():
+        if is_dataclass(item):
+            yield from _check_section(item, key)
+        elif not all(bound.allows(item) for bound in bounds):
+            yield key, item, f"must be {' and '.join(map(str, bounds))}"
 
 
 def check_names(conf: JobConf) -> Iterator[KeyProblem]:
@@ -239,18 +275,23 @@ def check_morph(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def check_others(conf: JobConf) -> Iterator[KeyProblem]:
-    for name, price in conf.prices.items():
-        if price < 0:
-            yield f"prices.{name}", price, "must be at least 0"
     mail, webhook = conf.notify.mail, conf.notify.webhook
     if mail is not None and ("@" not in mail or not mail.isprintable() or " " in mail):
         yield "notify.mail", mail, "must be a mail address"
     if webhook is not None and not webhook.startswith(("https://", "http://")):
         yield "notify.webhook", webhook, "must be a URL that begins with https:// or http://"
     for key in ("workdir", "log_folder", "train.checkpoint.folder", "program.path", "data.prefix"):
-        path = get_value(conf, key)
+        path = _get_value(conf, key)
         if isinstance(path, str) and not path.isprintable():
             yield key, path, "a path must not contain line breaks or control characters"
+
+
+def _get_value(conf: object, key: str) -> object:
+    """The value of a dotted key without indices; None where a section is missing."""
+    value = conf
+    for name in key.split("."):
+        value = getattr(value, name) if value is not None else None
+    return value
 
 
 def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]:

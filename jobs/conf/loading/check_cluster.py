@@ -73,7 +73,7 @@ OWN_SBATCH: Mapping[str, str] = {
 
 
 def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
-    """Each group by itself; what passes has a trustworthy num_ranks."""
+    """Each group by itself, its numbers apart: those have bounds in the schema."""
     if not conf.cluster.nodes:
         yield "cluster.nodes", (), "must have at least one group, such as {group: master}"
     seen: dict[str, int] = {}
@@ -87,14 +87,6 @@ def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
             message = f"must be unique; cluster.nodes[{first}] has this name too"
             yield f"{key}.group", group.group, message
         seen.setdefault(group.group, index)
-        for name, value, low in (
-            ("count", group.count, 1),
-            ("ranks", group.ranks, 1),
-            ("cpus", group.cpus, 1),
-            ("memory_gb", group.memory_gb, 0),
-        ):
-            if value is not None and value < low:
-                yield f"{key}.{name}", value, f"must be at least {low}"
         yield from _check_gpus(group, key)
         if not _INTERFACE.fullmatch(group.interface):
             yield f"{key}.interface", group.interface, "must be auto or an interface such as eth0"

@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from vjob.jobs.conf.document import list_sections
-from vjob.jobs.conf.loading.bounds import BOUNDS
 from vjob.jobs.conf.loading.check import check_conf, find_line
 from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
 from vjob.jobs.conf.loading.load import parse_conf_lines
-from vjob.jobs.conf.parse import get_hints, get_members
-from vjob.jobs.conf.schema import JobConf, NodeGroup, Program
+from vjob.jobs.conf.parse import (
+    describe,
+    find_bounds,
+    get_annotations,
+    get_hints,
+    get_members,
+)
+from vjob.jobs.conf.schema import JobConf, NodeGroup, Optimizer, Program, Train
 
 BASE = Path("/conf")
 HEAD = "name: run\nprogram: {script: /none/train.py}\n"
@@ -373,12 +378,39 @@ def test_a_key_that_was_not_written_has_the_place_of_what_is_around_it() -> None
 
 
 def test_every_number_of_a_conf_has_a_range() -> None:
-    elsewhere = {"cluster.port"}
+    elsewhere = {"cluster.port", "cluster.nodes[].gpus"}
     for section in list_sections():
-        for name, hint in get_hints(section.cls).items():
-            is_number = {int, float} & set(get_members(hint))
-            if is_number and section.cls is not NodeGroup:  # check_groups has those
-                assert f"{section.key}.{name}" in BOUNDS.keys() | elsewhere
-    names = [name for name, hint in get_hints(NodeGroup).items() if int in get_members(hint)]
-    assert names == ["count", "gpus", "cpus", "memory_gb", "ranks"]
+        for name, hint in get_annotations(section.cls).items():
+            is_number = {int, float} & set(get_members(get_hints(section.cls)[name]))
+            if is_number and f"{section.key}.{name}" not in elsewhere:
+                assert find_bounds(hint), f"{section.key}.{name}"
     assert typing.get_args(get_hints(NodeGroup)["devices"])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("model: {layers: 1, hidden: 1, heads: 1, dropout: -1}", "-1.0: must be at least 0"),
+        ("train: {loss_scale: 0}", "train.loss_scale = 0.0: must be more than 0"),
+        ("train: {seed: -1}", "train.seed = -1: must be at least 0"),
+        ("train: {optimizer: {betas: [-1, 0]}}", "[0] = -1.0: must be at least 0 and less than 1"),
+        ("cluster: {lost_s: 14}", "cluster.lost_s = 14: must be at least 15"),
+    ],
+)
+def test_a_number_out_of_its_range_is_told_the_bound(text: str, problem: str) -> None:
+    [found] = find_problems(text + "\n")
+    assert found.endswith(problem)
+
+
+def test_a_price_below_zero_hides_no_problem_of_the_layout() -> None:
+    problems = find_problems("prices: {a10: -1}\nparallel: {partition: x}\n")
+    assert "prices.a10 = -1.0: must be at least 0" in problems[0] and len(problems) > 1
+
+
+def test_a_range_stands_in_the_documentation() -> None:
+    described = {name: describe(hint) for name, hint in get_annotations(Train).items()}
+    assert described["global_batch_size"] == "a whole number >= 1 or null"
+    assert described["loss_scale"] == "a number > 0 or dynamic"
+    betas = get_annotations(Optimizer)["betas"]
+    assert describe(betas) == "a list of 2 numbers >= 0 and < 1"
+    assert describe(get_hints(Optimizer)["betas"]) == "a list of 2 numbers"
