@@ -19,7 +19,7 @@ BAD = ("SLOW", "STALLED", "FAILING", "DEAD")
 
 
 class Vjob:
-    """One user on one cluster."""
+    """The command with its folder and environment; calling it runs `vjob`."""
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -45,14 +45,14 @@ class Vjob:
         return done
 
     def start(self, *args: str, new_session: bool = False) -> subprocess.Popen[bytes]:
-        """In the background, as a user's terminal would hold it."""
+        """Start a command in the background."""
         command = [sys.executable, "-m", "vjob", *args]
         return subprocess.Popen(
             command, cwd=self.folder, env=self.env, start_new_session=new_session
         )
 
     def start_into(self, out: IO[str], *args: str) -> subprocess.Popen[bytes]:
-        """In the background, with its output in a file."""
+        """Start a command in the background, with its output in a file."""
         command = [sys.executable, "-m", "vjob", *args]
         return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out)
 
@@ -69,7 +69,7 @@ class Vjob:
         return found
 
     def wait_over(self, run: RunFolder, timeout_s: float = 90) -> dict[str, Any]:
-        """The record of the run once it has ended; one that ended well was never called sick."""
+        """Wait for the run's end and return its record; fail if a completed run was called unhealthy."""
         seen: dict[str, str] = {}
         wait_for(lambda: self._is_over(run, seen), timeout_s, lambda: self.explain(run))
         record: dict[str, Any] = json.loads(run.record.read_text())
@@ -90,8 +90,8 @@ class Vjob:
 def wait_for(
     is_so: Callable[[], object], timeout_s: float, explain: Callable[[], str] = lambda: ""
 ) -> None:
-    """Poll a condition up to a deadline; one that takes long (a command of ours) is asked for less
-    often, for whatever it waits for needs the processors too."""
+    """Poll a condition up to a deadline; a slow one (a `vjob` command) is polled less often, to
+    leave the processors to the run."""
     deadline = time.monotonic() + timeout_s
     while True:
         begun = time.monotonic()
@@ -102,6 +102,6 @@ def wait_for(
 
 
 def read_out(run: RunFolder, attempt: int = 0) -> str:
-    """What all ranks wrote to standard output."""
+    """Read the standard output of all ranks."""
     files = sorted(run.attempt(attempt).path.glob("ranks/*.out"))
     return "".join(path.read_text() for path in files)

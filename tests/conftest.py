@@ -1,7 +1,7 @@
-"""Fixtures for all tests; what hypothesis draws.
+"""Fixtures for all tests, hypothesis' settings, and the order of the tests.
 
-A run draws the same examples each time, so that a red run can be repeated;
-VJOB_EXPLORE=1 draws new ones, to look for what nobody thought of.
+hypothesis draws the same examples in each run, so that a failure can be repeated;
+VJOB_EXPLORE=1 draws new ones.
 """
 
 import os
@@ -34,13 +34,13 @@ LAB = (
     "tests/cluster",
     "tests/containers/test_pyxis",
 )
-"""These share the lab and its network: the longest row of tests, one after the other."""
+"""Tests that share the lab and its network run one after the other, in one process."""
 CONTAINERS = "tests/containers"
-"""The others of these share the runtimes, and an image that takes a while to make."""
+"""Tests that share the container runtimes, and an image that takes a while to make."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first: the rest fills the processes that are done before others."""
+    """Start the longest tests first: short ones then fill the processes that are done early."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def weigh(item: pytest.Item) -> tuple[bool, bool, bool]:
@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """For processes that share the tests (`pytest -n 3`): a file stays whole, and what shares
-    a thing of the machine runs in one of them."""
+    """Schedule `pytest -n 3`: a file stays whole, and tests that share a resource of the machine
+    run in one process."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):

@@ -1,4 +1,4 @@
-"""What the documents say, taken out of their text: code blocks, links, anchors, `vjob` commands."""
+"""Readers of the documents: code blocks, links, anchors, `vjob` commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _OPERATORS = re.compile(r"[|&;<>()]+")
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
-    """Of all pages: the page and the text of a block."""
+def find_blocks(language: str) -> list[tuple[str, str]]:
+    """Find all code blocks of a language: the page and the text of each."""
     return [
         (page.name, text)
         for page in PAGES
@@ -29,18 +29,18 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def read_prose(page: Path) -> str:
-    """Without the code blocks."""
+    """Read a page without its code blocks."""
     return _FENCE.sub("", page.read_text())
 
 
-def links(page: Path) -> list[str]:
-    """Targets of links and pictures that lie in this tree."""
+def find_links(page: Path) -> list[str]:
+    """Find the targets of links and pictures that lie in this tree."""
     targets = re.findall(r"\]\(([^)]+)\)", read_prose(page))
     return [target for target in targets if "://" not in target and "mailto:" not in target]
 
 
-def anchors(page: Path) -> set[str]:
-    """As GitHub and the site make them of headings."""
+def find_anchors(page: Path) -> set[str]:
+    """Build the anchors of a page's headings, as GitHub and the site do."""
     found: list[str] = []
     for heading in re.findall(r"^#+ (.+)$", read_prose(page), re.MULTILINE):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
@@ -49,8 +49,8 @@ def anchors(page: Path) -> set[str]:
     return set(found)
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The words of each `vjob` command of a shell text, after `srun` and the like too."""
+def find_commands(text: str) -> Iterator[list[str]]:
+    """Split each `vjob` command of a shell text into words, also after `srun` and the like."""
     for line in re.sub(r"\\\n", " ", text).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -65,7 +65,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def parse_command(words: list[str]) -> None:
-    """By the command's own parser, which runs nothing; files need not be there."""
+    """Parse a command line with the command's own parser; nothing runs, files need not exist."""
     context, command, rest = click.Context(cli, info_name="vjob"), cli, words
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         _, found, rest = command.resolve_command(context, rest)
@@ -76,11 +76,11 @@ def parse_command(words: list[str]) -> None:
         command.make_context(command.name, list(rest), context, resilient_parsing=is_asking)
 
 
-def find_lies(text: str) -> list[str]:
-    """`vjob` commands and options in a sentence that are none; arguments may be left out there."""
+def find_wrong_commands(text: str) -> list[str]:
+    """Find `vjob` commands in prose that do not parse; arguments may be left out there."""
     lies = []
     for span in re.findall(r"`(vjob [^`]+)`", " ".join(text.split())):
-        for words in commands(span):
+        for words in find_commands(span):
             try:
                 parse_command(words)
             except (click.MissingParameter, click.BadOptionUsage):

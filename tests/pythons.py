@@ -1,4 +1,4 @@
-"""The Pythons that this machine offers."""
+"""Python interpreters installed on this machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 
 OLDEST, NEWEST = (3, 8), (3, 14)
-"""The first is the agent's; of a newer one than the last nobody knows yet."""
+"""The oldest version that the agent supports; the newest that is tested."""
 
 
 @cache
 def list_pythons() -> dict[tuple[int, int], str]:
-    """One of each version: this one, those on the PATH, pyenv's."""
+    """List one interpreter of each version: the running one, those on PATH, pyenv's."""
     found = {sys.version_info[:2]: sys.executable}
     pyenv = sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python")))
     names = [f"python3.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1)]
@@ -26,7 +26,7 @@ def list_pythons() -> dict[tuple[int, int], str]:
 
 
 def _ask_version(python: str) -> tuple[int, int] | None:
-    """None for what is not there, or is a shim of a version that is not installed."""
+    """Ask an interpreter's version; None if it is missing or a shim of a missing version."""
     try:
         done = subprocess.run(
             [python, "--version"], capture_output=True, text=True, timeout=20, check=False

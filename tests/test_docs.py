@@ -20,11 +20,11 @@ from click.testing import CliRunner
 from tests.documents import (
     PAGES,
     ROOT,
-    anchors,
-    blocks,
-    commands,
-    find_lies,
-    links,
+    find_anchors,
+    find_blocks,
+    find_commands,
+    find_links,
+    find_wrong_commands,
     parse_command,
     read_prose,
 )
@@ -35,7 +35,7 @@ from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.monitor.model.verdict import Health
 
 
-@pytest.mark.parametrize(("page", "text"), blocks("yaml"))
+@pytest.mark.parametrize(("page", "text"), find_blocks("yaml"))
 def test_confs_in_the_documents_have_no_problems(page: str, text: str) -> None:
     """A fragment is only parsed: its other keys are not there to be checked against."""
     is_whole = text.startswith("name:")
@@ -46,21 +46,21 @@ def test_confs_in_the_documents_have_no_problems(page: str, text: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    for target in links(page):
+    for target in find_links(page):
         name, _, anchor = target.partition("#")
         path = page.parent / name if name else page
         assert path.exists(), target
-        assert not anchor or anchor in anchors(path), target
+        assert not anchor or anchor in find_anchors(path), target
 
 
 def test_commands_in_the_documents_exist() -> None:
-    for page, text in blocks("sh"):
-        for words in commands(text):
+    for page, text in find_blocks("sh"):
+        for words in find_commands(text):
             try:
                 parse_command(words)
             except click.UsageError as error:
                 pytest.fail(f"{page}: vjob {' '.join(words)}: {error.message}")
-    text = "\n".join(block for _, block in blocks("sh"))
+    text = "\n".join(block for _, block in find_blocks("sh"))
     makefile = (ROOT / "Makefile").read_text()
     for name in set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)):
         assert f"\n{name}:" in makefile, name
@@ -68,16 +68,16 @@ def test_commands_in_the_documents_exist() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_sentences_exist(page: Path) -> None:
-    """What a page lists as not yet there may not be."""
+    """Commands under a heading "Not yet" need not exist."""
     prose = re.sub(r"\n## Not yet\n.*?(?=\n## |\Z)", "", read_prose(page), flags=re.DOTALL)
-    assert find_lies(prose) == []
+    assert find_wrong_commands(prose) == []
 
 
 @pytest.mark.parametrize(
-    ("page", "text"), [pair for language in ("python", "json") for pair in blocks(language)]
+    ("page", "text"), [pair for language in ("python", "json") for pair in find_blocks(language)]
 )
 def test_code_in_the_documents_is_code(page: str, text: str) -> None:
-    """What it imports of ours is there; whole programs are run by the tests of what they show."""
+    """Check that its imports of ours exist; whole programs are run by other tests."""
     if text.lstrip().startswith("{"):
         assert json.loads(text)
         return
@@ -103,7 +103,7 @@ def test_help_teaches_by_an_example_that_parses(path: tuple[str, ...]) -> None:
     text = re.sub(r"\\\n", " ", done.output)
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line.startswith(("vjob ", "srun "))]
-    examples = [words for line in lines for words in commands(re.sub("  +.*", "", line))]
+    examples = [words for line in lines for words in find_commands(re.sub("  +.*", "", line))]
     for words in examples:
         parse_command(words)
     assert any(tuple(words[: len(path)]) == path for words in examples), "no example of its own"

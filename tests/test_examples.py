@@ -22,7 +22,7 @@ THEIRS = (
     "data/wiki_text_document",
     "Megatron-LM/pretrain_gpt.py",
 )
-"""What the comments of the examples tell the user to have or to make, token files as prefixes."""
+"""Files that the examples tell the user to have or to make, token files as prefixes."""
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import ROOT, commands
+from tests import ROOT
+from tests.documents import find_commands
 
 PART = (ROOT / "docs/quickstart.md").read_text().partition("## On Slurm")[0]
 
@@ -26,7 +27,7 @@ def test_a_stranger_gets_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     _, *blocks = re.findall(r"```sh\n(.*?)```", PART, re.DOTALL)
     said: dict[str, str] = {}
-    for words in (words for block in blocks for words in commands(block)):
+    for words in (words for block in blocks for words in find_commands(block)):
         done = subprocess.run(
             [sys.executable, "-m", "vjob", *words],
             cwd=tmp_path,

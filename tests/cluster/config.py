@@ -150,8 +150,8 @@ def render_plugstack_conf(paths: LabPaths, plugin: str) -> str:
 
 
 def render_enroot_wrapper(paths: LabPaths, enroot: str) -> str:
-    """What a site's enroot.conf does: without it all nodes share ~/.local/share/enroot, and the
-    container of one step has the same name on each of them."""
+    """Render a wrapper that sets what a site's enroot.conf does: without it all nodes share
+    ~/.local/share/enroot, and the container of one step has the same name on each of them."""
     own = f"{paths.local}/enroot"
     folders = " ".join(f"ENROOT_{name}_PATH={own}/{name.lower()}" for name in ENROOT_FOLDERS)
     return f'#!/bin/sh\nexport {folders}\nexec {enroot} "$@"\n'

@@ -1,4 +1,4 @@
-"""How each daemon of the lab is started, and what says that it is ready.
+"""Starts of the lab's daemons, each with its sign of readiness.
 
 It refuses to wait blindly: each start ends at a sign of life or fails with the end of the log.
 """

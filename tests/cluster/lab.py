@@ -77,7 +77,7 @@ class Lab:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a process needs to speak to this cluster, to merge into its environment."""
+        """Environment variables that a process needs to speak to this cluster."""
         return states.build_env(self.paths)
 
     @property

@@ -43,7 +43,7 @@ def read_host_name() -> str:
 
 
 def is_up(paths: LabPaths, record: LabRecord) -> bool:
-    """Whether all daemons of the record run, save those that a test has stopped on purpose."""
+    """Tell if all daemons of the record run, save those that a test has stopped on purpose."""
     return (
         record.boot_id == read_boot_id()
         and record.phase == "up"

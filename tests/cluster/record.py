@@ -1,4 +1,4 @@
-"""What the lab has made on this machine, written down before it is made.
+"""The lab's paths and its record of everything it makes on this machine, written beforehand.
 
 `down` and a second process know the lab from here alone. The record refuses guesses: a bridge,
 mount or process that is not written down is not the lab's, whatever its name.
@@ -84,7 +84,7 @@ class LabPaths:
         return self.folder / "pids" / name
 
     def output(self, name: str) -> Path:
-        """What a daemon says on stdout and stderr; Slurm's own logs, with times, are NAME.log."""
+        """Stdout and stderr of a daemon; Slurm's own logs, with times, are NAME.log."""
         return self.folder / "log" / f"{name}.out"
 
     def namespace(self, node: str) -> Path:
@@ -102,7 +102,7 @@ class LabRecord:
     """The lab as the machine should know it."""
 
     boot_id: str
-    """Of the boot that the pids, links and mounts belong to."""
+    """The boot that the pids, links and mounts belong to."""
     subnet: str
     groups: list[dict[str, Any]]
     accounting: bool

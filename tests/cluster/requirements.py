@@ -1,4 +1,4 @@
-"""What a machine needs to host the lab, and why this one cannot.
+"""Requirements of a machine that hosts the lab, and the reason if this one cannot.
 
 It exists so that tests skip with a reason a reader can act on. It refuses to install anything.
 """

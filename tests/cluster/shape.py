@@ -1,4 +1,4 @@
-"""What the lab looks like: groups of nodes, their names, addresses and fake GPUs.
+"""The shape of the lab: groups of nodes, their names, addresses and fake GPUs.
 
 It exists so that the renderers, the network and the tests speak of the same nodes. It holds
 data alone and refuses to touch the machine. The names are chosen on purpose: `a*` sorts before

@@ -1,4 +1,4 @@
-"""What the controller says about the nodes, and the waits for it.
+"""Node states as the controller reports them, and waits for states.
 
 It refuses to wait without a deadline, and a failed wait says what the states were.
 """

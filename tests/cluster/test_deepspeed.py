@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import Vjob
-from tests.deepspeed import CONF, check_runs, find_python
+from tests.deepspeed_run import CONF, check_runs, find_python
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

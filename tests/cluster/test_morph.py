@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import Vjob, read_out, wait_for
-from tests.pauses import write_pauses
+from tests.slow_steps import write_slow_steps
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
@@ -57,7 +57,7 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
 
     documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
     write_tokens(tmp_path / "text", documents)
-    write_pauses(tmp_path / "calm")
+    write_slow_steps(tmp_path / "calm")
     clean_lab.wait_idle()  # a job that takes fewer nodes would take what there is
     return Vjob(tmp_path, clean_lab.env)
 

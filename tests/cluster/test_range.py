@@ -1,4 +1,4 @@
-"""What Slurm makes of a range of nodes."""
+"""A job that asks for a range of nodes."""
 
 from __future__ import annotations
 

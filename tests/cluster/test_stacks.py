@@ -39,7 +39,7 @@ def submit_hanging(vjob: Vjob, odd: int, layout: str, nodes: str | None = None) 
 
 
 def read_beats(run: RunFolder, num_nodes: int) -> list[dict[str, Any]]:
-    """Of nodes whose beats tell of ranks."""
+    """Nodes whose heartbeats name ranks."""
     beats = [read_json(run.attempt(0).beat(index)) for index in range(num_nodes)]
     return [beat for beat in beats if beat and beat.get("ranks")]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
-from tests.pauses import write_pauses
+from tests.slow_steps import write_slow_steps
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
 
@@ -64,7 +64,7 @@ def tokens(tmp_path: Path) -> None:
 
     documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
     write_tokens(tmp_path / "text", documents)
-    write_pauses(tmp_path / "calm")
+    write_slow_steps(tmp_path / "calm")
 
 
 def look(vjob: Vjob, run: RunFolder) -> dict[str, Any]:

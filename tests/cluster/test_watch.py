@@ -1,4 +1,4 @@
-"""What `vjob watch` may do to a job, done to one of the lab."""
+"""Actions of `vjob watch` on a job of the lab."""
 
 from __future__ import annotations
 

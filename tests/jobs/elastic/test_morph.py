@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.command import Vjob, wait_for
-from tests.pauses import write_pauses
+from tests.slow_steps import write_slow_steps
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
@@ -66,7 +66,7 @@ def vjob(tmp_path: Path) -> Vjob:
 
     documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
     write_tokens(tmp_path / "text", documents)
-    write_pauses(tmp_path / "calm")
+    write_slow_steps(tmp_path / "calm")
     return Vjob(tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.command import Vjob, wait_for
 from tests.jobs.elastic.test_morph import CONF, list_morphs, read_losses
 from tests.jobs.elastic.test_morph import vjob as vjob
-from tests.pauses import write_pauses
+from tests.slow_steps import write_slow_steps
 from varuna_core.records.events import read_events
 from varuna_core.records.training import read_training
 
@@ -22,7 +22,7 @@ SLOW_S = 0.05
 def test_a_slow_node_is_left_out_where_another_one_waits(vjob: Vjob, tmp_path: Path) -> None:
     from tests.varuna_core.programs.plain import train_plainly
 
-    write_pauses(tmp_path / "slow", SLOW_S)
+    write_slow_steps(tmp_path / "slow", SLOW_S)
     groups = "{{group: one}}, {{group: slow, env: {{PYTHONPATH: %s}}}}, {{group: spare}}"
     text = CONF.replace("{{group: all, count: 4, ranks: 1}}", groups % (tmp_path / "slow"))
     text = text.replace("pipeline: 4", "pipeline: 1, data: 2").replace(

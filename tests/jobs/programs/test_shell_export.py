@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.byhand import find_port, start_all
 from tests.command import Vjob
 from tests.jobs.confs import make_conf
 from tests.jobs.programs import recipes
+from tests.jobs.programs.exported_scripts import find_free_port, run_scripts
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs.megatron import Checkout
@@ -159,10 +159,10 @@ def test_a_built_in_program_trains_by_hand_on_two_machines(tmp_path: Path) -> No
     pytest.importorskip("torch", reason="torch is not installed")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     vjob = Vjob(tmp_path, {"OMP_NUM_THREADS": "1", "PATH": path})
-    vjob.write(BUILT_IN.format(port=find_port()))
+    vjob.write(BUILT_IN.format(port=find_free_port()))
     hosts = ("--host", "127.0.0.1", "--host", "localhost")
     written = vjob("export", "conf.yaml", "byhand", *hosts).stdout.splitlines()
     names = ("training.json", "node-0.sh", "node-1.sh", "program.pyz")
     assert written == [f"byhand/{name}" for name in names]
-    said = "".join(start_all([tmp_path / path for path in written if "node-" in path], vjob.env))
+    said = "".join(run_scripts([tmp_path / path for path in written if "node-" in path], vjob.env))
     assert " iteration        2/       2 |" in said and "WORLD_SIZE: 2\n" in said, said

@@ -1,4 +1,4 @@
-"""A real DeepSpeed run on CPU, by `vjob submit`, for the tests of this machine and of the lab."""
+"""A real DeepSpeed run on CPU by `vjob submit`, shared by local and lab tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ cluster:
 
 @functools.cache
 def find_python() -> str:
-    """An interpreter that has DeepSpeed; without one the test skips."""
+    """Find an interpreter that has DeepSpeed; skip the test without one."""
     python = os.environ.get("VJOB_DEEPSPEED_PYTHON", sys.executable)
     code = "import importlib.util as u, sys; sys.exit(not (u.find_spec('deepspeed')))"
     done = subprocess.run([python, "-c", code], check=False, timeout=60)
@@ -42,7 +42,7 @@ def find_python() -> str:
 
 
 def check_runs(vjob: Vjob, run: RunFolder, stage: int) -> None:
-    """Two ranks trained together, by the conf's file and the user's."""
+    """Check that two ranks trained together, with the conf's settings and the user's file."""
     record = vjob.wait_over(run, timeout_s=240)
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
     rows = [json.loads(line) for line in read_out(run).splitlines() if line.startswith("{")]

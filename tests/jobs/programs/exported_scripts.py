@@ -1,4 +1,4 @@
-"""Exported scripts, started as people do by hand: one on each machine, which is always this one."""
+"""Runs exported scripts as users do by hand, all on this machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 DEADLINE_S = 200
 
 
-def start_all(scripts: Sequence[Path], env: Mapping[str, str]) -> list[str]:
-    """What each of them said; they run side by side."""
+def run_scripts(scripts: Sequence[Path], env: Mapping[str, str]) -> list[str]:
+    """Run the scripts side by side; return the output of each."""
     started = [
         subprocess.Popen([path], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for path in scripts
@@ -25,11 +25,8 @@ def start_all(scripts: Sequence[Path], env: Mapping[str, str]) -> list[str]:
             process.kill()
 
 
-def find_port() -> int:
-    """Free now, and outside the range that outgoing connections take theirs from.
-
-    Tests side by side begin to look at different places.
-    """
+def find_free_port() -> int:
+    """Find a free port outside the ephemeral range; parallel tests start at different ports."""
     for port in range(28100 + os.getpid() % 400, 28900):
         with socket.socket() as tried, contextlib.suppress(OSError):
             tried.bind(("127.0.0.1", port))

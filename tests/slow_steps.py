@@ -1,5 +1,6 @@
-"""Trainings whose steps wait rather than compute: a test that does something to a run in time needs
-few steps, and the processors are meanwhile for what starts."""
+"""A sitecustomize that slows the steps of a training by waits.
+
+A test that has to act on a run in time then needs few steps, and the processors stay free."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ def gelu(*values, **options):
 functional.gelu = gelu
 """
 PAUSE_S = 0.01
-"""In each layer, for each micro-batch."""
+"""Seconds in each layer, for each micro-batch."""
 
 
-def write_pauses(folder: Path, seconds: float = PAUSE_S) -> None:
-    """A folder for the PYTHONPATH of ranks."""
+def write_slow_steps(folder: Path, seconds: float = PAUSE_S) -> None:
+    """Make a folder for the PYTHONPATH of ranks."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(PROGRAM % seconds)
