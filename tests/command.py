@@ -69,7 +69,7 @@ class Vjob:
         return found
 
     def wait_over(self, run: RunFolder, timeout_s: float = 90) -> dict[str, Any]:
-        """Wait for the run's end and return its record; fail if a completed run was called unhealthy."""
+        """Wait for the run's end and return its record; a completed run was never unhealthy."""
         seen: dict[str, str] = {}
         wait_for(lambda: self._is_over(run, seen), timeout_s, lambda: self.explain(run))
         record: dict[str, Any] = json.loads(run.record.read_text())
