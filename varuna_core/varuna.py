@@ -8,7 +8,7 @@
     model.zero_grad()
 
 Loss, gradients and updates equal those of the plain model on the global batch, in fp16 and bf16
-(precision.py) too. Checkpoints are checkpointed.py's, evaluation on several ranks outputs.py's.
+(precision.py) too. runtime/assembly.py makes the parts; checkpoints are rank_module.py's.
 """
 
 from __future__ import annotations
@@ -16,51 +16,31 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from varuna_core.records.stage_map import parse_stage_map
-from varuna_core.runtime.checkpointed import Checkpointed
+from varuna_core.runtime.assembly import assemble
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
-from varuna_core.runtime.comm.links import connect
-from varuna_core.runtime.engine.engine import Engine, Trace
-from varuna_core.runtime.engine.graph_memory import GraphMeter, agree_on_memory, find_limit
-from varuna_core.runtime.engine.microbatch import (
-    GetBatch,
-    MicroBatch,
-    deal_samples,
-    find_first,
-    look_at_dummies,
-)
+from varuna_core.runtime.engine.engine import Trace
+from varuna_core.runtime.engine.graph_memory import agree_on_memory, find_limit
+from varuna_core.runtime.engine.microbatch import GetBatch, MicroBatch, find_first
 from varuna_core.runtime.engine.outputs import join_outputs, spread
-from varuna_core.runtime.engine.plans import Plans, count_stages, place_stages
+from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.engine.random_streams import kept_random_state
-from varuna_core.runtime.engine.rank_part import RankPart, share_layers
-from varuna_core.runtime.optim.equal_start import share_values
-from varuna_core.runtime.optim.grads import Gradients, list_shared
+from varuna_core.runtime.memory_copies.copies import KeptInMemory
 from varuna_core.runtime.optim.loss_scale import build_loss_scale
-from varuna_core.runtime.optim.precision import Masters, choose_precision
-from varuna_core.runtime.optim.updates import Updates, check_optimizer
-from varuna_core.runtime.optim.zero import WeightExchange, make_owners
-from varuna_core.runtime.optim.zero_weights import refuse_optimizer, refuse_uneven, shard_modules
-from varuna_core.runtime.settings import (
-    check_memory_limit,
-    choose_costs,
-    find_device,
-    refuse_unknown,
-    refuse_zero,
-)
-from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.optim.precision import choose_precision
+from varuna_core.runtime.optim.updates import check_optimizer
+from varuna_core.runtime.optim.zero_weights import refuse_optimizer
+from varuna_core.runtime.settings import Settings, find_device, refuse_unknown, refuse_zero
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
 
 
-class Varuna(Checkpointed):
+class Varuna(KeptInMemory):
     """This rank's part of the model; `parameters()` are its own, under the plain model's names."""
 
     def __init__(
@@ -101,100 +81,44 @@ class Varuna(Checkpointed):
         the same. `zero` and `offload="optimizer"` are zero.py's. `tensor` ranks share each layer,
         by `tensor_plan` or the model's own `tensor_parallel_plan`.
         """
-        super().__init__()
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
         refuse_zero(zero, offload, recompute, tensor)
-        self.batch_size, self.chunk_size = batch_size, chunk_size
-        self.precision = choose_precision(fp16, precision)
-        stages_per_rank = count_stages(schedule, stages_per_rank)
-        self.device = find_device(device, local_rank)
-        check_memory_limit(recompute, memory_limit, self.device)
-        world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-        ranks = parse_stage_map(stage_to_rank_map, world, tensor).slice(rank % tensor)
-        self.place, self.replica = ranks.find(rank)
-        dummies, self._splitter = look_at_dummies(dummy_inputs, chunk_size)
-        self.split = split_model(
-            model,
-            self.precision.cast(dummies),
-            ranks.depth * stages_per_rank,
-            partition,
+        settings = Settings(
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            precision=choose_precision(fp16, precision),
+            schedule=schedule,
+            stages_per_rank=count_stages(schedule, stages_per_rank),
+            device=find_device(device, local_rank),
             shared_weights=shared_weights,
-            device=self.device,
-            types=self.precision.choose_types(model),
+            partition=partition,
+            tensor=tensor,
+            tensor_plan=tensor_plan,
+            recompute=recompute,
+            memory_limit=memory_limit,
+            opportunistic=opportunistic,
+            costs=costs,
+            zero=zero,
+            offload=offload,
+            seed=seed,
+            state_dict=state_dict,
+            hang_timeout_s=hang_timeout_s,
+            trace=trace,
         )
-        dealt = deal_samples(batch_size, chunk_size, ranks.num_replicas)
-        self.samples = dealt[self.replica]
+        parts = assemble(model, stage_to_rank_map, dummy_inputs, settings)
+        super().__init__(parts)
+        self.batch_size, self.chunk_size = batch_size, chunk_size
+        self.precision, self.device = settings.precision, settings.device
+        self.memory_limit = memory_limit
+        self.place, self.replica = parts.place, parts.replica
+        self.samples = parts.samples
         """Which samples of the global batch this rank is to be given."""
 
-        costs, usual = choose_costs(self.split, costs), max(1, -(-len(dealt[0]) // chunk_size))
-        self.stage_map, name = place_stages(ranks, schedule, stages_per_rank, usual, costs)
-        self.memory_limit = memory_limit
-        self.plans = Plans(
-            name,
-            self.stage_map,
-            costs,
-            recompute,
-            # Ranks that share layers or weights must do the same in one order.
-            opportunistic=opportunistic and zero != 3 and tensor == 1,
-            is_limit_given=memory_limit is not None,
-        )
-        self.sharding = share_layers(
-            self.split, tensor_plan, self.stage_map, rank, self.device, hang_timeout_s
-        )
-        on_meta = any(parameter.is_meta for parameter in model.parameters())
-        self.part = RankPart.make(
-            self.split,
-            self.stage_map.stages_of(self.place),
-            state_dict=state_dict,
-            seed=seed if on_meta else None,
-            sharding=self.sharding,
-        )
-        shared = list_shared(
-            [replace(t, stages=self.stage_map.places_of(t.stages)) for t in self.split.ties]
-        )
-        self.links = connect(
-            self.stage_map, rank, tuple(shared), self.device, hang_timeout_s, zero == 3
-        )
-        self.engine = Engine(self.part.stages, self.links, seed=seed, trace=trace)
-        full = self.part.take_full()
-        share_values(
-            {**self.part.parameters(), **full}, self.part.buffers().values(), shared, self.links
-        )
-        slices = {}
-        if zero == 3 and self.links.replicas is not None:
-            refuse_uneven(dealt, chunk_size)
-            slices = shard_modules(self.split, self.part, full, self.links, self.precision.half)
-        owners = make_owners(zero, self.links, self.part.parameters(), shared, model)
-        self._masters = Masters(
-            self.part.parameters(),
-            full,
-            owned=None if owners is None else owners.list_own(),
-            offload=offload is not None,
-            slices=slices,
-        )
-        del full  # the values of what others own
-        self.gradients = Gradients(self._masters, shared, self.links, self.device, owners)
-        if self.sharding is not None:
-            self.sharding.join(self.links)
-            self.gradients.share_layers(self.sharding)
-        self.exchange = WeightExchange(owners, self.part.parameters()) if owners else None
-        if self.gradients.at_once:
-            self.engine.after_gradients = self.gradients.backward_done
-        elif self.links.replicas is not None:
-            self.engine.before_gradients = self.gradients.before
-        self.engine.weight_grads.on_made = self.gradients.note
-        self.engine.meter = GraphMeter(chunk_size) if recompute == "auto" else None
-        puts_off = name in ("zero_bubble", "zbv", "auto")
-        for stage in () if slices else self.part.stages:
-            self.engine.weight_grads.install(stage.module, puts_off)
-        # An optimizer refuses to hold nothing, and a rank may own nothing.
-        self._nothing = nn.Parameter(torch.empty(0, device=self.device))
-        self.updates = Updates(needs_scale=self.precision.name == "fp16")
+        self.plans, self.stage_map = parts.plans, parts.plans.stage_map
+        self.exchange, self._splitter = parts.exchange, parts.splitter
         self.last_grad_norm: Tensor | None = None
         """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
 
-        self.training = model.training  # the stage is a copy, frozen batch norms too
-        self._prepare_saving()
         weakref.finalize(self, self.links.close)  # at exit too
 
     # Training.
@@ -238,15 +162,19 @@ class Varuna(Checkpointed):
         def run(microbatches: list[MicroBatch], size: int) -> Tensor:
             count = self.agreement.start(size)
             self._settle_memory()
-            actions = self._plan(len(microbatches))
-            self.engine.loss_scale = self.updates.scale
+            actions, ahead = self._plan(len(microbatches))
+            scale = self.updates.scale
             num_backwards = sum(action.kind in "BW" for action in actions)
-            self.gradients.begin(1 / self.updates.scale, num_backwards)
-            summed = self.engine.run(actions, microbatches, self.iteration, count)
+            self.gradients.begin(1 / scale, num_backwards)
+            summed = self.engine.run(
+                actions, microbatches, self.iteration, count, loss_scale=scale, ahead=ahead
+            )
             self.gradients.reduce()
             square = self.gradients.square_norm()
             loss, square = self.agreement.finish(summed, square, count)
-            self.last_grad_norm = self.updates.judge(square, self.gradients, clip_grad_max_norm)
+            self.last_grad_norm = self.updates.clip_and_scale(
+                square, self.gradients, clip_grad_max_norm
+            )
             self._masters.land_gradients()
             return loss
 
@@ -264,12 +192,13 @@ class Varuna(Checkpointed):
 
         def run(microbatches: list[MicroBatch], size: int) -> Tensor:
             count = self.agreement.start(size)
-            summed = self.engine.evaluate(self._plan(len(microbatches)), microbatches, step)
+            actions, _ = self._plan(len(microbatches))
+            summed = self.engine.evaluate(actions, microbatches, step)
             return self.agreement.finish(summed, torch.zeros_like(summed), count)[0]
 
         def collect(microbatches: list[MicroBatch], size: int) -> Any:
             kept: dict[int, Any] = {}
-            actions = self._plan(len(microbatches))
+            actions, _ = self._plan(len(microbatches))
             self.engine.evaluate(actions, microbatches, step, kept.__setitem__)
             sizes = [microbatches[number].size for number in kept]
             joined = join_outputs([*kept.values()], sizes, self._splitter.list_dims())
@@ -308,7 +237,8 @@ class Varuna(Checkpointed):
             self._masters.refresh()
             if self.exchange is not None:
                 self.exchange.run(len(microbatches))
-            shared = nullcontext() if self.sharding is None else self.sharding.running()
+            note, sharding = self.gradients.note, self.sharding
+            shared = nullcontext() if sharding is None else sharding.running(note)
             with kept_random_state(self.device), shared:
                 return run(microbatches, size)
         except BaseException as error:
@@ -332,14 +262,14 @@ class Varuna(Checkpointed):
             limit = find_limit(self.device, self.part.parameters().values())
         memory = agree_on_memory(meter, limit, self.links)
         if memory is not None:
-            self.plans.settle(memory)
+            self.plans.set_memory(memory)
             self.engine.meter = None
 
-    def _plan(self, num_microbatches: int) -> tuple[Action, ...]:
-        """This rank's actions for so many micro-batches, verified when first asked for."""
+    def _plan(self, num_microbatches: int) -> tuple[tuple[Action, ...], int]:
+        """This rank's actions for so many micro-batches, verified when first asked for, and how
+        many forwards may be run before their turn."""
         if not num_microbatches:
-            return ()
+            return (), 0
         plan = self.plans.find(num_microbatches)
         self.links.hold(plan.capacity)
-        self.engine.ahead = plan.ahead[self.place]
-        return plan.schedule.ranks[self.place]
+        return plan.schedule.ranks[self.place], plan.ahead[self.place]

@@ -30,10 +30,10 @@ from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.engine.graph_memory import GraphMeter
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.random_streams import kept_random_state
-from varuna_core.runtime.engine.rank_part import RankPart
+from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients
 from varuna_core.runtime.optim.precision import Masters
-from varuna_core.runtime.split.split import Split
+from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.schedule.actions import Action, Kind
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Bench:
         stage = split.make_stage(segment, seed=seed if on_meta else None, sharding=sharding)
         stage.train(split.model.training)
         self.stage = stage
-        part = RankPart([stage])
+        part = RankStages([stage])
         self.masters = Masters(part.parameters(), part.take_full())
         self.incoming, self.outgoing, gradients = Inlet(), Outlet(Inlet()), Outlet(None)
         assert self.outgoing.back is not None
@@ -148,12 +148,16 @@ class Bench:
             activations_out={segment + 1: self.outgoing},  # type: ignore[dict-item]
             gradients_in={segment + 1: self.gradients_in},  # type: ignore[dict-item]
         )
-        self.gradients = Gradients(self.masters, {}, links, self.device)
-        self.gradients.factor = 1 / loss_scale
+        self.loss_scale = loss_scale
+        self.gradients = Gradients(self.masters, {}, links, self.device, factor=1 / loss_scale)
         self.clock = Clock(self.device)
-        self.engine = Engine([stage], links, seed=seed, trace=self.clock)
-        self.engine.loss_scale = loss_scale
-        self.engine.weight_grads.on_made = self.gradients.note
+        self.engine = Engine(
+            [stage],
+            links,
+            seed=seed,
+            trace=self.clock,
+            weight_grads=WeightGrads(self.gradients.note),
+        )
         self.engine.weight_grads.install(stage.module)
 
     def clear(self) -> None:
@@ -212,12 +216,13 @@ class Bench:
 
     def _run(self, actions: Sequence[tuple[Kind, int]]) -> None:
         words = [Action(kind, self.segment, number) for kind, number in actions]
-        if self.sharding is not None:
-            self.sharding.on_gradient = self.gradients.note
-        shared = nullcontext() if self.sharding is None else self.sharding.running()
+        note = self.gradients.note
+        shared = nullcontext() if self.sharding is None else self.sharding.running(note)
         self.clock.start()
         with shared:
-            self.engine.run(words, [self.micro] * 3, 0, lambda: self.micro.size)
+            self.engine.run(
+                words, [self.micro] * 3, 0, lambda: self.micro.size, loss_scale=self.loss_scale
+            )
 
     def _choose_rounds(self, round_s: float) -> int:
         """The same on ranks that share layers."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from varuna_core.planner.profile.profile import LinkKey, LinkTime, Network, Where
-from varuna_core.profiling.ranks import Crew, Place
+from varuna_core.profiling.ranks import Crew, RankPlace
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT
 from varuna_core.runtime.comm.wire import Transport, choose_transport
@@ -48,7 +48,7 @@ class Pair:
     where: Where
 
 
-def choose_pairs(places: Sequence[Place]) -> list[Pair]:
+def choose_pairs(places: Sequence[RankPlace]) -> list[Pair]:
     """The first pair of each class."""
     pairs: dict[Any, Pair] = {}
     for a, b in itertools.combinations(places, 2):
@@ -59,7 +59,7 @@ def choose_pairs(places: Sequence[Place]) -> list[Pair]:
 
 
 def choose_groups(
-    places: Sequence[Place], used: Sequence[Sequence[int]] = ()
+    places: Sequence[RankPlace], used: Sequence[Sequence[int]] = ()
 ) -> dict[tuple[str, int, int], list[int]]:
     """Ranks by (kind, how many, how many of them on a node).
 
@@ -87,7 +87,7 @@ def choose_groups(
     return found
 
 
-def _by_node(places: Sequence[Place]) -> dict[str, list[int]]:
+def _by_node(places: Sequence[RankPlace]) -> dict[str, list[int]]:
     nodes: dict[str, list[int]] = {}
     for place in places:
         nodes.setdefault(place.node, []).append(place.rank)

@@ -25,7 +25,7 @@ from varuna_core.runtime.comm.failure import RankFailed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankPlace:
     """One rank's."""
 
     rank: int
@@ -57,8 +57,8 @@ class Crew:
         self.world_size = dist.get_world_size() if is_joined else 1
         self.device = device
         self._group: Any = dist.new_group(backend="gloo") if self.world_size > 1 else None
-        self.places: list[Place] = self.gather(
-            Place(
+        self.places: list[RankPlace] = self.gather(
+            RankPlace(
                 rank=self.rank,
                 kind=kind or name_kind(device),
                 node=os.environ.get("VJOB_NODE") or socket.gethostname(),

@@ -1,29 +1,75 @@
-"""What Varuna's arguments mean: what this version refuses, the device, what stages cost."""
+"""Varuna's arguments, checked and resolved once."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from varuna_core.runtime.split.split import Split
+import torch
+from torch import Tensor
+
+from varuna_core.runtime.engine.engine import Trace
+from varuna_core.runtime.optim.precision import Precision
 from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.recompute import Recompute
 
 SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
 
 
-def choose_costs(split: Split, given: Costs | None) -> Costs:
-    """Of each stage: as given, or from the dry run's count; then a backward takes two forwards and
-    a message nothing."""
-    if given is not None:
-        if given.num_stages != len(split.stages):
-            raise ValueError(f"costs of {given.num_stages} stages, there are {len(split.stages)}")
-        return given
-    unit = max(sum(split.costs), 1e-30)
-    each = tuple(sum(split.costs[s] for s in held) / unit for held in split.stages)
-    return Costs(forward=each, input_grad=each, weight_grad=each)
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a model is to be trained; docs/training.md says what each option means to a user."""
+
+    batch_size: int
+    """Samples of all replicas in a step."""
+
+    chunk_size: int
+    """Samples of a micro-batch."""
+
+    device: torch.device
+    precision: Precision
+    shared_weights: Sequence[Sequence[str]] | None
+    """Names of parameters that are one, besides those that the model ties."""
+
+    partition: str | Sequence[int] | None
+    """Segments of each stage; None: balanced by their costs."""
+
+    schedule: str
+    stages_per_rank: int
+    tensor: int
+    """Ranks that share each layer."""
+
+    tensor_plan: Mapping[str, Any] | None
+    """How they share it; None: the model's own plan."""
+
+    recompute: Recompute
+    memory_limit: float | None
+    """With recompute "auto": bytes that a rank's micro-batches may hold; None: a GPU is asked."""
+
+    opportunistic: bool
+    """Forwards may be run before their turn."""
+
+    costs: Costs | None
+    """Of each stage, as profiled; None: the dry run's count."""
+
+    zero: int
+    offload: str | None
+    seed: int
+    state_dict: Mapping[str, Tensor] | None
+    """Weights to start from."""
+
+    hang_timeout_s: float | None
+    """How long a rank waits for another one; None: for ever."""
+
+    trace: Trace | None
+
+    def __post_init__(self) -> None:
+        check_memory_limit(self.recompute, self.memory_limit, self.device)
 
 
 def find_device(device: int | str | torch.device, local_rank: int) -> torch.device:
-    """As the ancestor: an index, -1 for the local rank's; or a name such as "cpu"."""
+    """The device of an index, as in Varuna (-1: the local rank's), or of a name such as "cpu"."""
     if not isinstance(device, int):
         return torch.device(device)
     index = device if device >= 0 else local_rank

@@ -76,7 +76,7 @@ def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelC
 
 
 @dataclass(kw_only=True, slots=True)
-class Layout:
+class MessageLayout:
     """What a message holds, but for the values."""
 
     specs: list[tuple[torch.Size, torch.dtype] | None]
@@ -84,7 +84,7 @@ class Layout:
 
     def __eq__(self, other: object) -> bool:
         """To the types of what crosses as it is: 1, 1.0 and True are equal, and not the same."""
-        if not isinstance(other, Layout) or self.specs != other.specs:
+        if not isinstance(other, MessageLayout) or self.specs != other.specs:
             return False
         mine, theirs = self.structure, other.structure
         if mine is theirs:
@@ -99,8 +99,8 @@ class Layout:
         return any(spec is not None and spec[0].numel() for spec in self.specs)
 
 
-def describe(tensors: Sequence[Tensor | None], structure: Structure | None) -> Layout:
-    return Layout(
+def describe(tensors: Sequence[Tensor | None], structure: Structure | None) -> MessageLayout:
+    return MessageLayout(
         specs=[None if t is None else (t.shape, t.dtype) for t in tensors], structure=structure
     )
 
@@ -112,7 +112,7 @@ class Sender:
         self.wire, self.peer, self.arrivals = wire, peer, arrivals
         self.capacity = 1
         self._number = 0
-        self._layout: Layout | None = None
+        self._layout: MessageLayout | None = None
         self._is_awaited = False
         """The receiver stands ready for another message like the last one."""
 
@@ -206,7 +206,7 @@ class Receiver:
         self.wire.enter(message.tensors)
         return message
 
-    def find_loss(self) -> str:
+    def find_lost_peer(self) -> str:
         """Why nothing more will come; empty while something may."""
         error = self._error
         return "" if error is None else f"rank {self.peer}: {describe_error(error)}"
@@ -234,7 +234,7 @@ class Receiver:
             self.wire.let_go()
 
     def _read_on(self) -> None:
-        layout = Layout(specs=[], structure=None)
+        layout = MessageLayout(specs=[], structure=None)
         head, coming = self._await_head()
         for number in itertools.count():
             tensors = self.wire.make(layout.specs)
@@ -256,7 +256,7 @@ class Receiver:
                 text = torch.empty(word, dtype=torch.uint8)
                 self.wire.receive_text(text)
                 specs, structure = pickle.loads(bytes(text.tolist()))
-                layout = Layout(specs=specs, structure=structure)
+                layout = MessageLayout(specs=specs, structure=structure)
                 tensors = self.wire.make(specs)
             self.wire.receive([t for t in tensors if t is not None and t.numel()])
             self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))

@@ -82,9 +82,9 @@ class Links:
     def receivers(self) -> Iterator[Receiver]:
         return itertools.chain(self.activations_in.values(), self.gradients_in.values())
 
-    def find_loss(self) -> str:
+    def find_lost_peer(self) -> str:
         """The first neighbour that has gone, and how; empty while all are there."""
-        return next(filter(None, (receiver.find_loss() for receiver in self.receivers)), "")
+        return next(filter(None, (receiver.find_lost_peer() for receiver in self.receivers)), "")
 
     def hold(self, capacity: int) -> None:
         """Let so many messages a channel be sent and not yet taken."""
@@ -132,8 +132,14 @@ def connect(
     device: torch.device,
     hang_timeout_s: float | None = None,
     has_mesh: bool = False,
+    tensor: Any = None,
+    on_abort: Callable[[], None] = lambda: None,
 ) -> Links:
-    """Make the groups, the same on every rank and in the same order, and this rank's channels."""
+    """Make the groups, the same on every rank and in the same order, and this rank's channels.
+
+    `tensor` is the group of the ranks that share this place's layers, if there is one, and
+    `on_abort` lets go of groups that are held elsewhere.
+    """
     place, replica = stage_map.find(rank)
     if stage_map.world_size == 1:
         return Links(stage_map=stage_map, place=0, replica=0, board=FailureBoard(None, ""))
@@ -147,6 +153,8 @@ def connect(
         replica=replica,
         board=board,
         arrivals=Arrivals(hang_timeout_s),
+        tensor=tensor,
+        on_abort=on_abort,
     )
     patience = None if hang_timeout_s is None else timedelta(seconds=hang_timeout_s)
 

@@ -1,4 +1,4 @@
-"""Runs one rank's list of actions on micro-batches: the only place where a schedule becomes work.
+"""Executes one rank's list of schedule actions on micro-batches.
 
 ```
 F  take an activation, forward, send        f  the same, without a graph
@@ -28,7 +28,7 @@ from varuna_core.runtime.engine.graph_memory import GraphMeter
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.outputs import find_loss
 from varuna_core.runtime.engine.random_streams import build_seeder
-from varuna_core.runtime.engine.weight_grads import WeightGrads, Work
+from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import FORWARDS, Action
 from varuna_core.schedule.ahead import run_ahead
@@ -37,24 +37,25 @@ Trace = Callable[[str, float, float, float], None]
 """Called after an action: its spelling, then when it began, had its message, and ended (seconds
 of `time.perf_counter`)."""
 
-BeforeGradients = Callable[[Sequence[nn.Parameter], Sequence[Work] | None], None]
+BeforeGradients = Callable[[Sequence[nn.Parameter], Sequence[PutOffProduct] | None], None]
 """Called before each action that makes gradients of parameters, with those that it is the last one
 for, and with the products of a W (else None)."""
 
 
 @dataclass(kw_only=True)
-class Held:
-    """What a stage keeps of one micro-batch until its backward."""
+class HeldMicroBatch:
+    """The data a stage keeps of one micro-batch until its backward."""
 
     received: Crossing | None
     output: Any = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    work: list[Work] = field(default_factory=list)
+    work: list[PutOffProduct] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
-class Seat:
-    """A stage of the rank, and its channels; None where nobody is, or a stage of the same rank."""
+class ConnectedStage:
+    """A stage of the rank with its channels. A channel is None at the ends of the pipeline, and to
+    a stage of the same rank."""
 
     stage: Stage
     is_first: bool
@@ -66,12 +67,12 @@ class Seat:
     gradients_out: Sender | None
 
 
-def take_seat(stage: Stage, links: Links) -> Seat:
-    """The channels follow from where the stages before and after this one lie."""
+def connect_stage(stage: Stage, links: Links) -> ConnectedStage:
+    """Find the channels to the ranks that hold the stages before and after this one."""
     placement, index = links.stage_map.placement, stage.index
     before = placement[index - 1] if index else None
     after = placement[index + 1] if index + 1 < len(placement) else None
-    return Seat(
+    return ConnectedStage(
         stage=stage,
         is_first=before is None,
         is_last=after is None,
@@ -84,28 +85,34 @@ def take_seat(stage: Stage, links: Links) -> Seat:
 
 
 class Engine:
-    """One rank's stages at work."""
+    """Runs one rank's stages."""
 
     def __init__(
-        self, stages: Sequence[Stage], links: Links, *, seed: int, trace: Trace | None = None
+        self,
+        stages: Sequence[Stage],
+        links: Links,
+        *,
+        seed: int,
+        trace: Trace | None = None,
+        weight_grads: WeightGrads | None = None,
+        before_gradients: BeforeGradients | None = None,
+        after_gradients: Callable[[], None] = lambda: None,
+        meter: GraphMeter | None = None,
     ) -> None:
+        """`after_gradients` is called after each B and each W."""
         self.links, self.seed, self.trace = links, seed, trace
-        self.seats = {stage.index: take_seat(stage, links) for stage in stages}
-        self.holds_last = any(seat.is_last for seat in self.seats.values())
+        self.stages = {stage.index: connect_stage(stage, links) for stage in stages}
+        self.holds_last = any(connected.is_last for connected in self.stages.values())
         self.device = stages[0].device
-        self.weight_grads = WeightGrads()
-        self.loss_scale = 1.0  # what the loss is multiplied by before its backward
-        self.before_gradients: BeforeGradients | None = None
-        self.after_gradients: Callable[[], None] = lambda: None  # after each B and each W
-        self._held: dict[tuple[int, int], Held] = {}
+        self.weight_grads = weight_grads or WeightGrads()
+        self.before_gradients, self.after_gradients = before_gradients, after_gradients
+        self.meter = meter
+        self._held: dict[tuple[int, int], HeldMicroBatch] = {}
         self._handed: dict[tuple[bool, int, int], Crossing] = {}
         self._step = self._total = 0
+        self._loss_scale = 1.0
         self._count: Callable[[], int] | None = None
         self._ready = 0.0
-        self.ahead = 0
-        """Forwards that may be run before their turn when a gradient is late."""
-
-        self.meter: GraphMeter | None = None
 
     def run(
         self,
@@ -113,24 +120,29 @@ class Engine:
         microbatches: Sequence[MicroBatch],
         step: int,
         count: Callable[[], int],
+        *,
+        loss_scale: float = 1.0,
+        ahead: int = 0,
     ) -> Tensor:
         """The sum over the samples of this rank's losses (0 without the last stage).
 
-        `count` gives the samples of the global batch; it is asked as late as possible.
+        `count` gives the samples of the global batch; it is asked as late as possible. The loss is
+        multiplied by `loss_scale` before its backward. So many forwards `ahead` may be run before
+        their turn when a gradient is late.
         """
         self._start(step)
-        self._count, self._total = count, 0
+        self._count, self._total, self._loss_scale = count, 0, loss_scale
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
         actions = tuple(actions)
         finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
         self.weight_grads.adding, begun = self.before_gradients is None, set[int]()
         order: Iterable[Action] = actions
-        if self.ahead:
-            order = run_ahead(actions, self.ahead, self._has_come, self._wait_for_either)
+        if ahead:
+            order = run_ahead(actions, ahead, self._has_come, self._wait_for_either)
         for action in order:
             begin = self._ready = time.perf_counter()
-            number, seat = action.microbatch, self.seats[action.stage]
+            number, connected = action.microbatch, self.stages[action.stage]
             if self.before_gradients is not None and action.kind in "BIW":
                 held = self._held[action.stage, number]
                 last_for = finishing.get(action, [])
@@ -139,7 +151,7 @@ class Engine:
                 # the last, which are waited for.
                 self.weight_grads.adding = action.stage in begun and not last_for
                 begun.add(action.stage)
-            run[action.kind](seat, number, microbatches[number])
+            run[action.kind](connected, number, microbatches[number])
             if self.trace is not None:
                 self.trace(str(action), begin, self._ready, time.perf_counter())
         self.links.flush()
@@ -151,8 +163,8 @@ class Engine:
             return {}
         last = {a.stage: place for place, a in enumerate(actions) if a.kind in "BIW"}
         final: dict[nn.Parameter, int] = {}
-        for index, seat in self.seats.items():
-            for parameter in seat.stage.parameters().values():
+        for index, connected in self.stages.items():
+            for parameter in connected.stage.parameters().values():
                 final[parameter] = max(final.get(parameter, 0), last.get(index, 0))
         finishing: dict[Action, list[nn.Parameter]] = {}
         for parameter, place in final.items():
@@ -175,13 +187,13 @@ class Engine:
         with torch.no_grad():
             for action in actions:
                 if action.kind in FORWARDS:
-                    seat, number = self.seats[action.stage], action.microbatch
-                    received = self._take_activation(seat, number)
-                    output = self._call(seat, microbatches[number], received)
-                    if seat.is_last and keep is not None:
+                    connected, number = self.stages[action.stage], action.microbatch
+                    received = self._take_activation(connected, number)
+                    output = self._call(connected, microbatches[number], received)
+                    if connected.is_last and keep is not None:
                         keep(number, output)
                     else:
-                        self._pass_on(seat, number, output, microbatches[number])
+                        self._pass_on(connected, number, output, microbatches[number])
         self.links.flush()
         return self._loss
 
@@ -193,53 +205,55 @@ class Engine:
 
     # Forwards.
 
-    def _forward(self, seat: Seat, number: int, micro: MicroBatch) -> None:
-        received = self._take_activation(seat, number)
-        output = self._call(seat, micro, received)
-        output = self._pass_on(seat, number, output, micro)
-        self._held[seat.stage.index, number] = Held(received=received, output=output)
+    def _forward(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        received = self._take_activation(connected, number)
+        output = self._call(connected, micro, received)
+        output = self._pass_on(connected, number, output, micro)
+        self._held[connected.stage.index, number] = HeldMicroBatch(received=received, output=output)
 
-    def _forward_only(self, seat: Seat, number: int, micro: MicroBatch) -> None:
-        received = self._take_activation(seat, number)
-        held = Held(received=received, buffers=self._copy_buffers(seat))
+    def _forward_only(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        received = self._take_activation(connected, number)
+        held = HeldMicroBatch(received=received, buffers=self._copy_buffers(connected))
         with torch.no_grad():
-            self._pass_on(seat, number, self._call(seat, micro, received), micro)
-        self._held[seat.stage.index, number] = held
+            self._pass_on(connected, number, self._call(connected, micro, received), micro)
+        self._held[connected.stage.index, number] = held
 
-    def _recompute(self, seat: Seat, number: int, micro: MicroBatch) -> None:
-        held = self._held[seat.stage.index, number]
-        with self._buffers_as(seat, held.buffers):
-            output = self._call(seat, micro, held.received)
+    def _recompute(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        held = self._held[connected.stage.index, number]
+        with self._buffers_as(connected, held.buffers):
+            output = self._call(connected, micro, held.received)
         held.buffers.clear()
-        held.output = find_loss(output) if seat.is_last else output
+        held.output = find_loss(output) if connected.is_last else output
 
-    def _call(self, seat: Seat, micro: MicroBatch, received: Crossing | None) -> Any:
+    def _call(self, connected: ConnectedStage, micro: MicroBatch, received: Crossing | None) -> Any:
         on_segment = build_seeder(self.seed, self._step, micro.first_sample, self.device)
-        if not seat.is_first:
+        if not connected.is_first:
             on_segment(0)  # code before the stage draws too, from the first segment's stream
         if self.meter is not None and torch.is_grad_enabled():
-            return self.meter.run(seat.stage, micro, received, on_segment)
-        return seat.stage.forward(micro.inputs, received, on_segment)
+            return self.meter.run(connected.stage, micro, received, on_segment)
+        return connected.stage.forward(micro.inputs, received, on_segment)
 
-    def _take_activation(self, seat: Seat, number: int) -> Crossing | None:
-        if seat.is_first:
+    def _take_activation(self, connected: ConnectedStage, number: int) -> Crossing | None:
+        if connected.is_first:
             return None
-        return self._take(seat.activations_in, (True, seat.stage.index, number))
+        return self._take(connected.activations_in, (True, connected.stage.index, number))
 
-    def _pass_on(self, seat: Seat, number: int, output: Any, micro: MicroBatch) -> Any:
+    def _pass_on(
+        self, connected: ConnectedStage, number: int, output: Any, micro: MicroBatch
+    ) -> Any:
         """Send what crosses, or add up the loss; what the backward starts from."""
-        if seat.is_last:
+        if connected.is_last:
             loss = find_loss(output)
             self._loss.add_(loss.detach(), alpha=micro.size)
             return loss
-        self._send(seat.activations_out, (True, seat.stage.index + 1, number), output)
+        self._send(connected.activations_out, (True, connected.stage.index + 1, number), output)
         return output
 
     # Messages: through a channel, or handed over to another stage of the rank.
 
     def _find_channel(self, action: Action) -> Receiver | None:
-        seat = self.seats[action.stage]
-        return seat.activations_in if action.kind in FORWARDS else seat.gradients_in
+        connected = self.stages[action.stage]
+        return connected.activations_in if action.kind in FORWARDS else connected.gradients_in
 
     def _has_come(self, action: Action) -> bool:
         channel = self._find_channel(action)
@@ -268,32 +282,38 @@ class Engine:
 
     # Backwards.
 
-    def _backward(self, seat: Seat, number: int, micro: MicroBatch) -> None:
-        self._run_backward(seat, number, self._held.pop((seat.stage.index, number)), micro)
+    def _backward(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        self._run_backward(
+            connected, number, self._held.pop((connected.stage.index, number)), micro
+        )
         self.after_gradients()
 
-    def _backward_inputs(self, seat: Seat, number: int, micro: MicroBatch) -> None:
-        held = self._held[seat.stage.index, number]
+    def _backward_inputs(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        held = self._held[connected.stage.index, number]
         self.weight_grads.putting_off = True
         try:
-            self._run_backward(seat, number, held, micro)
+            self._run_backward(connected, number, held, micro)
         finally:
             self.weight_grads.putting_off = False
         held.work = self.weight_grads.take()
         held.received = held.output = None
 
-    def _backward_weights(self, seat: Seat, number: int, micro: MicroBatch) -> None:
-        for work in self._held.pop((seat.stage.index, number)).work:
+    def _backward_weights(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        for work in self._held.pop((connected.stage.index, number)).work:
             work()
         self.after_gradients()
 
-    def _run_backward(self, seat: Seat, number: int, held: Held, micro: MicroBatch) -> None:
-        if seat.is_last:
+    def _run_backward(
+        self, connected: ConnectedStage, number: int, held: HeldMicroBatch, micro: MicroBatch
+    ) -> None:
+        if connected.is_last:
             weight = micro.size / self._total_samples()
-            seed = torch.full_like(held.output, weight * self.loss_scale)
+            seed = torch.full_like(held.output, weight * self._loss_scale)
             torch.autograd.backward(held.output, seed)
         else:
-            gradients = self._take(seat.gradients_in, (False, seat.stage.index, number)).tensors
+            gradients = self._take(
+                connected.gradients_in, (False, connected.stage.index, number)
+            ).tensors
             pairs = [
                 (sent, gradient)
                 for sent, gradient in zip(held.output.tensors, gradients, strict=True)
@@ -301,10 +321,12 @@ class Engine:
             ]
             if pairs:
                 torch.autograd.backward([s for s, _ in pairs], [g for _, g in pairs])
-        if not seat.is_first:
+        if not connected.is_first:
             assert held.received is not None
             gradient = Crossing(tuple(t.grad for t in held.received.tensors), None)  # type: ignore[misc]
-            self._send(seat.gradients_out, (False, seat.stage.index - 1, number), gradient)
+            self._send(
+                connected.gradients_out, (False, connected.stage.index - 1, number), gradient
+            )
 
     def _total_samples(self) -> int:
         if not self._total:
@@ -314,17 +336,21 @@ class Engine:
 
     # Buffers that change.
 
-    def _copy_buffers(self, seat: Seat) -> dict[str, Tensor]:
-        return {name: seat.stage.module.get_buffer(name).clone() for name in seat.changing}
+    def _copy_buffers(self, connected: ConnectedStage) -> dict[str, Tensor]:
+        return {
+            name: connected.stage.module.get_buffer(name).clone() for name in connected.changing
+        }
 
     @contextmanager
-    def _buffers_as(self, seat: Seat, values: Mapping[str, Tensor]) -> Iterator[None]:
-        kept = {name: seat.stage.module.get_buffer(name) for name in values}
-        _put_buffers(seat.stage, values)
+    def _buffers_as(
+        self, connected: ConnectedStage, values: Mapping[str, Tensor]
+    ) -> Iterator[None]:
+        kept = {name: connected.stage.module.get_buffer(name) for name in values}
+        _put_buffers(connected.stage, values)
         try:
             yield
         finally:
-            _put_buffers(seat.stage, kept)
+            _put_buffers(connected.stage, kept)
 
 
 def _put_buffers(stage: Stage, values: Mapping[str, Tensor]) -> None:

@@ -130,7 +130,7 @@ def _flatten(inputs: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
     return [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def look_at_dummies(
+def read_dummies(
     dummy_inputs: Mapping[str, Any] | GetBatch, size: int
 ) -> tuple[Mapping[str, Any], BatchSplitter]:
     """A batch of `size`, and what is known of batches by it."""

@@ -23,7 +23,7 @@ CAPACITY = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StepPlan:
     """One step's work."""
 
     schedule: Schedule
@@ -65,24 +65,24 @@ class Plans:
         self.recompute, self.opportunistic = recompute, opportunistic
         self.is_limit_given = is_limit_given
         self._memory: Memory | None = None
-        self._found: dict[int, Plan] = {}
+        self._found: dict[int, StepPlan] = {}
 
     @property
     def lacks_memory(self) -> bool:
         """`auto` recomputes everything until it knows what graphs hold."""
         return self.recompute == "auto" and self._memory is None
 
-    def settle(self, memory: Memory) -> None:
+    def set_memory(self, memory: Memory) -> None:
         self._memory = memory
         self._found.clear()
 
-    def find(self, num_microbatches: int) -> Plan:
+    def find(self, num_microbatches: int) -> StepPlan:
         plan = self._found.get(num_microbatches)
         if plan is None:
             plan = self._found[num_microbatches] = self._build(num_microbatches)
         return plan
 
-    def _build(self, num_microbatches: int) -> Plan:
+    def _build(self, num_microbatches: int) -> StepPlan:
         schedule = self._build_schedule(num_microbatches)
         capacity = max(CAPACITY, find_capacity(schedule))
         held = verify(schedule, capacity=capacity)
@@ -91,7 +91,7 @@ class Plans:
             # Then no send of a forward ever waits: a rank has begun no more than these.
             begun = map(sum, zip(held.graphs, held.inputs, ahead, strict=True))
             capacity = max(capacity, *begun)
-        return Plan(schedule=schedule, capacity=capacity, ahead=ahead)
+        return StepPlan(schedule=schedule, capacity=capacity, ahead=ahead)
 
     def _build_schedule(self, num_microbatches: int) -> Schedule:
         def build(recompute: Recompute, memory: Memory | None) -> Schedule:

@@ -29,7 +29,7 @@ LARGE = 2**16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Work:
+class PutOffProduct:
     """A product that waits."""
 
     make: Callable[[], None]
@@ -46,24 +46,24 @@ class Work:
 
 
 class WeightGrads:
-    """The products that wait, while `putting_off`."""
+    """The weight gradients of one rank; their products are queued while `putting_off`."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_made: Callable[[nn.Parameter], None] = lambda parameter: None) -> None:
+        """`on_made` is called with each parameter whose gradient a product made: autograd's hooks
+        do not run."""
+        self.on_made = on_made
         self.putting_off = False
         self.adding = False
         """Products may be added to gradients unseen: nobody waits for them in this action."""
 
-        self.on_made: Callable[[nn.Parameter], None] = lambda parameter: None
-        """Told of each parameter whose gradient a product made: autograd's hooks do not run."""
-
-        self._waiting: list[Work] = []
+        self._waiting: list[PutOffProduct] = []
 
     def add(self, make: Callable[[], None], parameters: Sequence[nn.Parameter]) -> None:
         """Put off `make`, which is to add to the gradients of these parameters."""
         done = self.on_made
-        self._waiting.append(Work(make=make, parameters=tuple(parameters), done=done))
+        self._waiting.append(PutOffProduct(make=make, parameters=tuple(parameters), done=done))
 
-    def take(self) -> list[Work]:
+    def take(self) -> list[PutOffProduct]:
         """What has been put off since the last call."""
         taken, self._waiting = self._waiting, []
         return taken

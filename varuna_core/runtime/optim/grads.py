@@ -24,23 +24,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from varuna_core.records.stage_map import StageMap
 from varuna_core.runtime.comm.links import Links
-from varuna_core.runtime.engine.weight_grads import Work
+from varuna_core.runtime.engine.weight_grads import PutOffProduct
 from varuna_core.runtime.optim.buckets import make_buckets, sum_up
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.zero import Owners
-from varuna_core.runtime.split.names import Tie
+from varuna_core.runtime.split.names import TiedWeight
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
 
 
-def list_shared(ties: Sequence[Tie]) -> dict[tuple[int, ...], list[str]]:
-    """The weights that several stages hold, by those stages; each under its first name."""
+def list_shared(
+    ties: Sequence[TiedWeight], stage_map: StageMap
+) -> dict[tuple[int, ...], list[str]]:
+    """The weights that several places hold, by those places; each under its first name."""
     shared: dict[tuple[int, ...], list[str]] = {}
     for tie in ties:
-        if len(tie.stages) > 1:
-            shared.setdefault(tie.stages, []).append(tie.names[0])
+        places = stage_map.places_of(tie.stages)
+        if len(places) > 1:
+            shared.setdefault(places, []).append(tie.names[0])
     return shared
 
 
@@ -54,12 +58,14 @@ class Gradients:
         links: Links,
         device: torch.device,
         owners: Owners | None = None,
+        sharding: Sharding | None = None,
+        factor: float = 1.0,
     ) -> None:
+        """`factor` multiplies each gradient as it comes, to undo a loss scale; `begin` sets it
+        anew. With `sharding` the parameters are one rank's shares of layers."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
-        self.factor = 1.0
-        """Of each gradient as it comes: undoes the loss scale."""
-
+        self.factor = factor
         self.at_once = owners is not None and owners.at_once
         """Sum after each backward, so that nobody keeps what another owns."""
 
@@ -103,6 +109,8 @@ class Gradients:
         backwards = self.parameters[::-1] if links.replicas is not None else []
         self._buckets = list(make_buckets(backwards, self._list_owners(masters.places)))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        if sharding is not None:
+            self._share_layers(sharding)
         self._reset()
         self._watch()
 
@@ -112,10 +120,8 @@ class Gradients:
             return {}
         return {id(place): self.owners.rank_of(name) for name, place in places.items()}
 
-    def share_layers(self, sharding: Sharding) -> None:
-        """The parameters are one rank's shares of layers."""
+    def _share_layers(self, sharding: Sharding) -> None:
         named = self.masters.places.items()
-        sharding.on_gradient = self.note
         counted = {id(place) for name, place in named if sharding.is_counted(name)}
         self.counted = [p for p in self.counted if id(p) in counted]
         whole = {id(place) for name, place in named if name in sharding.list_whole()}
@@ -161,7 +167,9 @@ class Gradients:
         for bucket in self._buckets:
             bucket.waiting = set(map(id, bucket.parameters))
 
-    def before(self, finishing: Sequence[nn.Parameter], put_off: Sequence[Work] | None) -> None:
+    def before(
+        self, finishing: Sequence[nn.Parameter], put_off: Sequence[PutOffProduct] | None
+    ) -> None:
         """An action that makes gradients comes, the last one of the step for these parameters.
 
         `put_off` are the products of a W. In a B or an I it is None, and which parameters get a

@@ -34,7 +34,7 @@ class Updates:
         if self.needs_scale and self.loss_scale is None:
             raise RuntimeError("fp16 needs set_optimizer: a step that overflows is not to be taken")
 
-    def judge(
+    def clip_and_scale(
         self, square: Tensor, gradients: Gradients, clip_grad_max_norm: float | None
     ) -> Tensor:
         """The gradients' norm before clipping, from its square, which is the same on all ranks."""

@@ -23,8 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from varuna_core.checkpoint.format.box import Box
 from varuna_core.runtime.comm.backend import GLOO
 from varuna_core.runtime.comm.links import Links
-from varuna_core.runtime.engine.rank_part import RankPart
-from varuna_core.runtime.split.split import Split
+from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.split.stage import Stage
 
 WHOLE_TENSOR = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
@@ -59,7 +58,7 @@ class Slice:
 
 
 def shard_modules(
-    split: Split, part: RankPart, full: dict[str, Tensor], links: Links, half: torch.dtype | None
+    split: Split, part: RankStages, full: dict[str, Tensor], links: Links, half: torch.dtype | None
 ) -> dict[str, Slice]:
     """Shard what can be of the rank's stages, by name; the stages then own the rest.
 

@@ -24,46 +24,46 @@ GLANCE = timedelta(seconds=2)
 PARTING = timedelta(minutes=10)
 
 
-class RankWords:
+class Consensus:
     """One rank's end. Every rank makes the same calls, in the same order."""
 
-    def __init__(self, board: FailureBoard, name: str, find_loss: Callable[[], str]) -> None:
-        """`find_loss` says which rank is gone, if one is."""
-        self._board, self._name, self._find_loss = board, name, find_loss
+    def __init__(self, board: FailureBoard, name: str, find_lost_peer: Callable[[], str]) -> None:
+        """`find_lost_peer` says which rank is gone, if one is."""
+        self._board, self._name, self._find_lost_peer = board, name, find_lost_peer
         self._store: Any = board.store
         alone = self._store is None
         self.rank, self.world_size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
         self._count = 0
 
-    def tell(self, make: Callable[[], str]) -> str:
+    def decide(self, make: Callable[[], str]) -> str:
         """What rank 0 makes, on every rank."""
-        return self._settle("", lambda words: make(), listen=False)
+        return self._exchange("", lambda words: make(), listen=False)
 
-    def any(self, wanted: bool) -> bool:
+    def any_rank(self, wanted: bool) -> bool:
         """Whether any rank wants it."""
-        return self._settle("yes" if wanted else "", lambda words: max(words)) == "yes"
+        return self._exchange("yes" if wanted else "", lambda words: max(words)) == "yes"
 
-    def judge(self, work: Callable[[], Any], last: Callable[[], Any] = lambda: None) -> None:
+    def run_on_all(self, work: Callable[[], Any], last: Callable[[], Any] = lambda: None) -> None:
         """Do this on every rank, then `last` on rank 0; the first rank's error is raised on all."""
         mine = None
         try:
             work()
         except Exception as error:
             mine = error
-        word = "" if mine is None else _spell(mine, f"{self._name}: ")
+        word = "" if mine is None else _format_error(mine, f"{self._name}: ")
 
         def decide(words: list[str]) -> str:
             for said in filter(None, words):
-                raise _parse(said)
+                raise _parse_error(said)
             last()
             return ""
 
         try:
-            self._settle(word, decide)
+            self._exchange(word, decide)
         except CheckpointError as error:
             raise error from mine
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """The last call: rank 0, whose process may hold the store, leaves it last."""
         self._count += 1
         if self.rank:
@@ -73,7 +73,7 @@ class RankWords:
             with contextlib.suppress(RuntimeError):  # whoever has not come by then has gone
                 self._store.wait(keys, PARTING)
 
-    def _settle(self, word: str, decide: Callable[[list[str]], str], listen: bool = True) -> str:
+    def _exchange(self, word: str, decide: Callable[[list[str]], str], listen: bool = True) -> str:
         self._count += 1
         if self.rank:
             if listen:
@@ -86,12 +86,12 @@ class RankWords:
             except RankFailed:
                 raise  # the others hear of it from the board
             except Exception as error:
-                answer = _spell(error)
+                answer = _format_error(error)
             if self._store is not None:
                 self._store.set(self._key("answer"), answer)
         if answer.startswith("="):
             return answer[1:]
-        raise _parse(answer)
+        raise _parse_error(answer)
 
     def _key(self, what: str) -> str:
         return f"{self._board.key}/words/{self._count}/{what}"
@@ -107,18 +107,18 @@ class RankWords:
                     continue
                 if first:  # and the word had not come before it
                     raise RankFailed(f"{self._name} stops: {first}") from None
-                lost = self._find_loss()
+                lost = self._find_lost_peer()
                 first = self._board.write(f"{self._name} misses {lost}") if lost else ""
                 first = first or self._board.read()
 
 
-def _spell(error: Exception, who: str = "") -> str:
+def _format_error(error: Exception, who: str = "") -> str:
     if isinstance(error, CheckpointError):
         return json.dumps([type(error).__name__, f"{who}{error}"])
     return json.dumps(["CheckpointError", f"{who}{type(error).__name__}: {error}"])
 
 
-def _parse(said: str) -> CheckpointError:
+def _parse_error(said: str) -> CheckpointError:
     kind, text = json.loads(said)
     made: CheckpointError = getattr(errors, kind, CheckpointError)(text)
     return made

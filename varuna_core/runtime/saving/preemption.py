@@ -62,7 +62,7 @@ class SignalCalls:
         for number in self._ours:
             self._put(number)
 
-    def look_around(self) -> None:
+    def claim_handlers(self) -> None:
         """Put ours in place of handlers that the user has set since, and back where a library
         below Python has put its own over ours, as NCCL did with SIGUSR1 until it had a variable
         for that."""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(kw_only=True)
-class Progress:
+class TrainingProgress:
     """How far a training is, in words: the same on every rank."""
 
     iteration: int = 0
@@ -19,7 +19,7 @@ class Progress:
 
 
 @dataclass(kw_only=True)
-class Loaded:
+class PendingRestore:
     """What a load leaves for an optimizer and a schedule that are told of after it."""
 
     folder: Path

@@ -54,7 +54,7 @@ class SaveNews:
         if self._complete is not None:
             self._waiting.append((number, folder))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Tell of those that have become complete."""
         while (at := self._find_complete()) is not None:
             # Those before it failed, or have made room for it.

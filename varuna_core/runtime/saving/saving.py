@@ -29,21 +29,20 @@ from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.files import write_json
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.engine.engine import Engine
-from varuna_core.runtime.engine.rank_part import RankPart as Stages
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.updates import Updates
-from varuna_core.runtime.saving.consensus import RankWords
+from varuna_core.runtime.saving.consensus import Consensus
 from varuna_core.runtime.saving.optimizer_restore import fit_rates, put_optimizer
-from varuna_core.runtime.saving.progress import Loaded, Progress
+from varuna_core.runtime.saving.progress import PendingRestore, TrainingProgress
 from varuna_core.runtime.saving.save_progress import PendingSave, SaveNews
 from varuna_core.runtime.saving.tensors import (
     find_part,
     list_tensors,
+    list_wanted,
     take_buffers,
     take_tensors,
-    want,
 )
-from varuna_core.runtime.split.split import Split
+from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.tensor_parallel.shares import Shares
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Saving:
     def __init__(
         self,
         split: Split,
-        part: Stages,
+        part: RankStages,
         masters: Masters,
         links: Links,
         engine: Engine,
@@ -70,18 +69,18 @@ class Saving:
         self.split, self.part, self.masters, self.links = split, part, masters, links
         self.engine, self.updates = engine, updates
         self.scheduler: Any = None
-        self.words = RankWords(links.board, links.name, links.find_loss)
+        self.consensus = Consensus(links.board, links.name, links.find_lost_peer)
         self.news = SaveNews()
         self._writers: dict[Path, CheckpointWriter] = {}
         self._line: str | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: PendingRestore | None = None
         self._shapes, self._ties = list_tensors(split)
 
     # Saving.
 
     def save(
         self,
-        progress: Progress,
+        progress: TrainingProgress,
         store: Path,
         number: int,
         *,
@@ -99,7 +98,7 @@ class Saving:
 
     def save_whole(
         self,
-        progress: Progress,
+        progress: TrainingProgress,
         store: Path,
         number: int,
         note: Mapping[str, Any] | None = None,
@@ -122,14 +121,14 @@ class Saving:
                 told = {**note, "iteration": number, "time": round(time.time(), 3)}
                 write_json(store / LEFT, told, READABLE)
 
-        self.words.judge(write, look)
-        self.news.look()
+        self.consensus.run_on_all(write, look)
+        self.news.poll()
 
     def close(self) -> None:
         """Wait for saves that are on their way."""
         while self._writers:
             self._writers.popitem()[1].close()
-        self.news.look()
+        self.news.poll()
 
     def _find_writer(self, store: Path) -> CheckpointWriter:
         if store not in self._writers:
@@ -142,15 +141,15 @@ class Saving:
 
             self._writers[store] = CheckpointWriter(
                 store,
-                job=self.words.tell(begin),
-                rank=self.words.rank,
-                world_size=self.words.world_size,
+                job=self.consensus.decide(begin),
+                rank=self.consensus.rank,
+                world_size=self.consensus.world_size,
                 line=self._line,
             )
         return self._writers[store]
 
     def take_part(
-        self, progress: Progress, number: int, shard: bool, for_memory: bool = False
+        self, progress: TrainingProgress, number: int, shard: bool, for_memory: bool = False
     ) -> RankPart:
         """What this rank writes; `for_memory` all that it has, whatever others have too."""
         replicas = self.links.stage_map.num_replicas
@@ -184,10 +183,10 @@ class Saving:
                 "seed": self.engine.seed,
                 "random": take_random_state(),
             },
-            state=self._take_state(progress) if self.words.rank == 0 or for_memory else None,
+            state=self._take_state(progress) if self.consensus.rank == 0 or for_memory else None,
         )
 
-    def _take_state(self, progress: Progress) -> TrainingState:
+    def _take_state(self, progress: TrainingProgress) -> TrainingState:
         scale, scheduler = self.updates.loss_scale, self.scheduler
         return TrainingState(
             partition="-".join(str(len(held)) for held in self.split.stages),
@@ -203,7 +202,7 @@ class Saving:
 
     def load(
         self, store: Path, iteration: int | None, check_complete: bool
-    ) -> tuple[int, Progress]:
+    ) -> tuple[int, TrainingProgress]:
         """The number of the checkpoint that rank 0 finds, and how far it was.
 
         Where none is named and the newest turns out to be damaged, whichever rank finds that, all
@@ -218,20 +217,20 @@ class Saving:
             return name
 
         while True:
-            folder = store / self.words.tell(choose)
+            folder = store / self.consensus.decide(choose)
             found: list[Any] = []
             try:
-                self.words.judge(lambda: found.extend(self._load_part(folder)))  # noqa: B023
+                self.consensus.run_on_all(lambda: found.extend(self._load_part(folder)))  # noqa: B023
             except DamagedCheckpoint as error:
                 choice.refuse(folder, error)
                 continue
             number, self._line, progress = found
             return number, progress
 
-    def load_folder(self, folder: Path) -> tuple[int, Progress]:
+    def load_folder(self, folder: Path) -> tuple[int, TrainingProgress]:
         """Of one checkpoint, wherever it lies; an error is the same on all ranks."""
         found: list[Any] = []
-        self.words.judge(lambda: found.extend(self._load_part(folder)))
+        self.consensus.run_on_all(lambda: found.extend(self._load_part(folder)))
         number, line, progress = found
         self._line = line or None
         return number, progress
@@ -246,7 +245,7 @@ class Saving:
         held = (*self.masters.by_name, *self.part.buffers())
         return [name for name in held if name in self._shapes]
 
-    def _load_part(self, folder: Path) -> tuple[int, str, Progress]:
+    def _load_part(self, folder: Path) -> tuple[int, str, TrainingProgress]:
         self.close()  # those that follow go on in the line of what is loaded
         self._loaded = None
         with CheckpointReader(folder, check_complete=False) as reader:
@@ -255,8 +254,8 @@ class Saving:
             tensors: Mapping[str, Tensor] = {**self.masters.by_name, **self.part.buffers()}
             once = {id(t): (n, t) for n, t in tensors.items() if n in self._shapes}
             held = self.masters, self.shares
-            reader.fill(w for name, out in once.values() for w in want(name, out, *held))
-            loaded = Loaded(
+            reader.fill(w for name, out in once.values() for w in list_wanted(name, out, *held))
+            loaded = PendingRestore(
                 folder=folder, loss_scale=state.loss_scale, lr_schedule=state.lr_schedule
             )
             self._put_optimizer(loaded, reader)
@@ -272,7 +271,7 @@ class Saving:
             return (
                 reader.iteration,
                 reader.line,
-                Progress(
+                TrainingProgress(
                     iteration=first["iteration"],
                     data_position=state.data_position,
                     user_state=state.user,
@@ -302,7 +301,7 @@ class Saving:
         rank = next((ranks[one] for one in wanted if one in ranks), None)
         return None if rank is None else reader.own(rank)
 
-    def _put_optimizer(self, loaded: Loaded, reader: CheckpointReader) -> None:
+    def _put_optimizer(self, loaded: PendingRestore, reader: CheckpointReader) -> None:
         optimizer = self.updates.optimizer
         if optimizer is None:
             return
@@ -324,7 +323,7 @@ class Saving:
         if scale is not None and scale.dynamic and kept is not None and kept["dynamic"]:
             scale.scale, scale.good_steps = kept["scale"], kept["good_steps"]
 
-    def _put_schedule(self, loaded: Loaded) -> None:
+    def _put_schedule(self, loaded: PendingRestore) -> None:
         if self.scheduler is None or loaded.lr_schedule is None:
             return
         optimizer = self.updates.optimizer
@@ -353,4 +352,4 @@ class Saving:
     def step_begins(self) -> None:
         """From here on what was loaded is left behind."""
         self._loaded = None
-        self.news.look()
+        self.news.poll()

@@ -11,11 +11,10 @@ from varuna_core.checkpoint.format.box import Box, Share
 from varuna_core.checkpoint.format.entries import Entry, make_entry
 from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT
 from varuna_core.checkpoint.store.reader import Wanted
-from varuna_core.runtime.engine.rank_part import RankPart
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.saving.optimizer_restore import list_options, take_optimizer
 from varuna_core.runtime.split.record import tensor_names
-from varuna_core.runtime.split.split import Split
+from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.tensor_parallel.shares import Shares
 
 
@@ -37,7 +36,7 @@ def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[st
 
 
 def take_tensors(
-    split: Split, part: RankPart, masters: Masters, optimizer: Any
+    split: Split, part: RankStages, masters: Masters, optimizer: Any
 ) -> tuple[dict[int, list[Entry]], dict[str, Any]]:
     """Weights and optimizer state that this rank answers for, by segment, and the rest of that
     state, by name. A weight of several stages is the first one's."""
@@ -68,7 +67,7 @@ def take_tensors(
     return segments, trees
 
 
-def take_buffers(split: Split, part: RankPart, kept: Collection[str]) -> dict[int, list[Entry]]:
+def take_buffers(split: Split, part: RankStages, kept: Collection[str]) -> dict[int, list[Entry]]:
     """Those of `kept` that this rank's stages answer for."""
     segments: dict[int, list[Entry]] = {}
     for name, buffer in part.buffers().items():
@@ -84,7 +83,11 @@ def find_part(name: str, masters: Masters, shares: Shares) -> Box | Share | None
     return shares.find(name) if rows is None else rows.box
 
 
-def want(name: str, out: Tensor, masters: Masters, shares: Shares) -> list[Wanted]:
+def list_wanted(name: str, out: Tensor, masters: Masters, shares: Shares) -> list[Wanted]:
     """What to read of a tensor into what this rank holds of it."""
     rows = masters.slices.get(name)
-    return shares.want(name, out) if rows is None else [Wanted(name=name, out=out, box=rows.box)]
+    return (
+        shares.list_wanted(name, out)
+        if rows is None
+        else [Wanted(name=name, out=out, box=rows.box)]
+    )

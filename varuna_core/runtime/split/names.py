@@ -13,7 +13,7 @@ from varuna_core.runtime.split.stubs import plan_stubs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tie:
+class TiedWeight:
     """One parameter under several names, or in several stages."""
 
     names: tuple[str, ...]

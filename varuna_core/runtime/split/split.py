@@ -24,7 +24,7 @@ from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.check import PoisonCheck
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.names import (
-    Tie,
+    TiedWeight,
     assign_segments,
     group_names,
     hold_frozen,
@@ -77,13 +77,13 @@ class Split:
         )
 
     @property
-    def ties(self) -> tuple[Tie, ...]:
+    def ties(self) -> tuple[TiedWeight, ...]:
         """Parameters with several names, or used in several stages."""
         found = {}
         for name, names in self.groups.items():
             stages = self.owners(name)
             if names[0] == name and (len(names) > 1 or len(stages) > 1):
-                found[name] = Tie(names=names, stages=stages)
+                found[name] = TiedWeight(names=names, stages=stages)
         return tuple(found.values())
 
     def buffer_owner(self, name: str) -> int:
@@ -222,6 +222,50 @@ class Split:
     def _is_run(self, index: int, name: str, stubbed: set[int]) -> bool:
         """Code that the stage runs, before it or in it, uses this buffer."""
         return is_read_before(self.record, [name], self.stages[index].stop, stubbed)
+
+
+class RankStages:
+    """The stages of one rank, in the order of the pipeline."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = tuple(stages)
+
+    @staticmethod
+    def make(
+        split: Split,
+        indices: Sequence[int],
+        state_dict: Mapping[str, Tensor] | None,
+        seed: int | None,
+        sharding: Sharding | None = None,
+    ) -> RankStages:
+        held: dict[str, nn.Parameter] = {}
+        stages = []
+        for index in indices:
+            stage = split.make_stage(
+                index, state_dict=state_dict, seed=seed, at_hand=held, sharding=sharding
+            )
+            held |= stage.parameters()
+            stages.append(stage)
+        return RankStages(stages)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By the plain model's names; a tied one under each of its names."""
+        return {n: p for stage in self.stages for n, p in stage.parameters().items()}
+
+    def take_full(self) -> dict[str, Tensor]:
+        """fp32 values of the parameters that are in half precision; once, they are large."""
+        full: dict[str, Tensor] = {}
+        for stage in self.stages:
+            full, stage.full = full | stage.full, {}
+        return full
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Those that the stages answer for, as they are now."""
+        return {n: b for stage in self.stages for n, b in stage.buffers().items()}
+
+    def train(self, mode: bool = True) -> None:
+        for stage in self.stages:
+            stage.train(mode)
 
 
 def split_model(

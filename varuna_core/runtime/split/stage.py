@@ -20,17 +20,17 @@ from varuna_core.runtime.comm.values import Crossing, as_crossing, sign, structu
 from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
 from varuna_core.runtime.split.record import Record
 from varuna_core.runtime.split.rehearsal import Rehearsal
-from varuna_core.runtime.split.stubs import Make, Plan, Pool, Stub, Switch, plan_stubs
+from varuna_core.runtime.split.stubs import Make, Pool, Stub, StubPlan, Switch, plan_stubs
 
 # Shapes of batches whose stubs are kept; a dry run of what lies before the stage makes new ones.
 NUM_KEPT_SHAPES = 64
 
 
 @dataclass(kw_only=True)
-class Loaded:
+class StubOutputs:
     """The stubs' outputs for one shape of batch."""
 
-    plan: Plan
+    plan: StubPlan
     calls: dict[str, list[Any]] = field(default_factory=dict)
 
 
@@ -78,7 +78,7 @@ class Stage:
         self._received: Crossing | Sequence[Tensor] | None = None
         self._on_segment: Callable[[int], None] | None = None
         self._pool, self.switch = Pool(device), Switch()
-        self._loaded: OrderedDict[Any, Loaded] = OrderedDict()
+        self._loaded: OrderedDict[Any, StubOutputs] = OrderedDict()
         self._current: Any = None
 
     # What it owns.
@@ -208,9 +208,9 @@ class Stage:
 
     # Stubs.
 
-    def install(self, plan: Plan, inputs: Mapping[str, Any]) -> None:
+    def install(self, plan: StubPlan, inputs: Mapping[str, Any]) -> None:
         """Put stubs in place of the modules that the dry run found before the stage."""
-        self._loaded[self.key_of(inputs)] = Loaded(plan=plan)
+        self._loaded[self.key_of(inputs)] = StubOutputs(plan=plan)
         for name in plan:
             module = self.module.get_submodule(name)
             self.stubs[name] = stub = Stub(module.forward, self.switch, self._advance)
@@ -237,15 +237,15 @@ class Stage:
         """Batches of one key share their stubs' outputs."""
         return self.module.training, sign(inputs)
 
-    def plan_for(self, inputs: Mapping[str, Any]) -> Plan:
+    def plan_for(self, inputs: Mapping[str, Any]) -> StubPlan:
         """What the stubs return for batches of this shape."""
         return self._find(self.key_of(inputs), inputs).plan
 
-    def _find(self, key: Any, inputs: Mapping[str, Any]) -> Loaded:
+    def _find(self, key: Any, inputs: Mapping[str, Any]) -> StubOutputs:
         if key not in self._loaded:
             record = self.rehearsal.run(inputs, self._start, self.module.training)
             plan, _ = plan_stubs(record, self.segments.start, self.stubs)
-            self._loaded[key] = Loaded(plan=plan)
+            self._loaded[key] = StubOutputs(plan=plan)
             if len(self._loaded) > NUM_KEPT_SHAPES:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(key)

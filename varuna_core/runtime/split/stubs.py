@@ -28,13 +28,13 @@ class StubCall:
     cuts: int
 
 
-Plan = dict[str, list["StubCall | None"]]
+StubPlan = dict[str, list["StubCall | None"]]
 """For each stubbed module its calls that are made, in order; None where it runs for real."""
 
 
-def plan_stubs(record: Record, first: int, names: Collection[str]) -> tuple[Plan, set[int]]:
+def plan_stubs(record: Record, first: int, names: Collection[str]) -> tuple[StubPlan, set[int]]:
     """Stubs for the modules `names` before segment `first`, and the calls that they replace."""
-    plan: Plan = {}
+    plan: StubPlan = {}
     stubbed: set[int] = set()
     for number, call in enumerate(record.calls):
         if record.is_within(call.parent, stubbed):

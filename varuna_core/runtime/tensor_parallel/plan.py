@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from varuna_core.runtime.split.cut import CutPoint, SplitError
 from varuna_core.runtime.split.weights import copy_to_meta
 
-Plan = Mapping[str, ParallelStyle]
+TensorPlan = Mapping[str, ParallelStyle]
 """Paths of modules, in which `*` stands for any one word, and their styles."""
 
 
@@ -33,7 +33,7 @@ class Sharing:
     """Each rank has a share of each of so many runs of rows (`PackedColwise`)."""
 
 
-def find_plan(model: nn.Module, given: Plan | None) -> Plan:
+def find_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
     """The one that was given, or the model's own."""
     plan: Any = given if given is not None else getattr(model, "tensor_parallel_plan", None)
     if callable(plan):
@@ -43,11 +43,11 @@ def find_plan(model: nn.Module, given: Plan | None) -> Plan:
             f"tensor parallelism: {type(model).__name__} has no tensor_parallel_plan; give it one, "
             'or Varuna(tensor_plan={"blocks.*.mlp.up": ColwiseParallel(), ...})'
         )
-    found: Plan = plan
+    found: TensorPlan = plan
     return found
 
 
-def match_modules(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
+def match_modules(model: nn.Module, plan: TensorPlan) -> dict[str, ParallelStyle]:
     """The style of each module that the plan names, by the module's path."""
     first = {id(module): path for path, module in model.named_modules()}
     modules = dict(model.named_modules(remove_duplicate=False))

@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel
 
 from varuna_core.checkpoint.format.box import Share
-from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import Split
@@ -31,8 +30,8 @@ from varuna_core.runtime.split.stage import Stage
 from varuna_core.runtime.split.stubs import Switch
 from varuna_core.runtime.split.weights import find_slot
 from varuna_core.runtime.tensor_parallel.plan import (
-    Plan,
     Sharing,
+    TensorPlan,
     apply_style,
     find_plan,
     match_modules,
@@ -51,7 +50,9 @@ WHOLE = Sharing(placement=Replicate())
 class Sharding:
     """One rank's shares of the layers of its stages."""
 
-    def __init__(self, split: Split, plan: Plan | None, group: Any, device: torch.device) -> None:
+    def __init__(
+        self, split: Split, plan: TensorPlan | None, group: Any, device: torch.device
+    ) -> None:
         """`group` are the ranks that share; each of them makes this at the same time."""
         self.group: Any = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
@@ -68,9 +69,7 @@ class Sharding:
         self._shapes = {n: p.shape for n, p in split.model.named_parameters() if n in self.placed}
         leads = {name: names[0] for name, names in split.groups.items()}
         self.shares = Shares({n: self._find_share(n) for n in self.placed}, leads, self.rank)
-        self.on_gradient: Callable[[nn.Parameter], None] = lambda parameter: None
-        """Told of each local parameter that has got a gradient."""
-
+        self._on_gradient: Callable[[nn.Parameter], None] = lambda parameter: None
         self._held: list[tuple[DTensor, nn.Parameter]] = []
 
     # The weights of a stage.
@@ -151,9 +150,6 @@ class Sharding:
         held: DTensor = made
         return held
 
-    def join(self, links: Links) -> None:
-        links.tensor, links.on_abort = self.group, self.let_go
-
     def let_go(self) -> None:
         """The mesh, of which all DTensors have a part, holds its group (torch 2.13)."""
         self.group = None
@@ -162,8 +158,10 @@ class Sharding:
     # In a step.
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around all that a step or an evaluation computes."""
+    def running(self, on_gradient: Callable[[nn.Parameter], None]) -> Iterator[None]:
+        """Around all that a step or an evaluation computes; `on_gradient` is called with each
+        local parameter that has got a gradient."""
+        self._on_gradient = on_gradient
         for held, local in self._held:
             if held.requires_grad != local.requires_grad:
                 held.requires_grad_(local.requires_grad)
@@ -190,7 +188,7 @@ class Sharding:
             local.grad = mine
         else:
             local.grad = torch.empty_like(local).copy_(mine)
-        self.on_gradient(local)
+        self._on_gradient(local)
 
     def list_whole(self) -> set[str]:
         """Names, among them of parameters that the plan names and each rank holds whole."""

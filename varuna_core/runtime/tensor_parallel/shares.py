@@ -88,7 +88,7 @@ class Shares:
 
     # From a checkpoint.
 
-    def want(self, name: str, out: Tensor) -> list[Wanted]:
+    def list_wanted(self, name: str, out: Tensor) -> list[Wanted]:
         share = self.find(name)
         if share is None:
             return [Wanted(name=name, out=out)]

@@ -31,19 +31,19 @@ def test_auto_recomputes_all_then_what_memory_requires() -> None:
     plans = make_plans("1f1b")
     everything = count_recomputes(plans)
     assert plans.lacks_memory and everything
-    plans.settle(make_memory(25.0))
+    plans.set_memory(make_memory(25.0))
     assert not plans.lacks_memory and 0 < count_recomputes(plans) < everything
-    plans.settle(make_memory(40.0))
+    plans.set_memory(make_memory(40.0))
     assert not count_recomputes(plans)
 
 
 def test_what_cannot_fit_is_refused_if_the_limit_was_given() -> None:
     plans = make_plans("1f1b", is_limit_given=True)
-    plans.settle(make_memory(5.0))
+    plans.set_memory(make_memory(5.0))
     with pytest.raises(ScheduleError, match="the limit is 5"):
         plans.find(8)
     plans = make_plans("1f1b")
-    plans.settle(make_memory(5.0))
+    plans.set_memory(make_memory(5.0))
     assert count_recomputes(plans)
 
 
@@ -54,7 +54,7 @@ def test_only_varuna_runs_ahead_and_never_beyond_memory() -> None:
     assert plan.ahead[0] > plan.ahead[2] > plan.ahead[3] == 0
     assert plan.capacity >= 2 * plan.ahead[0] >= CAPACITY
     plans = make_plans("varuna")
-    plans.settle(make_memory(16.0))
+    plans.set_memory(make_memory(16.0))
     plan = plans.find(8)
     peaks = measure_memory(plan.schedule, make_memory(16.0))
     for peak, ahead in zip(peaks, plan.ahead, strict=True):

@@ -146,7 +146,7 @@ def test_a_users_handler_waits_for_the_answer(calls: SignalCalls) -> None:
     got = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
     try:
-        calls.look_around()
+        calls.claim_handlers()
         os.kill(os.getpid(), signal.SIGUSR1)
         assert not got and calls.heard == signal.SIGUSR1
         handler = calls.answer(signal.SIGUSR1)
@@ -161,7 +161,7 @@ def test_a_users_handler_waits_for_the_answer(calls: SignalCalls) -> None:
 
 
 def test_what_nobody_handles_stays_as_it_is(calls: SignalCalls) -> None:
-    calls.look_around()
+    calls.claim_handlers()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -170,8 +170,8 @@ def test_a_second_varuna_knows_the_handler_behind_the_first_ones(calls: SignalCa
     mine = signal.getsignal(signal.SIGUSR2)
     try:
         other = SignalCalls({})
-        other.look_around()
-        calls.look_around()
+        other.claim_handlers()
+        calls.claim_handlers()
         assert calls.own[signal.SIGUSR2] is mine
         other.close()  # not its own any more
         os.kill(os.getpid(), signal.SIGUSR2)

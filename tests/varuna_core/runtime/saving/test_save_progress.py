@@ -42,11 +42,11 @@ class Heard:
 def test_a_checkpoint_is_complete_when_the_last_rank_has_written(tmp_path: Path) -> None:
     heard = Heard(tmp_path, 2)
     heard.save(0, 1)
-    heard.news.look()
+    heard.news.poll()
     assert heard.words == ["begun 1"]
     heard.save(1, 1)
-    heard.news.look()
-    heard.news.look()
+    heard.news.poll()
+    heard.news.poll()
     assert heard.words == ["begun 1", "complete 1"]
 
 
@@ -59,10 +59,10 @@ def test_one_that_fails_is_never_told_of_and_the_next_one_is(
         patched.setattr("varuna_core.checkpoint.store.writer.write_rank", refuse_to_write)
         with pytest.raises(CheckpointError, match="no space"):
             heard.save(1, 1)
-    heard.news.look()
+    heard.news.poll()
     heard.save(0, 2)
     heard.save(1, 2)
-    heard.news.look()
+    heard.news.poll()
     assert heard.words == ["begun 1", "begun 2", "complete 2"]
 
 
@@ -74,12 +74,12 @@ def test_an_older_checkpoint_of_the_same_number_is_not_taken_for_it(tmp_path: Pa
     heard = Heard(tmp_path, 2)
     for rank in (0, 1):
         heard.save(rank, 1)
-    heard.news.look()
+    heard.news.poll()
     heard.save(0, 1)
-    heard.news.look()
+    heard.news.poll()
     assert heard.words == ["begun 1", "complete 1", "begun 1"]
     heard.save(1, 1)
-    heard.news.look()
+    heard.news.poll()
     assert heard.words[3:] == ["complete 1"]
 
 
@@ -87,5 +87,5 @@ def test_who_does_not_ask_hears_nothing(tmp_path: Path) -> None:
     heard = Heard(tmp_path, 1)
     heard.news = SaveNews()
     heard.save(0, 1)
-    heard.news.look()
+    heard.news.poll()
     assert heard.words == []

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tests.models import small as models
 from tests.models.small import Gpt, chain, chain_backward, make_inputs, sum_gradients
 from varuna_core.runtime.split.cut import SplitError
-from varuna_core.runtime.split.names import Tie
+from varuna_core.runtime.split.names import TiedWeight
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.split.weights import derive_seed, parameters_on_meta
 
@@ -18,7 +18,7 @@ INPUTS = make_inputs()
 
 def test_ties_are_found_with_the_stages_that_hold_them() -> None:
     split = split_model(models.TiedGpt(), INPUTS, 3)
-    assert split.ties == (Tie(names=("wte.weight", "head.weight"), stages=(0, 2)),)
+    assert split.ties == (TiedWeight(names=("wte.weight", "head.weight"), stages=(0, 2)),)
     split = split_model(models.ThreeWayGpt(), INPUTS, 3, "0-4-0")
     (tie,) = split.ties
     assert set(tie.names) == {"wte.weight", "head.weight", "middle"} and tie.stages == (0, 1, 2)
@@ -44,7 +44,9 @@ def test_a_named_pair_becomes_one_parameter_equal_at_the_start() -> None:
     for num_stages in (1, 3):
         split = split_model(model, INPUTS, num_stages, shared_weights=pair)
         assert split.ties == (
-            Tie(names=("lm_head_weight", "wte.weight"), stages=(0, num_stages - 1)[:num_stages]),
+            TiedWeight(
+                names=("lm_head_weight", "wte.weight"), stages=(0, num_stages - 1)[:num_stages]
+            ),
         )
         stages = [split.make_stage(i) for i in range(num_stages)]
         out, log = chain(stages, INPUTS)

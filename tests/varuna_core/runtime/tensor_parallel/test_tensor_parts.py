@@ -123,7 +123,7 @@ def test_the_shares_of_all_ranks_are_the_tensor(made: tuple[Tensor, int, int, in
             found[entry.box.slices] = entry.load()
         # And back.
         out = torch.full_like(local, torch.nan)
-        for wanted in shares.want("w", out):
+        for wanted in shares.list_wanted("w", out):
             box = wanted.box
             wanted.out.copy_(tensor if box is None else tensor[box.slices])
         assert torch.equal(out, local)

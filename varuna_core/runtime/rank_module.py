@@ -1,4 +1,5 @@
-"""The part of Varuna that users call for checkpoints and signals; the work is saving.py's.
+"""Varuna as a module: this rank's parameters under the plain model's names, its checkpoints, and
+what it does on a signal. saving.py does the work of a checkpoint.
 
 model.checkpoint("ckpt", keep=3)            # every rank, between steps
 model.load_checkpoint("ckpt")               # every rank; the newest complete one
@@ -11,38 +12,40 @@ import logging
 import os
 import signal
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
+import torch
+from torch import Tensor, nn
+
+from varuna_core.runtime.assembly import RankParts
 from varuna_core.runtime.comm.agreement import Agreement, decode, encode
-from varuna_core.runtime.comm.links import Links
-from varuna_core.runtime.engine.engine import Engine
-from varuna_core.runtime.module_interface import OwnPart
-from varuna_core.runtime.optim.updates import Updates
-from varuna_core.runtime.saving.memory_copies import Laying
 from varuna_core.runtime.saving.preemption import CALLS, SignalCalls, ignore_calls
-from varuna_core.runtime.saving.progress import Progress
+from varuna_core.runtime.saving.progress import TrainingProgress
 from varuna_core.runtime.saving.save_progress import PendingSave
 from varuna_core.runtime.saving.saving import Saving
-
-if TYPE_CHECKING:
-    from varuna_core.runtime.tensor_parallel.sharding import Sharding
 
 log = logging.getLogger(__name__)
 
 LEFT_CODE = 0
 """Exit code of ranks that saved because of a signal and left: the job did as it was told."""
 
+P = TypeVar("P", bound="RankModule")
 
-class Checkpointed(OwnPart):
-    """What Varuna saves, loads, and does on a signal."""
 
-    links: Links
-    engine: Engine
-    updates: Updates
-    sharding: Sharding | None
+class RankModule(nn.Module):
+    """A rank's part of the model, as torch's optimizers and users expect a module to be."""
 
-    def _prepare_saving(self) -> None:
+    def __init__(self, parts: RankParts) -> None:
+        super().__init__()
+        self.split, self.part, self.sharding = parts.split, parts.stages, parts.sharding
+        self.links, self.engine = parts.links, parts.engine
+        self.gradients, self.updates = parts.gradients, parts.updates
+        self._masters = parts.masters
+        self.training = parts.split.model.training  # the stage is a copy, frozen batch norms too
+        # An optimizer refuses to hold nothing, and a rank may own nothing.
+        self._nothing = nn.Parameter(torch.empty(0, device=parts.split.device))
         self.iteration = 0
         """Steps taken, those that overflowed too."""
 
@@ -52,7 +55,6 @@ class Checkpointed(OwnPart):
         self.user_state: Any = None
         """What else the user wants kept: numbers, words, lists, dicts, small tensors; rank 0's."""
 
-        self._laying: Laying | None = None
         self._leave_to: tuple[Path, dict[str, Any]] | None = None
         self._calls = calls = SignalCalls()
         self.agreement = Agreement(
@@ -69,12 +71,68 @@ class Checkpointed(OwnPart):
         )
         weakref.finalize(self, calls.close)
 
+    # The module.
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, in fp32, under each of its names in the plain model; the
+        weights follow at the start of the next step. With ZeRO those that this rank owns."""
+        return dict(self._masters.by_name)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The masters; a rank without any has one of no elements, which optimizers want."""
+        dot = prefix + "." if prefix else ""
+        named = list(self._masters.by_name.items())
+        if remove_duplicate:
+            named = [*{id(p): (name, p) for name, p in reversed(named)}.values()][::-1]
+        for name, parameter in named or [("nothing", self._nothing)]:
+            yield dot + name, parameter
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        dot = prefix + "." if prefix else ""
+        for name, buffer in self.part.buffers().items():
+            yield dot + name, buffer
+
+    def state_dict(  # type: ignore[override]  # a part of the model has no prefix, no destination
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """This rank's masters and persistent buffers, in the plain model's names."""
+        if args or kwargs:
+            raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
+        if self._masters.slices:
+            raise NotImplementedError(
+                "with zero=3 the weights lie in slices: save with checkpoint() and take one file "
+                "from it with python -m varuna_core.checkpoint export"
+            )
+        persistent = self.split.model.state_dict().keys()
+        named = {**self._masters.by_name, **self.part.buffers()}
+        return {name: tensor.detach() for name, tensor in named.items() if name in persistent}
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("give Varuna(state_dict=...) the plain model's state dict")
+
+    def train(self: P, mode: bool = True) -> P:
+        self.training = mode
+        self.part.train(mode)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.gradients.zero(set_to_none)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Varuna runs whole batches: call step(inputs) or evaluate(inputs)")
+
+    # Checkpoints.
+
     def _end_saving(self) -> None:
         self._calls.close()
         self.saving.close()
 
-    def _find_progress(self) -> Progress:
-        return Progress(
+    def _find_progress(self) -> TrainingProgress:
+        return TrainingProgress(
             iteration=self.iteration, data_position=self.data_position, user_state=self.user_state
         )
 
@@ -120,51 +178,16 @@ class Checkpointed(OwnPart):
         self._take_up(progress)
         return number
 
-    def _take_up(self, progress: Progress) -> None:
+    def _take_up(self, progress: TrainingProgress) -> None:
         self.iteration = progress.iteration
         self.data_position, self.user_state = progress.data_position, progress.user_state
         self.zero_grad()
 
-    def keep_in_memory(
-        self, home: str | os.PathLike[str] | None, attempt: int, neighbours: int
-    ) -> bool:
-        """Let `lay_copy` lay copies into this folder of the node's memory, which so many ranks
-        share; whether all nodes have one. For programs whose group of all ranks is gloo's."""
-        words = self.saving.words
-        if words.any(home is None):
-            if words.rank == 0:
-                log.warning("no copies in memory: not every node has a folder for them")
-            return False
-        assert home is not None
-        self._laying = Laying(self.saving, Path(home), attempt, neighbours)
-        return True
-
-    def load_copy(self, copy: str | None) -> bool:
-        """Take up a copy that the nodes hold between them, as `load_checkpoint` does a checkpoint;
-        whether it was whole. Without a name forget those that there are."""
-        assert self._laying is not None, "keep_in_memory comes first"
-        found = None
-        if copy is None:
-            self._laying.begin_anew()
-        else:
-            found = self._laying.load(copy)
-        if found is not None:
-            self._take_up(found[1])
-        return found is not None
-
-    def settle_copy(self) -> None:
-        """Before the step after which `lay_copy` follows: the last one is written then."""
-        if self._laying is not None:
-            self._laying.settle()
-
-    def lay_copy(self) -> None:
-        """After a step, on every rank: begin a copy of what there is now."""
-        if self._laying is not None:
-            self._laying.lay(self._find_progress())
-
     def set_scheduler(self, scheduler: Any) -> None:
         """Say which learning rate schedule the user steps: it is saved and loaded with the rest."""
         self.saving.set_scheduler(scheduler)
+
+    # Signals.
 
     def save_on_signal(
         self, global_store: str | os.PathLike[str], shard: bool = False, keep: int | None = None
@@ -179,13 +202,13 @@ class Checkpointed(OwnPart):
 
     def _heed_signals(self) -> None:
         """Where a step begins: do what all ranks agreed on in the last one."""
-        self._calls.look_around()
+        self._calls.claim_handlers()
         self.saving.step_begins()
         number = decode(self.agreement.told, CALLS)
         if not number or self.links.closed:
             return
         # Gradients that wait for more to be added are in no checkpoint.
-        if self.saving.words.any(self.gradients.hold_any()):
+        if self.saving.consensus.any_rank(self.gradients.hold_any()):
             return
         self.agreement.answered()
         handler = self._calls.answer(number)
@@ -195,15 +218,15 @@ class Checkpointed(OwnPart):
                 handler(number, None)
             except SystemExit:
                 ignore_calls()
-                self.saving.words.part()
+                self.saving.consensus.leave()
                 raise
         elif self._leave_to is not None:
             store, options = self._leave_to
             log.warning("%s: saving iteration %d into %s", name, self.iteration, store)
             ignore_calls()
-            note = {"signal": name, "world_size": self.saving.words.world_size}
+            note = {"signal": name, "world_size": self.saving.consensus.world_size}
             self.saving.save_whole(
                 self._find_progress(), store, self.iteration, note=note, **options
             )
-            self.saving.words.part()
+            self.saving.consensus.leave()
             raise SystemExit(LEFT_CODE)

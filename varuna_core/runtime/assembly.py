@@ -1,0 +1,255 @@
+"""The parts of one rank of a training, made one after the other by `assemble`.
+
+    stage map ─► place and replica of this rank
+    model ─► split ─► plans of the schedule, which place the stages ─► this rank's stages
+    links to other ranks ─► equal weights ─► masters ─► gradients ─► engine
+
+Every rank makes the same parts in the same order: several of them need all ranks of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import nn
+
+from varuna_core.records.stage_map import StageMap, parse_stage_map
+from varuna_core.runtime.comm.links import Links, connect, connect_sharing
+from varuna_core.runtime.engine.engine import Engine
+from varuna_core.runtime.engine.graph_memory import GraphMeter
+from varuna_core.runtime.engine.microbatch import (
+    BatchSplitter,
+    GetBatch,
+    deal_samples,
+    read_dummies,
+)
+from varuna_core.runtime.engine.plans import Plans, place_stages
+from varuna_core.runtime.engine.weight_grads import WeightGrads
+from varuna_core.runtime.optim.equal_start import share_values
+from varuna_core.runtime.optim.grads import Gradients, list_shared
+from varuna_core.runtime.optim.precision import Masters
+from varuna_core.runtime.optim.updates import Updates
+from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners
+from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
+from varuna_core.runtime.settings import Settings
+from varuna_core.runtime.split.split import RankStages, Split, split_model
+from varuna_core.schedule.costs import Costs
+
+if TYPE_CHECKING:
+    from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+SPLIT_BACKWARD = ("zero_bubble", "zbv", "auto")
+"""Schedules that may put off weight gradients."""
+
+SharedWeights = Mapping[tuple[int, ...], Sequence[str]]
+"""Names of the weights that several places hold, by those places."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankParts:
+    """What one rank trains with."""
+
+    place: int
+    """This rank's field of the stage map."""
+
+    replica: int
+    samples: range
+    """Of the global batch, this replica's."""
+
+    splitter: BatchSplitter
+    split: Split
+    plans: Plans
+    sharding: Sharding | None
+    """How ranks share layers; None where each has its own."""
+
+    stages: RankStages
+    links: Links
+    masters: Masters
+    gradients: Gradients
+    exchange: WeightExchange | None
+    """Of weights between their owners, with ZeRO."""
+
+    engine: Engine
+    updates: Updates
+
+
+def assemble(
+    model: nn.Module,
+    stage_to_rank_map: str | Sequence[Sequence[int]],
+    dummy_inputs: Mapping[str, Any] | GetBatch,
+    settings: Settings,
+) -> RankParts:
+    """Make all parts of this rank."""
+    world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    ranks = parse_stage_map(stage_to_rank_map, world, settings.tensor).slice(rank % settings.tensor)
+    place, replica = ranks.find(rank)
+    dummies, splitter = read_dummies(dummy_inputs, settings.chunk_size)
+    split = cut_model(model, dummies, ranks, settings)
+    samples = deal_samples(settings.batch_size, settings.chunk_size, ranks.num_replicas)
+    plans = plan_schedule(split, ranks, samples, settings)
+    sharding = share_layers(split, plans.stage_map, rank, settings)
+    stages = make_stages(split, plans.stage_map.stages_of(place), sharding, settings)
+    shared = list_shared(split.ties, plans.stage_map)
+    links = connect_rank(plans.stage_map, rank, shared, sharding, settings)
+    masters, owners = make_masters(split, stages, shared, links, samples, settings)
+    gradients = Gradients(masters, shared, links, settings.device, owners, sharding)
+    return RankParts(
+        place=place,
+        replica=replica,
+        samples=samples[replica],
+        splitter=splitter,
+        split=split,
+        plans=plans,
+        sharding=sharding,
+        stages=stages,
+        links=links,
+        masters=masters,
+        gradients=gradients,
+        exchange=None if owners is None else WeightExchange(owners, stages.parameters()),
+        engine=build_engine(plans.name, stages, links, gradients, settings),
+        updates=Updates(needs_scale=settings.precision.name == "fp16"),
+    )
+
+
+def cut_model(
+    model: nn.Module, dummies: Mapping[str, Any], ranks: StageMap, settings: Settings
+) -> Split:
+    """Split the model into the stages of all ranks, in the precision that was asked for."""
+    return split_model(
+        model,
+        settings.precision.cast(dummies),
+        ranks.depth * settings.stages_per_rank,
+        settings.partition,
+        shared_weights=settings.shared_weights,
+        device=settings.device,
+        types=settings.precision.choose_types(model),
+    )
+
+
+def plan_schedule(
+    split: Split, ranks: StageMap, samples: Sequence[range], settings: Settings
+) -> Plans:
+    """Choose the schedule, and with it where the stages lie; `samples` are each replica's."""
+    costs = choose_costs(split, settings.costs)
+    usual = max(1, -(-len(samples[0]) // settings.chunk_size))
+    stage_map, name = place_stages(ranks, settings.schedule, settings.stages_per_rank, usual, costs)
+    return Plans(
+        name,
+        stage_map,
+        costs,
+        settings.recompute,
+        # Ranks that share layers or weights must do the same in one order.
+        opportunistic=settings.opportunistic and settings.zero != 3 and settings.tensor == 1,
+        is_limit_given=settings.memory_limit is not None,
+    )
+
+
+def choose_costs(split: Split, given: Costs | None) -> Costs:
+    """The given costs of the stages, or those that the dry run counted; then a backward takes two
+    forwards and a message nothing."""
+    if given is not None:
+        if given.num_stages != len(split.stages):
+            raise ValueError(f"costs of {given.num_stages} stages, there are {len(split.stages)}")
+        return given
+    unit = max(sum(split.costs), 1e-30)
+    each = tuple(sum(split.costs[s] for s in held) / unit for held in split.stages)
+    return Costs(forward=each, input_grad=each, weight_grad=each)
+
+
+def share_layers(
+    split: Split, stage_map: StageMap, rank: int, settings: Settings
+) -> Sharding | None:
+    """Join the ranks that share the layers of this rank's place, where there are several."""
+    if stage_map.tensor == 1:
+        return None
+    from varuna_core.runtime.tensor_parallel.sharding import (
+        Sharding,  # torch's part of it takes half a second to load
+    )
+
+    group = connect_sharing(stage_map, rank, settings.device, settings.hang_timeout_s)
+    return Sharding(split, settings.tensor_plan, group, settings.device)
+
+
+def make_stages(
+    split: Split, indices: Sequence[int], sharding: Sharding | None, settings: Settings
+) -> RankStages:
+    """Make this rank's stages; a model on the meta device gets its weights by the seed."""
+    on_meta = any(parameter.is_meta for parameter in split.model.parameters())
+    return RankStages.make(
+        split,
+        indices,
+        state_dict=settings.state_dict,
+        seed=settings.seed if on_meta else None,
+        sharding=sharding,
+    )
+
+
+def connect_rank(
+    stage_map: StageMap,
+    rank: int,
+    shared: SharedWeights,
+    sharding: Sharding | None,
+    settings: Settings,
+) -> Links:
+    """Connect this rank to those that it exchanges tensors with."""
+    return connect(
+        stage_map,
+        rank,
+        tuple(shared),
+        settings.device,
+        settings.hang_timeout_s,
+        has_mesh=settings.zero == 3,
+        tensor=None if sharding is None else sharding.group,
+        on_abort=(lambda: None) if sharding is None else sharding.let_go,
+    )
+
+
+def make_masters(
+    split: Split,
+    stages: RankStages,
+    shared: SharedWeights,
+    links: Links,
+    samples: Sequence[range],
+    settings: Settings,
+) -> tuple[Masters, Owners | None]:
+    """Make the weights equal on all ranks, and of them what the optimizer updates here."""
+    full = stages.take_full()
+    share_values({**stages.parameters(), **full}, stages.buffers().values(), shared, links)
+    slices = {}
+    if settings.zero == 3 and links.replicas is not None:
+        refuse_uneven(samples, settings.chunk_size)
+        slices = shard_modules(split, stages, full, links, settings.precision.half)
+    owners = make_owners(settings.zero, links, stages.parameters(), shared, split.model)
+    masters = Masters(
+        stages.parameters(),
+        full,
+        owned=None if owners is None else owners.list_own(),
+        offload=settings.offload is not None,
+        slices=slices,
+    )
+    return masters, owners
+
+
+def build_engine(
+    schedule: str, stages: RankStages, links: Links, gradients: Gradients, settings: Settings
+) -> Engine:
+    """The engine, which tells `gradients` of each gradient that it makes."""
+    weight_grads = WeightGrads(gradients.note)
+    engine = Engine(
+        stages.stages,
+        links,
+        seed=settings.seed,
+        trace=settings.trace,
+        weight_grads=weight_grads,
+        before_gradients=(
+            gradients.before if links.replicas is not None and not gradients.at_once else None
+        ),
+        after_gradients=gradients.backward_done,
+        meter=GraphMeter(settings.chunk_size) if settings.recompute == "auto" else None,
+    )
+    for stage in () if gradients.masters.slices else stages.stages:
+        weight_grads.install(stage.module, schedule in SPLIT_BACKWARD)
+    return engine
