@@ -25,14 +25,18 @@ from varuna_core.runtime.assembly import assemble
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.runtime.engine.engine import Trace
 from varuna_core.runtime.engine.graph_memory import agree_on_memory, find_limit
-from varuna_core.runtime.engine.microbatch import GetBatch, MicroBatch, find_first
-from varuna_core.runtime.engine.outputs import join_outputs, spread
+from varuna_core.runtime.engine.microbatch import (
+    GetBatch,
+    MicroBatch,
+    find_first,
+    join_outputs,
+    spread,
+)
 from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.engine.random_streams import kept_random_state
 from varuna_core.runtime.memory_copies.copies import KeptInMemory
-from varuna_core.runtime.optim.loss_scale import build_loss_scale
 from varuna_core.runtime.optim.precision import choose_precision
-from varuna_core.runtime.optim.updates import check_optimizer
+from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
 from varuna_core.runtime.settings import Settings, find_device, refuse_unknown, refuse_zero
 from varuna_core.schedule.actions import Action

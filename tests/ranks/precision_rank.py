@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.models import small as models
 from tests.ranks import train_rank
 from varuna_core import Varuna
-from varuna_core.runtime.optim import buckets
+from varuna_core.runtime.optim import grads
 from varuna_core.runtime.optim.optimizers import Lamb
 
 
@@ -244,7 +244,7 @@ def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     faulthandler.dump_traceback_later(250, exit=True)
     torch.set_num_threads(1)
-    buckets.BUCKET_BYTES = 4000  # these models are small
+    grads.BUCKET_BYTES = 4000  # these models are small
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):

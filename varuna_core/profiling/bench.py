@@ -1,31 +1,37 @@
-"""One segment on one rank: a stage of its own, run by the runtime's engine with made-up neighbours.
+"""One segment measured on one rank: a stage of its own, run by the engine with made-up neighbours.
 
     F B  F I W  f R B     one round: joined backward, split backward, recompute
 
 So what is timed is what training runs: stubs before the stage, put-off weight gradients, gradients
 added up in fp32. Times are medians of rounds after a warm-up: by CUDA events between actions on a
 GPU, by the clock on a CPU. Rounds of a rank's segments take turns, so that a machine that is slow
-for a while is so for all of them.
+for a while is so for all of them. Memory is what torch's allocator counts on a GPU; on the CPU it
+tells torch's profiler each block that it gives and takes, and these are added up.
+
+Of the values that enter, fractions are drawn around 0, whole numbers are 0 (a valid index), words
+True. So the time of code that looks at values, such as a routing by them, is that of these values.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
-from varuna_core.profiling.crossings import Crossings, Inlet, Outlet
-from varuna_core.profiling.memory import measure_peak
 from varuna_core.records.stage_map import StageMap
 from varuna_core.runtime.comm.failure import FailureBoard
 from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.comm.values import Crossing, Structure, TensorSpec, sign
 from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.engine.graph_memory import GraphMeter
 from varuna_core.runtime.engine.microbatch import MicroBatch
@@ -33,11 +39,145 @@ from varuna_core.runtime.engine.random_streams import kept_random_state
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients
 from varuna_core.runtime.optim.precision import Masters
+from varuna_core.runtime.split.record import Cut
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.schedule.actions import Action, Kind
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+
+# Memory.
+
+
+def measure_peak(device: torch.device, run: Callable[[], None]) -> int:
+    """Bytes held at most while `run` runs, beyond those held before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return max(0, torch.cuda.max_memory_allocated(device) - before)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else two lines a run (torch 2.13)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        run()
+    assert watched.profiler is not None and watched.profiler.kineto_results is not None
+    held = most = 0
+    for event in watched.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def count_bytes(tensors: Iterable[Any]) -> int:
+    """Of the values, as a message holds them."""
+    return sum(t.numel() * t.itemsize for t in tensors if isinstance(t, Tensor))
+
+
+def list_storages(tensors: Iterable[Any]) -> dict[int, int]:
+    """The bytes of each storage, by its address."""
+    storages = [t.untyped_storage() for t in tensors if isinstance(t, Tensor)]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU, or of the host: its allocator's error is a plain RuntimeError (torch 2.13)."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def free_memory(device: torch.device) -> None:
+    """Return memory that nothing holds to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+# Made-up neighbours.
+
+
+class Crossings:
+    """Inputs for the segments of a model, each of which is run alone."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self._shown: Any = None
+        self._cuts: list[Cut] = []
+
+    def make(self, segment: int, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """What comes into a segment for such a batch; the same on all ranks."""
+        if not segment:
+            return ()
+        shown = sign(dict(inputs))
+        if shown != self._shown:  # one dry run for all segments
+            last = len(self.split.record.cuts) - 1
+            record = self.split.rehearsal.run(inputs, last, self.split.model.training)
+            self._shown, self._cuts = shown, record.cuts
+        draw = torch.Generator().manual_seed(segment)
+        specs = self._cuts[segment - 1].specs
+        return tuple(make_values(spec, draw, self.split.device) for spec in specs)
+
+
+def make_values(spec: TensorSpec, draw: torch.Generator, device: torch.device) -> Tensor:
+    """Fractions around 0, whole numbers 0 (a valid index), words True; the same on all ranks."""
+    if spec.dtype.is_floating_point:
+        made = torch.randn(spec.shape, generator=draw)
+    else:
+        made = torch.full(spec.shape, spec.dtype == torch.bool)
+    return made.to(device, spec.dtype)
+
+
+class Inlet:
+    """In place of a Receiver: the same message whenever one is asked for."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[Tensor | None, ...] = ()
+        self.copying = False
+        """As from a channel each message has memory of its own."""
+
+    def take(self) -> Crossing:
+        made = (
+            None if t is None else t.clone() if self.copying else t.detach() for t in self.tensors
+        )
+        return Crossing(cast("tuple[Tensor, ...]", tuple(made)), None)
+
+    def is_there(self) -> bool:
+        return True
+
+
+class Outlet:
+    """In place of a Sender: notes what is sent, and makes gradients of it for what comes back."""
+
+    def __init__(self, back: Inlet | None) -> None:
+        self.back = back
+        self.num_bytes = 0
+        self.storages: dict[int, int] = {}
+        self._shapes: list[Any] = []
+
+    def send(self, tensors: Sequence[Tensor | None], structure: Structure | None = None) -> None:
+        self.num_bytes = count_bytes(tensors)
+        self.storages = list_storages(tensors)
+        shapes = [None if t is None else (t.shape, t.dtype, t.requires_grad) for t in tensors]
+        if self.back is None or shapes == self._shapes or not torch.is_grad_enabled():
+            return
+        self._shapes = shapes
+        self.back.tensors = tuple(
+            torch.randn_like(t.detach()) if t is not None and t.requires_grad else None
+            for t in tensors
+        )
+
+    def forget(self) -> None:
+        self._shapes, self.storages = [], {}
+
+    def flush(self) -> None:
+        pass
+
+
+# The bench.
 
 ROUND: tuple[tuple[Kind, int], ...] = (
     ("F", 0), ("B", 0), ("F", 1), ("I", 1), ("W", 1), ("f", 2), ("R", 2), ("B", 2),
@@ -47,13 +187,12 @@ WARM_UP, LEAST, MOST = 2, 5, 25
 """Rounds."""
 ROUNDS_S = 1.5
 """Rounds go on for about so long, within these bounds."""
-
 BuildOptimizer = Callable[[list[nn.Parameter]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one segment, micro-batch size and tensor degree."""
+    """What was measured of one segment at one micro-batch size and tensor degree."""
 
     forward_s: float
     backward_s: float

@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from varuna_core.planner.profile.profile import GpuProfile, Model, Network, Profile
 from varuna_core.profiling.bench import BuildOptimizer
 from varuna_core.profiling.links import measure_network
-from varuna_core.profiling.measure import Measured, Measuring
+from varuna_core.profiling.measure import (
+    Measured,
+    Measuring,
+    choose_samples,
+    digest_model,
+    find_classes,
+    list_ties,
+)
 from varuna_core.profiling.profile_file import (
     Detail,
     build_cell,
@@ -32,13 +39,12 @@ from varuna_core.profiling.profile_file import (
     read_kept,
 )
 from varuna_core.profiling.ranks import Crew
-from varuna_core.profiling.segments import choose_samples, digest_model, find_classes, list_ties
 from varuna_core.records.training import name_profile_file
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.engine.microbatch import GetBatch
-from varuna_core.runtime.optim.loss_scale import build_loss_scale
 from varuna_core.runtime.optim.optimizers import build_optimizer
 from varuna_core.runtime.optim.precision import choose_precision
+from varuna_core.runtime.optim.updates import build_loss_scale
 from varuna_core.runtime.settings import find_device
 from varuna_core.runtime.split.split import Split, split_model
 

@@ -20,13 +20,12 @@ import torch.distributed as dist
 
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import find_gpu
-from varuna_core.profiling.memory import find_memory
 from varuna_core.runtime.comm.failure import RankFailed
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """One rank's."""
+    """The GPU and node of one rank."""
 
     rank: int
     kind: str
@@ -110,3 +109,10 @@ def deal(
             if rank in ranks:
                 return tuple(samples[number :: len(groups)])
     return ()
+
+
+def find_memory(device: torch.device) -> int:
+    """Bytes of the GPU, or of this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

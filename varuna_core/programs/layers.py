@@ -142,7 +142,7 @@ def plan_blocks(sequence_parallel: bool) -> dict[str, Any]:
     from torch.distributed.tensor import Replicate, Shard  # takes half a second to load
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    from varuna_core.runtime.tensor_parallel.styles import PackedColwise
+    from varuna_core.runtime.tensor_parallel.plan import PackedColwise
 
     between = Shard(1) if sequence_parallel else Replicate()
     return {

@@ -19,7 +19,7 @@ from varuna_core.programs.place import Place
 from varuna_core.programs.training import build_model, make_optimizer, plan_layers
 from varuna_core.records.stage_map import parse_stage_map
 from varuna_core.records.training import Training, name_shapes
-from varuna_core.runtime.optim.apex_parts import use_apex_norms
+from varuna_core.runtime.optim.optimizers import use_apex_norms
 
 
 def profile_training(

@@ -36,8 +36,7 @@ from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.stage_map import count_stages_per_rank, parse_stage_map
 from varuna_core.records.training import Training
-from varuna_core.runtime.optim.apex_parts import use_apex_norms
-from varuna_core.runtime.optim.optimizers import build_optimizer
+from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
 from varuna_core.varuna import Varuna
 
 MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert": Bert}

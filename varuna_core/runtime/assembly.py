@@ -28,11 +28,10 @@ from varuna_core.runtime.engine.microbatch import (
 )
 from varuna_core.runtime.engine.plans import Plans, place_stages
 from varuna_core.runtime.engine.weight_grads import WeightGrads
-from varuna_core.runtime.optim.equal_start import share_values
 from varuna_core.runtime.optim.grads import Gradients, list_shared
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.updates import Updates
-from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners
+from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners, share_values
 from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
 from varuna_core.runtime.settings import Settings
 from varuna_core.runtime.split.split import RankStages, Split, split_model

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from varuna_core.runtime.assembly import RankParts
 from varuna_core.runtime.comm.agreement import Agreement, decode, encode
 from varuna_core.runtime.saving.preemption import CALLS, SignalCalls, ignore_calls
-from varuna_core.runtime.saving.progress import TrainingProgress
-from varuna_core.runtime.saving.save_progress import PendingSave
+from varuna_core.runtime.saving.progress import PendingSave, TrainingProgress
 from varuna_core.runtime.saving.saving import Saving
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,10 @@ from varuna_core import Profiler
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import TIMES, Profile
 from varuna_core.planner.profile.profile_file import read_profile
-from varuna_core.profiling.bench import Figures
-from varuna_core.profiling.measure import Measuring
-from varuna_core.profiling.memory import is_out_of_memory, measure_peak
+from varuna_core.profiling.bench import Figures, is_out_of_memory, measure_peak
+from varuna_core.profiling.measure import Measuring, choose_samples, find_classes
 from varuna_core.profiling.profile_file import build_cell
 from varuna_core.profiling.profiler import remake_optimizer
-from varuna_core.profiling.segments import choose_samples, find_classes
 from varuna_core.runtime.split.split import split_model
 
 CPU = torch.device("cpu")
@@ -100,8 +98,7 @@ def test_a_model_of_one_segment_has_no_stage_without_any(tmp_path: Path) -> None
 
 
 def test_the_graphs_of_segments_add_up_to_that_of_a_stage(tmp_path: Path) -> None:
-    from varuna_core.profiling.bench import Bench
-    from varuna_core.profiling.crossings import Crossings
+    from varuna_core.profiling.bench import Bench, Crossings
 
     model, inputs = models.Gpt(), models.make_inputs(2)
     profiler = Profiler(model, "cpu")

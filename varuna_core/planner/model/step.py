@@ -20,7 +20,7 @@ from varuna_core.planner.model.compiled import Compiled, Timed, list_stages
 from varuna_core.planner.profile.errors import PlanningError
 
 BUCKET_BYTES = 25 * 2**20
-"""As varuna_core/runtime/optim/buckets.py fills them."""
+"""As varuna_core/runtime/optim/grads.py fills them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What all ranks agree on in a step: the samples, the loss, the norm, and which signal was heard.
+"""Agreement of all ranks in a step: on samples, loss, norm, and on a signal that one received.
 
 The word of a signal rides on sums that are made anyway, so it may take two steps to come around:
 
@@ -36,7 +36,7 @@ def decode(total: int, words: Sequence[int]) -> int:
 
 
 class Agreement:
-    """One rank's part in it."""
+    """One rank's side of the agreement."""
 
     def __init__(self, links: Links, holds_last: bool, hear: Callable[[], int]) -> None:
         """`hear` gives this rank's own word, as `encode` has it."""

@@ -54,7 +54,7 @@ MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part ha
 
 
 class Arrivals:
-    """Something may have come from any neighbour: the receivers of a rank tell it here."""
+    """A condition that all receivers of a rank notify when a message has come."""
 
     def __init__(self, patience_s: float | None = None) -> None:
         self.changed = threading.Condition()
@@ -77,7 +77,7 @@ def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelC
 
 @dataclass(kw_only=True, slots=True)
 class MessageLayout:
-    """What a message holds, but for the values."""
+    """The shapes, types and structure of a message, without the values."""
 
     specs: list[tuple[torch.Size, torch.dtype] | None]
     structure: Structure | None
@@ -106,7 +106,7 @@ def describe(tensors: Sequence[Tensor | None], structure: Structure | None) -> M
 
 
 class Sender:
-    """The sending end."""
+    """The sending end of a channel."""
 
     def __init__(self, wire: Wire, peer: int, arrivals: Arrivals) -> None:
         self.wire, self.peer, self.arrivals = wire, peer, arrivals
@@ -172,7 +172,7 @@ class Sender:
 
 
 class Receiver:
-    """The receiving end, with the thread that stands ready for messages."""
+    """The receiving end of a channel, with the thread that waits for messages."""
 
     def __init__(self, wire: Wire, peer: int, back: Sender, arrivals: Arrivals) -> None:
         self.wire, self.peer, self.arrivals = wire, peer, arrivals
@@ -188,7 +188,7 @@ class Receiver:
         self.thread.start()
 
     def is_there(self) -> bool:
-        """`take` would not wait."""
+        """True if `take` would not wait."""
         return bool(self._messages) or self._error is not None
 
     def take(self) -> Crossing:
@@ -207,7 +207,7 @@ class Receiver:
         return message
 
     def find_lost_peer(self) -> str:
-        """Why nothing more will come; empty while something may."""
+        """Why the peer will send nothing more; empty while it may."""
         error = self._error
         return "" if error is None else f"rank {self.peer}: {describe_error(error)}"
 

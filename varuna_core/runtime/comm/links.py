@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 @dataclass(kw_only=True)
 class Links:
-    """All that ties a rank to the others; None where there is nobody."""
+    """A rank's channels and groups; None where there is no other rank."""
 
     stage_map: StageMap
     place: int
@@ -98,13 +98,13 @@ class Links:
             sender.flush()
 
     def close(self) -> None:
-        """Take leave of the neighbours; a step is no longer possible."""
+        """Close the channels to the neighbours in order; no step can follow."""
         if self._say(BYE):
             for receiver in self.receivers:
                 receiver.thread.join(JOIN_TIMEOUT_S)
 
     def abort(self) -> None:
-        """Make everybody's wait for this rank end with an error."""
+        """Close all channels and groups, so that every wait for this rank ends with an error."""
         if not self._say(POISON):
             return
         for receiver in self.receivers:

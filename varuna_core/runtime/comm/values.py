@@ -1,4 +1,4 @@
-"""What passes through a cut, taken apart: tensors, and the structure that joins them again."""
+"""Values that pass through a cut, taken apart: tensors, and the structure that joins them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """Where the tensors stand among everything that crosses."""
+    """The places of the tensors among everything that crosses."""
 
     tree: Any
     leaves: tuple[Any, ...]
@@ -73,7 +73,7 @@ class Structure:
 
 
 class Crossing(NamedTuple):
-    """What a stage hands to the next one."""
+    """The tensors, and their structure, that a stage sends to the next one."""
 
     tensors: tuple[Tensor, ...]
     structure: Structure | None

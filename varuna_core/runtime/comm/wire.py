@@ -1,4 +1,4 @@
-"""How tensors travel between two ranks: the one place that knows gloo from NCCL, CPU from GPU.
+"""Transport of tensors between two ranks: the one place that knows gloo from NCCL, CPU from GPU.
 
     device      ranks on      tensors go by           `in_order`
     cpu         -             gloo                    yes
@@ -19,7 +19,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from varuna_core.runtime.comm.backend import GLOO, choose_backend, name_gpu
+GLOO = "gloo"
+BOTH = "cpu:gloo,cuda:nccl"
+
+
+def name_gpu(device: torch.device) -> str:
+    """The same name for the same GPU on every rank; empty where NCCL cannot be used."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def choose_backend(store: Any, key: str, rank: int, world_size: int, gpu: str) -> str:
+    """The same on every rank: NCCL, but where a rank has no GPU or two share one, which it refuses.
+
+    Tensors of the host go through gloo in either case.
+    """
+    store.set(f"{key}/{rank}", gpu)
+    gpus = [bytes(store.get(f"{key}/{r}")) for r in range(world_size)]
+    return BOTH if all(gpus) and len(set(gpus)) == world_size else GLOO
+
 
 HEAD_TAG = 1
 

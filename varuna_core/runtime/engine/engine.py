@@ -25,8 +25,7 @@ from varuna_core.runtime.comm.channel import Receiver, Sender
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing
 from varuna_core.runtime.engine.graph_memory import GraphMeter
-from varuna_core.runtime.engine.microbatch import MicroBatch
-from varuna_core.runtime.engine.outputs import find_loss
+from varuna_core.runtime.engine.microbatch import MicroBatch, find_loss
 from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
 from varuna_core.runtime.split.stage import Stage

@@ -1,4 +1,4 @@
-"""What a micro-batch's graph holds of a rank's memory, measured once, and how much there is.
+"""Memory of a micro-batch's graph, measured once, and how much memory a rank has for graphs.
 
 `recompute="auto"` runs the first step with everything recomputed and measures each stage's first
 graph on the way: what autograd saves, what comes in and what goes out. By the next step gradients

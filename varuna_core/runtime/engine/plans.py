@@ -1,4 +1,4 @@
-"""Which schedule a step runs: built and verified once for each number of micro-batches.
+"""The schedule of a step: built and verified once for each number of micro-batches.
 
 All ranks build the same from the same figures, so none of it is sent.
 """

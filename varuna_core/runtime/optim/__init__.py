@@ -1,1 +1,5 @@
-"""From gradients to updated weights: sums over replicas, precision, ZeRO, clipping, optimizers."""
+"""From gradients to updated weights: sums over replicas, precision, ZeRO, clipping, optimizers.
+
+`grads.Gradients` sums, `precision.Masters` holds what an optimizer updates, `updates.Updates` gates
+its step, `optimizers.build_optimizer` makes one by name. Imports comm, split and engine.
+"""

@@ -1,12 +1,12 @@
-"""What becomes of the gradients: summed over replicas and over copies of a shared weight, one norm
-of all stages, clipping by it. Nothing is read by the host.
+"""Gradients summed over replicas and over copies of a shared weight; their norm over all stages.
 
     last backward of the step   head  block 3  block 2 | block 1  block 0  embedding
     bucket 0 (head, 3, 2)                              └─ summed over the replicas ─┐
     bucket 1 (1, 0, embedding)                                                      └─ summed ─┐
 
-A bucket's sum starts when each of its parameters has its last gradient of the step; buckets start
-in one order, so that replicas whose data uses other parameters start the same ones.
+A bucket's sum starts when each of its parameters has its last gradient of the step, while other
+work goes on; buckets start in one order, so that replicas whose data uses other parameters start
+the same ones. Nothing is read by the host.
 
 With ZeRO a bucket holds parameters of one owner, which alone is told the sum and keeps it.
 
@@ -17,8 +17,8 @@ flag a parameter, looked at only by a rank that has no gradient of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,14 +26,85 @@ from torch import Tensor, nn
 
 from varuna_core.records.stage_map import StageMap
 from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.comm.wire import GLOO
 from varuna_core.runtime.engine.weight_grads import PutOffProduct
-from varuna_core.runtime.optim.buckets import make_buckets, sum_up
 from varuna_core.runtime.optim.precision import Masters
-from varuna_core.runtime.optim.zero import Owners
-from varuna_core.runtime.split.names import TiedWeight
+from varuna_core.runtime.optim.zero import Owners, pack
+from varuna_core.runtime.split.split import TiedWeight
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+BUCKET_BYTES = 25 * 2**20
+
+
+class Bucket:
+    """Parameters of one type whose gradients are summed in one message."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], owner: int | None = None) -> None:
+        """`owner` is the rank that keeps the sum; None: all do."""
+        self.parameters, self.owner = parameters, owner
+        self.waiting: set[int] = set()
+        """Those that may get another gradient."""
+
+        self._had: list[bool] = []
+        self._flat: Tensor | None = None
+        self._work: Any = None
+
+    @torch.no_grad()
+    def start(self, group: Any) -> None:
+        grads = [parameter.grad for parameter in self.parameters]
+        self._had = [grad is not None for grad in grads]
+        parts = [
+            torch.zeros_like(p) if grad is None else grad
+            for p, grad in zip(self.parameters, grads, strict=True)
+        ]
+        flags = torch.tensor([float(had) for had in self._had]).to(parts[0])
+        self._flat = torch.cat([part.reshape(-1) for part in parts] + [flags])
+        for parameter in self.parameters:
+            parameter.grad = None  # its memory; a gradient that comes yet is seen
+        if self.owner is None or (self._flat.is_cuda and dist.get_backend(group) == GLOO):
+            # gloo reduces CUDA tensors to all or not at all.
+            self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+        else:
+            self._work = dist.reduce(self._flat, self.owner, group=group, async_op=True)
+
+    def finish(self) -> None:
+        assert self._flat is not None and self._work is not None
+        self._work.wait()
+        if self.owner not in (None, dist.get_rank()):
+            self.forget()
+            return
+        sizes = [p.numel() for p in self.parameters]
+        *pieces, flags = torch.split(self._flat, [*sizes, len(sizes)])
+        for place, (parameter, piece) in enumerate(zip(self.parameters, pieces, strict=True)):
+            if self._had[place] or flags[place].item():
+                summed = piece.view(parameter.shape)
+                if not parameter.is_contiguous():  # fused optimizers want the strides alike
+                    summed = torch.empty_like(parameter).copy_(summed)
+                parameter.grad = summed
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what is under way."""
+        self.waiting.clear()
+        self._flat = self._work = None
+
+
+def make_buckets(parameters: Sequence[nn.Parameter], owners: Mapping[int, int]) -> Iterator[Bucket]:
+    """Parameters of one type and one owner, about BUCKET_BYTES of them among all owners; in the
+    order in which they are full."""
+    limit = BUCKET_BYTES / max(1, len(set(owners.values())))
+    for owner, held in pack(parameters, owners, limit):
+        yield Bucket(held, owner)
+
+
+def sum_up(parameters: Sequence[nn.Parameter], group: Any) -> None:
+    buckets = list(make_buckets(parameters, {}))
+    for bucket in buckets:
+        bucket.start(group)
+    for bucket in buckets:
+        bucket.finish()
 
 
 def list_shared(

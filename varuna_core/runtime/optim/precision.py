@@ -30,7 +30,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """What a user asked for."""
+    """The number type that a user asked for."""
 
     name: str
 
@@ -137,7 +137,7 @@ class Masters:
             self._master_of[id(parameter)] = master
 
     def answers_for(self, name: str) -> bool:
-        """Whether this rank is the one of its replicas that owns this parameter."""
+        """True if this rank is the one of its replicas that owns this parameter."""
         return self.owned is None or name in self.owned or name in self.slices
 
     def place_of(self, parameter: nn.Parameter) -> nn.Parameter:

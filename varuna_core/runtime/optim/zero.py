@@ -1,4 +1,6 @@
-"""ZeRO 1 and 2: each parameter's master and optimizer state on one replica of its stage, its owner.
+"""Equal weights on all replicas: at the start, and with ZeRO 1 and 2 after each step.
+
+With ZeRO one replica of a stage, the owner, has the master and optimizer state of a parameter:
 
     backward   each replica's gradients ─► summed at the owner, and kept there alone
     optimizer  the owner's, made of what it owns: any optimizer, nothing of it is changed
@@ -11,7 +13,7 @@ or rows (Adafactor) computes what it would without ZeRO. docs/zero.md says what 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +30,7 @@ NUM_UNDER_WAY = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Owners:
-    """Which replica owns which parameter of this rank's place."""
+    """The replica that owns each parameter of this rank's place."""
 
     links: Links
     replica_of: Mapping[str, int]
@@ -176,3 +178,32 @@ def _take_flat(weights: Sequence[nn.Parameter]) -> Tensor:
     if len(weights) == 1 and weights[0].is_contiguous():
         return weights[0].detach().view(-1)
     return torch.cat([weight.detach().reshape(-1) for weight in weights])
+
+
+# Equal values at the start.
+
+
+@torch.no_grad()
+def share_values(
+    values: Mapping[str, Tensor],
+    buffers: Iterable[Tensor],
+    shared: Mapping[tuple[int, ...], Sequence[str]],
+    links: Links,
+) -> None:
+    """Copy the first replica's weights to the others, and the first stage's to copies of it.
+
+    `values` are this rank's weights in full precision, `shared` names of several places.
+    """
+    ranks = links.stage_map.ranks
+    if links.replicas is not None:
+        for tensor in (*{id(value): value for value in values.values()}.values(), *buffers):
+            _broadcast(tensor, ranks[links.place][0], links.replicas)
+    for places, names in shared.items():
+        for name in names if links.place in places else ():
+            _broadcast(values[name], ranks[places[0]][links.replica], links.sharing[places])
+
+
+def _broadcast(tensor: Tensor, source: int, group: Any) -> None:
+    made = tensor.detach().to("cpu").contiguous()
+    dist.broadcast(made, source, group=group)
+    tensor.detach().copy_(made)

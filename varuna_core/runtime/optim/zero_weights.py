@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from varuna_core.checkpoint.format.box import Box
-from varuna_core.runtime.comm.backend import GLOO
 from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.comm.wire import GLOO
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.split.stage import Stage
 

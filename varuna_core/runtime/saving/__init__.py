@@ -1,1 +1,5 @@
-"""Checkpoints of a Varuna, its copies in node memory, and signals that ask for either."""
+"""Checkpoints of a Varuna, and the signals that ask for one.
+
+`saving.Saving` saves and loads, `consensus.Consensus` makes an error of one rank that of all,
+`preemption.SignalCalls` notes signals. Imports checkpoint, records and the rooms before it.
+"""

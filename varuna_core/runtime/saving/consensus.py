@@ -1,4 +1,4 @@
-"""What ranks tell each other outside of steps, rarely: through the store that they met in.
+"""Decisions of all ranks outside of steps, rare ones: by way of the store that they met in.
 
 No group is needed for it, whatever hardware the ranks have. Rank 0 hears all and decides; an error,
 of whichever rank, is the same on all.
@@ -25,7 +25,7 @@ PARTING = timedelta(minutes=10)
 
 
 class Consensus:
-    """One rank's end. Every rank makes the same calls, in the same order."""
+    """One rank's side of the decisions. Every rank makes the same calls, in the same order."""
 
     def __init__(self, board: FailureBoard, name: str, find_lost_peer: Callable[[], str]) -> None:
         """`find_lost_peer` says which rank is gone, if one is."""
@@ -36,11 +36,11 @@ class Consensus:
         self._count = 0
 
     def decide(self, make: Callable[[], str]) -> str:
-        """What rank 0 makes, on every rank."""
+        """The text that rank 0 makes, on every rank."""
         return self._exchange("", lambda words: make(), listen=False)
 
     def any_rank(self, wanted: bool) -> bool:
-        """Whether any rank wants it."""
+        """True if any rank wants it."""
         return self._exchange("yes" if wanted else "", lambda words: max(words)) == "yes"
 
     def run_on_all(self, work: Callable[[], Any], last: Callable[[], Any] = lambda: None) -> None:

@@ -1,10 +1,18 @@
-"""How far a training is, and what of a load waits for what it is told of later."""
+"""Progress of a training, and of its checkpoints: which are being written, which are complete.
+
+No rank waits for another, so a checkpoint may be complete long after rank 0 wrote its part. It is
+looked for where a step begins, and reported once it is there; one that never is, never.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from varuna_core.checkpoint.store.store import SaveFolder
+from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 
 @dataclass(kw_only=True)
@@ -20,10 +28,69 @@ class TrainingProgress:
 
 @dataclass(kw_only=True)
 class PendingRestore:
-    """What a load leaves for an optimizer and a schedule that are told of after it."""
+    """State of a loaded checkpoint for an optimizer and a schedule that are set after the load."""
 
     folder: Path
     loss_scale: Any
     lr_schedule: Any
     options: dict[int, Any] | None = None
     """What each parameter had in the optimizer, once that is loaded."""
+
+
+Teller = Callable[[int, Path], None]
+"""Gets the checkpoint's number and the folder of all checkpoints."""
+
+
+class PendingSave:
+    """This rank's part of a checkpoint, being written."""
+
+    def __init__(self, writer: CheckpointWriter) -> None:
+        self._writer, self._number = writer, writer.num_saves
+
+    def done(self) -> bool:
+        return self._writer.num_saves != self._number or not self._writer.is_writing
+
+    def result(self) -> None:
+        """Until it is written; raises its error, unless the save after it has."""
+        if self._writer.num_saves == self._number:
+            self._writer.wait()
+
+    wait = result
+
+
+class SaveNews:
+    """Tells a program when a checkpoint begins, and when it is complete; if it asked."""
+
+    def __init__(self) -> None:
+        self._begun: Teller | None = None
+        self._complete: Teller | None = None
+        self._waiting: list[tuple[int, SaveFolder]] = []
+
+    def ask(self, begun: Teller, complete: Teller) -> None:
+        """Call these from now on."""
+        self._begun, self._complete = begun, complete
+
+    def tell_begun(self, number: int, store: Path) -> None:
+        if self._begun is not None:
+            self._begun(number, store)
+
+    def expect(self, number: int, folder: SaveFolder) -> None:
+        """This save is on its way."""
+        if self._complete is not None:
+            self._waiting.append((number, folder))
+
+    def poll(self) -> None:
+        """Tell of those that have become complete."""
+        while (at := self._find_complete()) is not None:
+            # Those before it failed, or have made room for it.
+            number, folder = self._waiting[at]
+            del self._waiting[: at + 1]
+            assert self._complete is not None
+            self._complete(number, folder.store)
+
+    def _find_complete(self) -> int | None:
+        """The first in the list."""
+        for at, (_, folder) in enumerate(self._waiting):
+            if folder.is_published():
+                return at
+        return None

@@ -32,13 +32,18 @@ from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.saving.consensus import Consensus
-from varuna_core.runtime.saving.optimizer_restore import fit_rates, put_optimizer
-from varuna_core.runtime.saving.progress import PendingRestore, TrainingProgress
-from varuna_core.runtime.saving.save_progress import PendingSave, SaveNews
+from varuna_core.runtime.saving.progress import (
+    PendingRestore,
+    PendingSave,
+    SaveNews,
+    TrainingProgress,
+)
 from varuna_core.runtime.saving.tensors import (
     find_part,
+    fit_rates,
     list_tensors,
     list_wanted,
+    put_optimizer,
     take_buffers,
     take_tensors,
 )

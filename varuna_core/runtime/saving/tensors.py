@@ -1,21 +1,146 @@
-"""What a rank gives to a checkpoint by segment, in plain names, and what it wants of one."""
+"""Weights, buffers and optimizer state of a rank under plain names, to and from a checkpoint.
+
+What an optimizer's group says (rates, decays) is kept for each parameter of it, so that groups may
+be made of other parameters where a model is cut elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from varuna_core.checkpoint.format.box import Box, Share
 from varuna_core.checkpoint.format.entries import Entry, make_entry
+from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT
+from varuna_core.checkpoint.format.plain import to_plain
+from varuna_core.checkpoint.store.optimizer_state import take_state
 from varuna_core.checkpoint.store.reader import Wanted
 from varuna_core.runtime.optim.precision import Masters
-from varuna_core.runtime.saving.optimizer_restore import list_options, take_optimizer
 from varuna_core.runtime.split.record import tensor_names
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.tensor_parallel.shares import Shares
+
+log = logging.getLogger(__name__)
+# Optimizer state.
+
+NOT_OPTIONS = {"params", "param_names"}
+WAYS = {"foreach", "fused", "capturable", "differentiable"}
+"""How an optimizer computes: the new one's own choice."""
+
+
+def list_options(optimizer: Any) -> dict[int, Any]:
+    """The options of each parameter's group, by the parameter's id, as JSON takes them."""
+    found: dict[int, Any] = {}
+    for group in optimizer.param_groups if optimizer is not None else ():
+        said = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
+        options = to_plain(said, f"a parameter group of {type(optimizer).__name__}")
+        found |= {id(parameter): options for parameter in group["params"]}
+    return found
+
+
+def take_optimizer(
+    name: str,
+    parameter: Tensor,
+    optimizer: Any,
+    options: Mapping[int, Any],
+    box: Box | None = None,
+    shape: Sequence[int] | None = None,
+) -> tuple[list[Entry], Any]:
+    """Entries of the state's tensors, and the rest; None if the optimizer has not this one.
+
+    With `box` and `shape` the parameter is a piece of one.
+    """
+    if id(parameter) not in options:
+        return [], None
+    state = getattr(optimizer, "state", {}).get(parameter)
+    entries, tree = take_state(name, parameter, dict(state) if state else None, box, shape)
+    kind = type(optimizer).__name__
+    return entries, {"optimizer": kind, "options": options[id(parameter)], "state": tree}
+
+
+def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = True) -> None:
+    """Put back what was taken, by the id of the parameter; one that is not in it begins anew.
+
+    Without `with_state` the groups' options alone.
+    """
+    kinds = {tree["optimizer"] for tree in found.values()}
+    mine = type(optimizer).__name__
+    if with_state and kinds and kinds != {mine}:
+        raise CheckpointError(
+            f"the checkpoint holds the state of {' and '.join(sorted(kinds))}, the optimizer is "
+            f"{mine}: to go on with its weights alone, give Varuna(state_dict=...) an exported file"
+        )
+    groups = optimizer.param_groups
+    if not with_state or not hasattr(optimizer, "load_state_dict"):
+        for group in groups:
+            group.update(_find_options(group, found))
+        if with_state and hasattr(optimizer, "state"):
+            for group in groups:
+                _put_state(optimizer.state, group["params"], found)
+        return
+    packed = optimizer.state_dict()
+    order = [parameter for group in groups for parameter in group["params"]]
+    states = {i: found[id(p)]["state"] for i, p in enumerate(order) if id(p) in found}
+    optimizer.load_state_dict(
+        {
+            **packed,
+            "state": {i: state for i, state in states.items() if state},
+            "param_groups": [
+                {**said, **_find_options(group, found)}
+                for said, group in zip(packed["param_groups"], groups, strict=True)
+            ],
+        }
+    )
+
+
+def _put_state(held: Any, parameters: Sequence[Tensor], found: Mapping[int, Any]) -> None:
+    for parameter in parameters:
+        held.pop(parameter, None)
+        state = found.get(id(parameter), {}).get("state")
+        if state:
+            held[parameter] = {
+                key: value.to(parameter.device) if isinstance(value, Tensor) else value
+                for key, value in state.items()
+            }
+
+
+def _find_options(group: Mapping[str, Any], found: Mapping[int, Any]) -> dict[str, Any]:
+    """What all parameters of a group say alike; the rest stays as the user made it."""
+    said = [found[id(p)]["options"] for p in group["params"] if id(p) in found]
+    options: dict[str, Any] = {}
+    for key in said[0] if said else ():
+        if key in WAYS:
+            continue
+        values = [one.get(key) for one in said]
+        if all(value == values[0] for value in values):
+            options[key] = values[0]
+        else:
+            log.warning("parameters of one group had several %s: the group's own stays", key)
+    return options
+
+
+def fit_rates(schedule: Any, optimizer: Any) -> Any:
+    """A scheduler's state with the rates of this optimizer's groups: rank 0, whose state it is, may
+    have had other groups."""
+    if isinstance(schedule, list):
+        return [fit_rates(one, optimizer) for one in schedule]
+    if not isinstance(schedule, dict):
+        return schedule
+    fitted = {
+        key: fit_rates(value, optimizer) if key == "_schedulers" else value
+        for key, value in schedule.items()
+    }
+    for key, option in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
+        if key in fitted and all(option in group for group in optimizer.param_groups):
+            fitted[key] = [group[option] for group in optimizer.param_groups]
+    return fitted
+
+
+# Tensors of the model.
 
 
 def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[str]]]:
@@ -78,13 +203,13 @@ def take_buffers(split: Split, part: RankStages, kept: Collection[str]) -> dict[
 
 
 def find_part(name: str, masters: Masters, shares: Shares) -> Box | Share | None:
-    """What this rank holds of a tensor; None is all of it."""
+    """The part of a tensor that this rank holds; None is all of it."""
     rows = masters.slices.get(name)
     return shares.find(name) if rows is None else rows.box
 
 
 def list_wanted(name: str, out: Tensor, masters: Masters, shares: Shares) -> list[Wanted]:
-    """What to read of a tensor into what this rank holds of it."""
+    """The pieces to read of a tensor into what this rank holds of it."""
     rows = masters.slices.get(name)
     return (
         shares.list_wanted(name, out)

@@ -1,4 +1,4 @@
-"""The poison check: before training, nothing made before a stage may reach it but through its cut.
+"""The poison check: before training, refuses a stage that a value reaches around its cut.
 
 The stage runs with what its stubs return filled with zeros, with NaN, with noise. An output that
 differs depends on a stub: a value went around the cut. Who made it is found by halving the poison;
@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from varuna_core.runtime.comm.values import Crossing, TensorSpec, describe, tensors_of
 from varuna_core.runtime.split.cut import LeakError, SplitError, StageEnd
-from varuna_core.runtime.split.stage import Stage
-from varuna_core.runtime.split.stubs import Make
+from varuna_core.runtime.split.stage import Make, Stage
 
 log = logging.getLogger(__name__)
 SEED = 0

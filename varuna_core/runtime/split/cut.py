@@ -1,4 +1,4 @@
-"""CutPoint: the mark in a model where it may be cut, and who watches the marks while it runs.
+"""CutPoint: the mark in a model where it may be cut, and the watchers of a running forward.
 
 A CutPoint knows neither its number nor its stage. Whoever runs the model (a dry run, a stage)
 watches the calls, and the k-th call of a forward is cut k; so CutPoints in a plain list, and those

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
-from varuna_core.runtime.split.cost import OperationMode
 from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
-from varuna_core.runtime.split.record import Call, Cut, Record, tensor_names
+from varuna_core.runtime.split.record import Call, Cut, OperationMode, Record, tensor_names
 
 log = logging.getLogger(__name__)
 

@@ -26,20 +26,19 @@ from varuna_core.checkpoint.format.box import Share
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import Split
-from varuna_core.runtime.split.stage import Stage
-from varuna_core.runtime.split.stubs import Switch
+from varuna_core.runtime.split.stage import Stage, Switch
 from varuna_core.runtime.split.weights import find_slot
 from varuna_core.runtime.tensor_parallel.plan import (
     Sharing,
     TensorPlan,
     apply_style,
+    deal_rows,
     find_plan,
     match_modules,
     place_parameters,
     settle_ties,
 )
 from varuna_core.runtime.tensor_parallel.shares import Shares, find_share
-from varuna_core.runtime.tensor_parallel.styles import deal_rows
 
 ALIKE = 0.01
 """How much of its norm a gradient may differ on ranks that should have the same."""
@@ -199,13 +198,13 @@ class Sharding:
         }
 
     def is_counted(self, name: str) -> bool:
-        """Whether this rank answers for the norm of its part of a parameter."""
+        """True if this rank counts its part of a parameter in the norm."""
         sharing = self.placed.get(self.groups[name][0], WHOLE)
         return self.rank == 0 or not sharing.placement.is_replicate()
 
     def compare(self, gradients: Mapping[str, Tensor]) -> bool:
         """Refuse a parameter that the plan does not name and whose gradient is not the same on all
-        T ranks; whether there was anything to compare."""
+        T ranks. False if there was nothing to compare."""
         alike = {n: g for n, g in gradients.items() if self.groups[n][0] not in self.placed}
         if not gradients:
             return False

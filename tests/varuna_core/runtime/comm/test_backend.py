@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from varuna_core.runtime.comm.backend import choose_backend, name_gpu
+from varuna_core.runtime.comm.wire import choose_backend, name_gpu
 
 
 @pytest.mark.parametrize(

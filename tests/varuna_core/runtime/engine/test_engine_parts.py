@@ -16,8 +16,7 @@ from varuna_core.records.stage_map import parse_stage_map
 from varuna_core.runtime.comm.channel import describe
 from varuna_core.runtime.comm.failure import describe_error
 from varuna_core.runtime.comm.values import take_apart
-from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples
-from varuna_core.runtime.engine.outputs import find_loss
+from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples, find_loss
 from varuna_core.runtime.engine.random_streams import seed_segment
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.split.cut import SplitError

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.runtime.engine.outputs import join_outputs
+from varuna_core.runtime.engine.microbatch import join_outputs
 from varuna_core.runtime.split.cut import SplitError
 
 

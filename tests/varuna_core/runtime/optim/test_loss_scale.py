@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.runtime.optim.loss_scale import GROWTH_STEPS, build_loss_scale
+from varuna_core.runtime.optim.updates import GROWTH_STEPS, build_loss_scale
 
 RUNS = st.lists(st.integers(0, 2 * GROWTH_STEPS + 5), max_size=12)
 """Lengths of runs of good steps, an overflow between each two."""

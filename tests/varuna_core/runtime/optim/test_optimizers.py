@@ -13,8 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from varuna_core.runtime.optim.apex_parts import APEX, use_apex_norms, why_no_apex
-from varuna_core.runtime.optim.optimizers import TORCH, Lamb, build_optimizer
+from varuna_core.runtime.optim.optimizers import (
+    APEX,
+    TORCH,
+    Lamb,
+    build_optimizer,
+    use_apex_norms,
+    why_no_apex,
+)
 
 
 class PlainLamb:
@@ -212,5 +218,5 @@ def test_a_norm_for_apex_lamb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_without_any_apex_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("varuna_core.runtime.optim.apex_parts.find_spec", lambda name: None)
+    monkeypatch.setattr("varuna_core.runtime.optim.optimizers.find_spec", lambda name: None)
     assert "is not installed" in why_no_apex()

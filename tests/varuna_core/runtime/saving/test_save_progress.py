@@ -10,7 +10,7 @@ import pytest
 from tests.ranks.checkpoint_world import Job, make_part
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.store.writer import CheckpointWriter
-from varuna_core.runtime.saving.save_progress import SaveNews
+from varuna_core.runtime.saving.progress import SaveNews
 
 JOB = Job(store="", job="a", iterations=[])
 

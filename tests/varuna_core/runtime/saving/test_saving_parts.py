@@ -12,8 +12,8 @@ from tests.models.small import Gpt, TiedGpt, make_inputs
 from tests.ranks.precision_rank import Foreign
 from varuna_core import Varuna
 from varuna_core.checkpoint.format.errors import CheckpointError, NoCheckpoint
-from varuna_core.runtime.saving.optimizer_restore import fit_rates, list_options, put_optimizer
 from varuna_core.runtime.saving.saving import LEFT
+from varuna_core.runtime.saving.tensors import fit_rates, list_options, put_optimizer
 
 
 def build(model: type[Gpt] = Gpt, seed: int = 0, **options: Any) -> Varuna:

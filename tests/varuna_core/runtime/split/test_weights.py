@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from tests.models import small as models
 from tests.models.small import Gpt, chain, chain_backward, make_inputs, sum_gradients
 from varuna_core.runtime.split.cut import SplitError
-from varuna_core.runtime.split.names import TiedWeight
-from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.split.split import TiedWeight, split_model
 from varuna_core.runtime.split.weights import derive_seed, parameters_on_meta
 
 INPUTS = make_inputs()

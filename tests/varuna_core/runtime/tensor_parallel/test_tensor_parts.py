@@ -30,6 +30,8 @@ from varuna_core.runtime.optim.optimizers import Lamb
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.tensor_parallel.plan import (
+    PackedColwise,
+    deal_rows,
     find_plan,
     match_modules,
     place_parameters,
@@ -37,7 +39,6 @@ from varuna_core.runtime.tensor_parallel.plan import (
 )
 from varuna_core.runtime.tensor_parallel.sharding import Sharding
 from varuna_core.runtime.tensor_parallel.shares import Shares, find_share
-from varuna_core.runtime.tensor_parallel.styles import PackedColwise, deal_rows
 
 TIED = {"wte": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel()}
 
