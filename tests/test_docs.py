@@ -32,7 +32,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.commands.cli import cli
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf_lines
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Health
 
 
 @pytest.mark.parametrize(("page", "text"), find_blocks("yaml"))

@@ -27,7 +27,7 @@ from varuna_core.records.logs.training_log import Iteration, format_iteration, f
 from varuna_core.records.plan import GroupPlan, Plan, Timing, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.monitor.readers.open import Reader, open_reader
+from vjob.jobs.monitor.readers.job_reader import Reader, open_reader
 from vjob.jobs.monitor.readers.run import RunReader
 
 RESULT = Path(__file__).parent / "results" / "status.md"

@@ -17,9 +17,8 @@ import click
 from vjob.jobs.commands.arguments import complete_job, json_option
 
 if TYPE_CHECKING:
-    from vjob.jobs.monitor.model.snapshot import Snapshot
-    from vjob.jobs.monitor.model.verdict import Verdict
-    from vjob.jobs.monitor.readers.open import Reader
+    from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
+    from vjob.jobs.monitor.readers.job_reader import Reader
     from vjob.jobs.runs.find import RunView
 
 INTERVAL_S = 2.0
@@ -64,8 +63,7 @@ def status(
 
     if not (once or as_json or every_s) and can_show(os.environ):
         sys.exit(show(job, Path.cwd(), interval_s))
-    from vjob.jobs.monitor.readers.judged import JudgedReader
-    from vjob.jobs.monitor.readers.open import open_reader
+    from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 
     if every_s is None:
         gc.disable()  # one look makes many objects and drops few: a third of its time else
@@ -84,7 +82,7 @@ def status(
 def _print(
     reader: Reader, snapshot: Snapshot, verdict: Verdict, *, show_all: bool, as_json: bool
 ) -> None:
-    from vjob.jobs.monitor.text import choose_nodes, render, render_json
+    from vjob.jobs.monitor.model.text import choose_nodes, render, render_json
 
     if as_json:
         click.echo(render_json(snapshot, verdict))

@@ -1,1 +1,5 @@
-"""What lines of logs say: parsed, classified by the known lines, merged by time, printed."""
+"""Lines of logs: parsed, classified by the table of known lines, merged by time, printed.
+
+`errors.classify_line` names the kind of an error; `print_logs` is `vjob logs`. Imports the model,
+the records and, for printing, the runs.
+"""

@@ -1,7 +1,7 @@
-"""Which lines of a log speak of a failure, and which of them the failure began with.
+"""Classification of log lines: the kind of error that a line is, and the root among several.
 
-Most lines of a log are none of these, and most are like others but for their numbers: so literals
-are looked for before patterns, and once for lines that differ by numbers alone.
+Most lines are no errors, and most are like others but for their numbers. So literals are searched
+for before patterns, and lines that differ by numbers alone are classified once (`Classifier`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,103 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from vjob.jobs.monitor.log_lines.known_lines import ROWS, Kind, Known
-from vjob.jobs.monitor.log_lines.literals import find_literals
+from vjob.jobs.monitor.log_lines.parse import MARKS, PHASE_MARKS, split_tag
+from vjob.jobs.monitor.log_lines.tails import show
 from vjob.jobs.monitor.model.snapshot import Line
+
+_TOKEN = re.compile(
+    r"\\(?P<escape>.)"
+    r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
+    r"|(?P<look>\(\?(?:[=!]|<[=!]))"
+    r"|(?P<open>\((?:\?(?::|[aimsx]+:|P<\w+>))?)"
+    r"|(?P<close>\))"
+    r"|(?P<bar>\|)"
+    r"|(?P<maybe>[?*]|\{0?,\d*\})\??"
+    r"|(?P<more>\+|\{\d+(?:,\d*)?\})\??"
+    r"|(?P<char>[^.^$])"
+    r"|."
+)
+
+
+class _Part:
+    """A pattern or group being parsed: its alternatives, each a row of required literals."""
+
+    def __init__(self, is_look: bool = False) -> None:
+        self.is_look = is_look
+        self.alternatives: list[list[frozenset[str]]] = [[]]
+        self.run = ""
+
+    def add_char(self, char: str) -> None:
+        self.run += char.lower()
+
+    def end_run(self) -> None:
+        if self.run:
+            self.alternatives[-1].append(frozenset({self.run}))
+        self.run = ""
+
+    def drop_last(self) -> None:
+        """Drop the last literal: it is optional."""
+        if self.run:
+            self.run = self.run[:-1]
+            self.end_run()
+        elif self.alternatives[-1]:
+            self.alternatives[-1].pop()
+
+    def next_alternative(self) -> None:
+        self.end_run()
+        self.alternatives.append([])
+
+    def required(self) -> frozenset[str]:
+        """Literals of which one is always there: of each alternative its longest."""
+        self.end_run()
+        none = frozenset({""})
+        best = [
+            max(row, key=lambda item: min(map(len, item)), default=none)
+            for row in self.alternatives
+        ]
+        return frozenset().union(*best)
+
+
+def find_literals(pattern: str) -> frozenset[str]:
+    """Literals of a pattern, one of which is in every text that it fits: the cheap test before it.
+
+        (cp|tar): .*No space left|quota      "no space left", "quota"
+
+    In lower case and without digits. Understands what the tables of known lines use of regular
+    expressions; where it gives up, the answer holds the empty string.
+    """
+    stack = [_Part()]
+    for match in _TOKEN.finditer(pattern):
+        part = stack[-1]
+        kind = match.lastgroup
+        if kind == "char" and not match.group().isdigit():
+            part.add_char(match.group())
+        elif kind == "escape" and not match["escape"].isalnum():
+            part.add_char(match["escape"])
+        elif kind in ("open", "look"):
+            part.end_run()
+            stack.append(_Part(is_look=kind == "look"))
+        elif kind == "close":
+            stack.pop()
+            stack[-1].alternatives[-1].append(frozenset({""}) if part.is_look else part.required())
+        elif kind == "bar":
+            part.next_alternative()
+        elif kind == "maybe":
+            part.drop_last()
+        else:
+            # A set of characters, a digit, an anchor: nothing to look for, but something to drop.
+            part.end_run()
+            if kind != "more":
+                part.alternatives[-1].append(frozenset({""}))
+    return stack[0].required()
+
 
 LONGEST = 4000
 """Characters of a line that are looked at."""
-
 _TAGS = re.compile(
     r"(?:\s*(?:"
     r"\d{1,7}: "  # ours, and srun --label
@@ -140,3 +227,93 @@ def _find_times(lines: Sequence[Line]) -> list[float | None]:
                 last = times[i] if times[i] is not None else last
                 times[i] = last
     return times
+
+
+MOST_CLASSIFIED = 20_000
+"""New distinct lines that are judged in one look at one file; a flood has nothing new to say."""
+INFO_MARK = b"_SIZE: "
+"""Is in the block of settings that a run prints: WORLD_SIZE, GLOBAL_BATCH_SIZE, ..."""
+_ALL_MARKS = (*MARKS, *PHASE_MARKS, INFO_MARK)
+DIGITS = b"0123456789"
+_NUMBERS_MATTER = re.compile(
+    rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Sifted:
+    """The lines among some that need more work."""
+
+    known: list[tuple[int, str]]
+    """Index and kind of the known ones."""
+    telling: list[bytes]
+    """Those that may tell of steps, checkpoints or settings."""
+
+
+class Classifier:
+    """Classifies each distinct line once; shared by all files of a job."""
+
+    MOST = 200_000
+
+    def __init__(self) -> None:
+        self._plain: set[bytes] = set()
+        """Lines of no known kind, without their digits: those say nothing."""
+        self._plain_texts: set[str] = set()
+        """The same where they do."""
+        self._telling: set[bytes] = set()
+        """Lines without their digits; those of `_dull` are not."""
+        self._dull: set[bytes] = set()
+
+    def sift(self, data: bytes, lines: list[bytes]) -> Sifted:
+        """Classify lines of one file; `data` is the same lines joined."""
+        if not lines:
+            return Sifted([], [])
+        keys = data.translate(None, DIGITS).split(b"\n")
+        keys.pop()
+        distinct = set(keys)
+        telling = self._find_telling(distinct)
+        return Sifted(
+            self._find_known(lines, keys, distinct - self._plain),
+            [line for line, key in zip(lines, keys, strict=True) if key in telling]
+            if telling
+            else [],
+        )
+
+    def _find_telling(self, distinct: set[bytes]) -> set[bytes]:
+        if len(self._dull) + len(self._telling) > self.MOST:
+            self._dull.clear()
+            self._telling.clear()
+        for key in distinct - self._dull - self._telling:
+            held = self._telling if any(mark in key for mark in _ALL_MARKS) else self._dull
+            held.add(key)
+        return distinct & self._telling
+
+    def _find_known(
+        self, lines: list[bytes], keys: list[bytes], fresh: set[bytes]
+    ) -> list[tuple[int, str]]:
+        found: list[tuple[int, str]] = []
+        if not fresh:
+            return found
+        judged = 0
+        for at, key in enumerate(keys):
+            if key not in fresh:
+                continue
+            judged += 1
+            if judged > MOST_CLASSIFIED:
+                break
+            text = split_tag(show(lines[at]))[1].strip()
+            if text in self._plain_texts:
+                continue
+            kind = classify_line(text)
+            if kind:
+                found.append((at, kind))
+                continue
+            if len(self._plain) + len(self._plain_texts) > self.MOST:
+                self._plain.clear()
+                self._plain_texts.clear()
+            if _NUMBERS_MATTER.search(key):
+                self._plain_texts.add(text)
+            else:
+                self._plain.add(key)
+                fresh.discard(key)
+        return found

@@ -1,4 +1,4 @@
-"""What was added to a file since the last look, within bounds, whatever becomes of the file.
+"""Incremental reader of the end of a growing file: what was added since the last poll, bounded.
 
     first look     the last bytes, from the first line that begins in them
     later looks    what was appended; where that is more than a look may read, its last part

@@ -1,1 +1,4 @@
-"""The data that readers make, rules judge and screens show: `Snapshot` and `Verdict`."""
+"""Data of the monitor: `snapshot.Snapshot` and `snapshot.Verdict`, and `text.render` to print them.
+
+Imports the records alone.
+"""

@@ -1,4 +1,5 @@
-"""What is known of a job at one moment: plain data, made by readers, judged and shown by others.
+"""`Snapshot` and `Verdict`: the state of a job at one moment, and what the rules make of it. Plain
+data, made by the readers and the rules, shown by others.
 
 None and empty mean "nothing tells". Times are seconds since 1970 by the clock of the file server,
 as far as it is known; `Snapshot.now` is that clock too, so that ages are differences.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from typing import Any
 
 from varuna_core.records.checkpoints import Damaged
@@ -19,12 +21,15 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class JobRow:
-    """One job, or component of a het job, in the scheduler's eyes."""
+    """One job, or component of a het job, as the scheduler reports it.
+
+    The form of `schedulers.slurm_commands.JobInfo` in the JSON output: the state by its name.
+    """
 
     id: str
     group: str = ""
     state: str
-    """A name of `jobs.slurm.JobState`; UNKNOWN keeps the scheduler's own word in `word`."""
+    """A name of `JobState`; UNKNOWN keeps the scheduler's own word in `word`."""
     word: str = ""
     nodes: str = ""
     reason: str = ""
@@ -36,7 +41,7 @@ class JobRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """The scheduler's word and how old it is."""
+    """The last answer of the scheduler, and its age."""
 
     name: str
     """slurm or local; empty for a bare folder of logs."""
@@ -69,7 +74,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the training is."""
+    """Progress of the training."""
 
     step: int
     num_steps: int | None = None
@@ -85,7 +90,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What the ranks are at besides steps: `checkpoint` or `evaluation`; from a line of a log."""
+    """A checkpoint or an evaluation that the ranks are at, from a line of a log."""
 
     name: str
     since: float | None
@@ -103,7 +108,7 @@ class Line:
     file: str = ""
     """Relative to the attempt."""
     kind: str = ""
-    """A name of the table in `jobs.monitor.errors`; empty for a line like any other."""
+    """A name of the table in `log_lines.known_lines`; empty for a line like any other."""
     num_same: int = 1
     """How many ranks wrote it, or how often one did."""
     at: float | None = None
@@ -234,7 +239,31 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class AttemptView:
+    """The state of one attempt, as its own files tell it."""
+
+    attempt_started: float | None = None
+    went_at: float | None = None
+    """When all nodes were ready and the ranks were started."""
+    nodes: tuple[Node, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+    progress: Progress | None = None
+    phase: Phase | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """The longest that a checkpoint and an evaluation of this run took so far."""
+    phase_ended_at: float | None = None
+    """When the last checkpoint or evaluation that is over ended, as far as lines tell."""
+    errors: tuple[Line, ...] = ()
+    """Lines of a known kind, the likely first in time first; the same of many ranks once."""
+    stop: Mapping[str, Any] | None = None
+    """Who said that the attempt ends."""
+    outcome: Outcome | None = None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Files that could not be read, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(AttemptView):
     """A job at one moment."""
 
     now: float
@@ -251,9 +280,6 @@ class Snapshot:
     walltime_s: float | None = None
     scheduler: Scheduler
     attempt: int | None = None
-    attempt_started: float | None = None
-    went_at: float | None = None
-    """When all nodes were ready and the ranks were started."""
     earlier: tuple[Attempt, ...] = ()
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
@@ -264,19 +290,9 @@ class Snapshot:
     world: int | None = None
     num_nodes: int | None = None
     """Nodes that the plan has; fewer in `nodes` means that some have left nothing yet."""
-    nodes: tuple[Node, ...] = ()
-    ranks: tuple[Rank, ...] = ()
-    progress: Progress | None = None
-    phase: Phase | None = None
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    """The longest that a checkpoint and an evaluation of this run took so far."""
-    phase_ended_at: float | None = None
-    """When the last checkpoint or evaluation that is over ended, as far as lines tell."""
     echoes: tuple[Echo, ...] = ()
     info: Mapping[str, str] = field(default_factory=dict)
     """The settings that the run printed, in its order."""
-    errors: tuple[Line, ...] = ()
-    """Lines of a known kind, the likely first in time first; the same of many ranks once."""
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
     damaged: tuple[Damaged, ...] = ()
@@ -284,17 +300,66 @@ class Snapshot:
     disks: tuple[Disk, ...] = ()
     clock_skew_s: float | None = None
     """The file server's clock minus the one of this machine, where it is worth a word."""
-    stop: Mapping[str, Any] | None = None
-    """Who said that the attempt ends."""
-    outcome: Outcome | None = None
     scheduler_lines: tuple[str, ...] = ()
     """The last lines of the batch script."""
     num_gpus: int | None = None
     """GPUs that the plan asks for in all; 0 where ranks run on processors."""
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Files that could not be read, and why."""
     state: str = ""
     """One word for the run: of its jobs, or how it ended; empty for a bare folder."""
 
     def as_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
+
+
+class Health(Enum):
+    """Health of a job."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    HEALTHY = "HEALTHY"
+    SLOW = "SLOW"
+    STALLED = "STALLED"
+    FAILING = "FAILING"
+    CHECKPOINTING = "CHECKPOINTING"
+    MORPHING = "MORPHING"
+    REQUEUED = "REQUEUED"
+    DONE = "DONE"
+    DEAD = "DEAD"
+    UNKNOWN = "UNKNOWN"
+
+
+EXIT_CODES = {Health.DEAD: 10, Health.UNKNOWN: 11, Health.SLOW: 13, Health.STALLED: 14}
+EXIT_CODES[Health.FAILING] = 15
+NEVER_STARTS = 12
+"""Exit code of a pending job that will not start by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Health of a job, the reason, and what to do next."""
+
+    health: Health
+    reason: str
+    """One sentence."""
+    rule: str
+    """Name of the rule that spoke, a heading of docs/status.md."""
+    phase: str = ""
+    """Of STARTING: container, rendezvous or warm-up."""
+    evidence: tuple[Line, ...] = ()
+    """Lines of logs that say so, the first the most telling."""
+    facts: tuple[str, ...] = ()
+    """Other evidence, in words with numbers."""
+    advice: str = ""
+    """What to do next."""
+    node: str = ""
+    rank: int | None = None
+    remarks: tuple[str, ...] = ()
+    """Secondary observations that do not change the verdict: a warm GPU, a full disk."""
+    never_starts: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        return NEVER_STARTS if self.never_starts else EXIT_CODES.get(self.health, 0)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "health": self.health.value, "exit_code": self.exit_code}

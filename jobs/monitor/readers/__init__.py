@@ -1,4 +1,4 @@
-"""The files of a run and its scheduler as a `Snapshot`: `open.open_reader`, `judged.JudgedReader`.
+"""Readers of a run's files and its scheduler: `job_reader.open_reader` returns one of a job.
 
-Read again and again at the cost of what is new.
+Each read costs what is new. Imports the model, the log lines, the rules and the runs.
 """

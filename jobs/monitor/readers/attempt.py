@@ -1,23 +1,24 @@
-"""One start of the ranks, read again and again at the cost of what is new."""
+"""Reader of one attempt (one start of the ranks); each read costs what is new."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.exits import RankExit
 from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.stage_map import RankPlace, count_stages_per_rank, locate_ranks
 from varuna_core.records.training import read_training
-from vjob.jobs.monitor.log_lines.sift import Classifier
-from vjob.jobs.monitor.model.snapshot import Line, Node, Phase, Progress, Rank
-from vjob.jobs.monitor.readers.aggregate_nodes import (
+from vjob.jobs.monitor.log_lines.errors import Classifier
+from vjob.jobs.monitor.model.snapshot import AttemptView, Line, Node, Progress, Rank
+from vjob.jobs.monitor.readers.node_files import (
+    NodeFiles,
+    choose_tail,
     find_last_end,
     find_longest,
     find_phase,
@@ -25,35 +26,19 @@ from vjob.jobs.monitor.readers.aggregate_nodes import (
     join_progress,
     merge_errors,
 )
-from vjob.jobs.monitor.readers.node_files import NodeFiles, choose_tail
-from vjob.jobs.monitor.readers.rank_files import Beats, TraceEnd, parse_exit, parse_outcome
-from vjob.jobs.monitor.readers.small_files import JsonFolder
+from vjob.jobs.monitor.readers.rank_files import (
+    Beats,
+    JsonFolder,
+    TraceEnd,
+    parse_exit,
+    parse_outcome,
+)
 
 KINDS = ("gpu.jsonl", "gpu", "out", "err")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptView:
-    """What an attempt shows at one moment."""
-
-    started: float | None = None
-    went_at: float | None = None
-    nodes: tuple[Node, ...] = ()
-    ranks: tuple[Rank, ...] = ()
-    progress: Progress | None = None
-    phase: Phase | None = None
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    phase_ended_at: float | None = None
-    info: tuple[tuple[str, Line], ...] = ()
-    """Settings that were printed: all of the first node that did, and what others print apart."""
-    errors: tuple[Line, ...] = ()
-    stop: Mapping[str, Any] | None = None
-    outcome: Outcome | None = None
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-
-
 class AttemptReader:
-    """Keeps what it has read."""
+    """Reads one attempt; keeps what it has read."""
 
     def __init__(self, attempt: AttemptFolder, plan: Plan | None, num_lines: int) -> None:
         self.attempt, self.plan = attempt, plan
@@ -61,6 +46,9 @@ class AttemptReader:
         """The newest time of a file that was new at the last look."""
         self.files: dict[str, NodeFiles] = {}
         """The logs of each node, by its name."""
+        self.settings: tuple[tuple[str, Line], ...] = ()
+        """Settings that the run printed: all of the first node that did, and what others print
+        apart."""
         self._num_lines = num_lines
         self._state = JsonFolder(attempt.path / "state")
         self._reports = JsonFolder(attempt.path / "nodes")
@@ -195,8 +183,9 @@ class AttemptReader:
             longest[CHECKPOINT] = max(max(saved), longest.get(CHECKPOINT, 0.0))
         stop = self._state.values.get("stop")
         progress = self._find_progress()
+        self.settings = self._list_settings()
         return AttemptView(
-            started=self._state.times.get("master"),
+            attempt_started=self._state.times.get("master"),
             went_at=went_at,
             nodes=tuple(self._nodes.values()),
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
@@ -204,7 +193,6 @@ class AttemptReader:
             phase=find_phase(self.files.values(), progress),
             phases_s=longest,
             phase_ended_at=find_last_end(self.files.values()),
-            info=self._list_info(),
             errors=merge_errors(logs, failed),
             stop=stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None,
             outcome=parse_outcome(self._state.values.get("outcome")),
@@ -326,7 +314,7 @@ class AttemptReader:
         index = self.plan.node_of_rank(rank).index if self.plan and rank < self.plan.world else -1
         return join_progress(told, self._traces[rank].points(self._offset(index)))
 
-    def _list_info(self) -> tuple[tuple[str, Line], ...]:
+    def _list_settings(self) -> tuple[tuple[str, Line], ...]:
         found: list[tuple[str, Line]] = []
         said: dict[str, str] = {}
         for name in self._nodes:

@@ -1,4 +1,4 @@
-"""A bare folder of per-node logs, such as a cluster's scripts of old leave: no record, no plan.
+"""Reader of a bare folder of per-node logs, as plain batch scripts leave it: no record, no plan.
 
 log2/10932251/  n060.out n060.err n060.gpu  n061.out ...
 """
@@ -12,18 +12,19 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vjob.jobs.monitor.log_lines.sift import Classifier
+from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Disk, Line, Node, Scheduler, Snapshot
-from vjob.jobs.monitor.readers.aggregate_nodes import (
+from vjob.jobs.monitor.readers.file_systems import Skew, look_at_disks
+from vjob.jobs.monitor.readers.node_files import (
+    NodeFiles,
+    choose_tail,
+    count_lines,
     find_last_end,
     find_longest,
     find_phase,
     find_progress,
     merge_errors,
 )
-from vjob.jobs.monitor.readers.clocks import Skew
-from vjob.jobs.monitor.readers.disks import look_at_disks
-from vjob.jobs.monitor.readers.node_files import NodeFiles, choose_tail, count_lines
 from vjob.jobs.monitor.readers.settings import compare, take_first
 
 ENDINGS = {"out": "out", "err": "err", "gpu": "gpu", "gpu.jsonl": "gpu.jsonl", "log": "out"}
@@ -33,7 +34,7 @@ _OURS = re.compile(r"record\.json|plan\.json|attempt-\d+")
 
 
 def is_bare_folder(path: Path) -> bool:
-    """Whether it holds logs of nodes and is no run folder."""
+    """True for a folder that holds logs of nodes and is no run folder."""
     try:
         names = os.listdir(path)
     except OSError:
@@ -52,7 +53,7 @@ def _split(name: str) -> tuple[str, str] | None:
 
 
 class FolderReader:
-    """Keeps what it has read."""
+    """Reads snapshots of one folder; keeps what it has read."""
 
     def __init__(
         self, folder: Path, *, num_lines: int, clock: Callable[[], float] = time.time

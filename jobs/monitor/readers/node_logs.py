@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from varuna_core.records.logs.training_log import parse_job_info, parse_mark
+from vjob.jobs.monitor.log_lines.errors import DIGITS, INFO_MARK, Classifier
 from vjob.jobs.monitor.log_lines.parse import (
     PHASE_MARKS,
     Told,
@@ -19,7 +20,6 @@ from vjob.jobs.monitor.log_lines.parse import (
     parse_time,
     split_tag,
 )
-from vjob.jobs.monitor.log_lines.sift import DIGITS, INFO_MARK, Classifier
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Added, Tail, show
 from vjob.jobs.monitor.model.snapshot import Line, Phase, Point
 

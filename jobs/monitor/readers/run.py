@@ -1,10 +1,11 @@
-"""A run, read again and again: its scheduler, its record, its attempts and what it writes to."""
+"""Reader of a run: its record, its scheduler, its attempts and the disks it writes to."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
@@ -26,13 +27,11 @@ from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.monitor.log_lines.sift import Classifier
-from vjob.jobs.monitor.model.snapshot import Attempt, Disk, Node, Scheduler, Snapshot
-from vjob.jobs.monitor.readers.aggregate_nodes import merge_errors
-from vjob.jobs.monitor.readers.attempt import AttemptReader, AttemptView
-from vjob.jobs.monitor.readers.clocks import Skew, probe
-from vjob.jobs.monitor.readers.disks import look_at_disks
-from vjob.jobs.monitor.readers.node_files import count_lines
+from vjob.jobs.monitor.log_lines.errors import Classifier
+from vjob.jobs.monitor.model.snapshot import Attempt, AttemptView, Disk, Node, Scheduler, Snapshot
+from vjob.jobs.monitor.readers.attempt import AttemptReader
+from vjob.jobs.monitor.readers.file_systems import Skew, look_at_disks, probe
+from vjob.jobs.monitor.readers.node_files import count_lines, merge_errors
 from vjob.jobs.monitor.readers.node_logs import LogFile
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.monitor.readers.settings import compare, read_asked, take_first
@@ -41,7 +40,7 @@ from vjob.jobs.runs.find import RunView, name_host
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
 
 SLOW_EVERY_S = 10.0
-"""Between two looks at disks and checkpoints."""
+"""Between two reads of disks and checkpoints."""
 NUM_SCHEDULER_LINES = 8
 NUM_EARLIER = 8
 """Attempts before this one whose steps are read."""
@@ -52,7 +51,7 @@ MORPHING = (GATHERING, SAVING, STOPPING, JUDGING)
 
 @dataclass(frozen=True)
 class Store:
-    """What a look at the disks found."""
+    """Checkpoints and free space, read now and then."""
 
     disks: tuple[Disk, ...] = ()
     newest: Newest | None = None
@@ -60,7 +59,7 @@ class Store:
 
 
 class RunReader:
-    """One run of `vjob`."""
+    """Reads snapshots of one run; keeps what it has read."""
 
     def __init__(
         self,
@@ -113,8 +112,16 @@ class RunReader:
         progress = shown.progress
         if progress is not None and progress.num_steps is None and self._asked.num_steps:
             progress = replace(progress, num_steps=self._asked.num_steps)
-        echoes = compare(shown.info, self._asked.wanted)
+        printed = self._attempt.settings if self._attempt is not None else ()
+        echoes = compare(printed, self._asked.wanted)
+        told: dict[str, Any] = {
+            **vars(shown),
+            "progress": progress,
+            "errors": shown.errors + merge_errors(self._scripts.values(), {}),
+            "outcome": record.outcome or shown.outcome,
+        }
         return Snapshot(
+            **told,
             now=now,
             run=record.run,
             folder=str(self.run.path),
@@ -127,37 +134,25 @@ class RunReader:
             walltime_s=self._asked.walltime_s,
             scheduler=scheduler,
             attempt=attempts[-1].number if attempts else None,
-            attempt_started=shown.started,
-            went_at=shown.went_at,
             earlier=self._read_earlier(attempts[:-1]),
             morph=self._read_morph(record, shown),
             left_out=self._read_left_out(),
             morphs=self._read_morphs(),
             world=plan.world if plan else None,
             num_nodes=plan.num_nodes if plan else None,
-            nodes=shown.nodes,
-            ranks=shown.ranks,
-            progress=progress,
-            phase=shown.phase,
-            phases_s=shown.phases_s,
-            phase_ended_at=shown.phase_ended_at,
             echoes=echoes,
             info=take_first(echoes),
-            errors=shown.errors + merge_errors(self._scripts.values(), {}),
             checkpoint_step=store.newest.step if store.newest else None,
             checkpoint_at=store.newest.written if store.newest else None,
             damaged=store.damaged,
             disks=store.disks,
             clock_skew_s=self._skew.worth_saying,
-            stop=shown.stop,
-            outcome=record.outcome or shown.outcome,
             scheduler_lines=tuple(
                 line
                 for _, log in sorted(self._scripts.items())
                 for line in log.last_lines(NUM_SCHEDULER_LINES)
             ),
             num_gpus=sum(x.gpus * x.count for x in plan.groups) if plan else None,
-            unreadable=shown.unreadable,
         )
 
     def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:

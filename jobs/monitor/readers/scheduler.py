@@ -1,4 +1,4 @@
-"""What the scheduler says of a run, asked beside all else and never waited for beyond a deadline.
+"""Polls the scheduler of a run in a thread, and never waits for it beyond a deadline.
 
 A controller that hangs, or a squeue that hangs in the kernel on a dead mount, ends no refresh: the
 last good answer is shown with its age. One question is under way at most, and one is asked a
@@ -28,7 +28,7 @@ LOST_EVERY_S = 30.0
 
 @dataclass(frozen=True)
 class Answer:
-    """The last word of the scheduler."""
+    """The last answer of the scheduler."""
 
     view: RunView | None
     """None before the first one."""
@@ -36,7 +36,7 @@ class Answer:
 
 
 class SchedulerDesk:
-    """Asks about one run."""
+    """Polls the scheduler about one run."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the run was asked for, beside what it prints of its settings."""
+"""Settings of a run: those that conf and plan ask for, compared with those that it prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIME = re.compile(r"^#SBATCH (?:--time=|-t ?)([\d:-]+)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What conf and plan say; it stays as it is while an attempt lives."""
+    """Settings by conf and plan; fixed for an attempt."""
 
     wanted: Mapping[str, str]
     """By the name under which a run prints it."""

@@ -1,7 +1,7 @@
-"""What all rules share: their form, and how they name times, ranks, nodes and the job.
+"""Shared parts of the rules: their type, how they name ranks, nodes and the job, common questions.
 
-A rule is a pure function that looks at a snapshot and speaks, or does not. Its name, in words, is a
-heading of docs/status.md.
+A rule is a pure function from a snapshot to a verdict, or None where it does not apply. Its name,
+in words, is a heading of docs/status.md.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from varuna_core.records.exits import RankExit
-from vjob.jobs.monitor.model.snapshot import JobRow, Line, Node, Rank, Snapshot
-from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.monitor.model.snapshot import JobRow, Line, Node, Rank, Snapshot, Verdict
 from vjob.jobs.schedulers.slurm_commands import OVER
 
 Rule = Callable[[Snapshot], Verdict | None]

@@ -1,14 +1,21 @@
-"""Rules for a job that is over: DONE, or DEAD with its cause; and for what nobody runs any more."""
+"""Rules for a job that is over: DONE, or DEAD with its cause; and for one that nobody runs. Pure.
+
+`find_cause` goes by what proves most: the rank whose exit the outcome names; a root error line of
+that rank, or of another one where its own lines are mere fallout; a node that was lost; the
+scheduler's word; the record.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
 from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind
-from vjob.jobs.monitor.model.snapshot import Line, Snapshot
-from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
     advise,
@@ -17,10 +24,260 @@ from vjob.jobs.monitor.rules.base import (
     is_over,
     join,
     node_of_rank,
+    rows_in,
+    say_line,
+    say_names,
+    say_rank,
     say_step,
 )
-from vjob.jobs.monitor.rules.causes import find_cause, say_root
-from vjob.jobs.monitor.rules.pace import job_limit_s
+from vjob.jobs.monitor.rules.pace import LATE_S, job_limit_s
+from vjob.jobs.monitor.rules.waiting import build_info
+from vjob.jobs.schedulers.slurm_reasons import explain_launch
+
+_NODE = re.compile(r"Node failure on ([\w.-]+)")
+OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+"""Signals that befall the rank itself; SIGABRT and SIGTERM are often others' doing."""
+FULL = 0.97
+"""Share of a node's memory that counts as all."""
+TOLD = ("TIMEOUT", "DEADLINE", "CANCELLED", "PREEMPTED")
+WORDS = {
+    "TIMEOUT": "the time limit was reached",
+    "DEADLINE": "its deadline passed",
+    "CANCELLED": "it was cancelled",
+    "PREEMPTED": "it was preempted",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not boot",
+    "OUT_OF_MEMORY": "memory was used up on a node",
+}
+"""What the scheduler's last word means."""
+OF_SCHEDULER = ("time limit", "cancelled", "preempted", "requeued", "host out of memory")
+"""Kinds of lines that say the same."""
+NEXT = {
+    "TIMEOUT": "raise cluster.walltime_min, or submit again: with train.checkpoint it goes on",
+    "CANCELLED": "submit again: with train.checkpoint it goes on",
+    "PREEMPTED": "submit again: with train.checkpoint it goes on",
+    "NODE_FAIL": "submit again without that node (cluster.exclude)",
+    "OUT_OF_MEMORY": "raise memory_gb of the node group, or use fewer data workers",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Cause of a bad end."""
+
+    reason: str
+    line: Line | None = None
+    node: str = ""
+    rank: int | None = None
+    remedy: str = ""
+
+
+def find_cause(snapshot: Snapshot) -> Cause:
+    """The cause of a bad end, by what proves most."""
+    return (
+        _by_culprit(snapshot)
+        or _by_lost_node(snapshot)
+        or _by_word(snapshot)
+        or _by_root(snapshot)
+        or _by_start(snapshot)
+        or _by_record(snapshot)
+    )
+
+
+def _by_culprit(snapshot: Snapshot) -> Cause | None:
+    """A rank that failed by itself."""
+    culprit = _find_culprit(snapshot)
+    if culprit is None:
+        return None
+    rank, node, name, reason = culprit
+    own = [line for line in snapshot.errors if line.rank == rank]
+    root = first_root(own)
+    is_telling = root is not None and is_kind(root, "root")
+    is_echo = name in ("SIGTERM", "SIGINT") or (name in (None, "SIGKILL") and not is_telling)
+    if is_echo and _was_told(snapshot):
+        return None
+    if name in OWN_SIGNALS:
+        return _by_signal(snapshot, rank, node, name, root if is_telling else None)
+    if not is_telling:
+        other = first_root(snapshot.errors)
+        if other is not None and is_kind(other, "root") and other.rank not in (None, rank):
+            return Cause(
+                reason=f"{say_root(other)}; rank {rank} merely ended first",
+                line=other,
+                node=other.node,
+                rank=other.rank,
+            )
+        root = root or (other if other is not None and other.node in ("", node) else None)
+    if root is not None and say_line(root)[:40] not in reason and reason[:40] not in root.text:
+        reason = f"{reason} ({say_line(root)})"
+    return Cause(reason=reason, line=root, node=node, rank=rank)
+
+
+def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None:
+    """Rank, node, signal and a sentence: of the outcome, else of the exits themselves."""
+    outcome = snapshot.outcome
+    if outcome is not None:
+        if outcome.culprit_rank is None or outcome.code in (0, NODE_LOST):
+            return None
+        node = outcome.culprit_node or ""
+        return outcome.culprit_rank, node, outcome.culprit_signal, outcome.reason
+    first = find_failed(snapshot)
+    if first is None:
+        return None
+    how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
+    tail = f": {first.last_error}" if first.last_error else ""
+    return first.rank, first.node, first.signal, f"{say_rank(first.rank, first.node)} {how}{tail}"
+
+
+def _was_told(snapshot: Snapshot) -> bool:
+    """The scheduler ended it: what ranks did then is an echo."""
+    said = [row.state for row in snapshot.scheduler.jobs] or [snapshot.record_verdict]
+    return any(word in said for word in TOLD)
+
+
+def _by_signal(
+    snapshot: Snapshot, rank: int, node: str, name: str | None, root: Line | None
+) -> Cause:
+    reason = f"{say_rank(rank, node)} was ended by {name}"
+    if name != "SIGKILL":
+        said = f": {say_line(root)}" if root is not None else ": native code crashed"
+        return Cause(
+            reason=reason + said,
+            line=root,
+            node=node,
+            rank=rank,
+            remedy="" if root is not None else "set env PYTHONFAULTHANDLER=1 to see where",
+        )
+    memory = find_memory_proof(snapshot, node)
+    if memory:
+        killed = next((x for x in snapshot.errors if x.kind == "host out of memory"), None)
+        row = find_row("host out of memory")
+        return Cause(
+            reason=f"{reason}: {memory}",
+            line=killed,
+            node=node,
+            rank=rank,
+            remedy=row.remedy if row is not None else "",
+        )
+    return Cause(
+        reason=f"{reason}; nothing tells who sent it: somebody's kill -9, or the kernel for memory",
+        line=root,
+        node=node,
+        rank=rank,
+        remedy=f"ask `dmesg -T | grep -i oom` on {node or 'its node'}",
+    )
+
+
+def find_memory_proof(snapshot: Snapshot, node: str) -> str:
+    """Evidence that the node's memory was used up; empty where there is none."""
+    for line in snapshot.errors:
+        if line.kind == "host out of memory" and line.node in ("", node):
+            return f"the node's memory was used up ({say_line(line)})"
+    if rows_in(snapshot, ("OUT_OF_MEMORY",)):
+        return "the scheduler says that memory was used up"
+    for item in snapshot.nodes:
+        used, total = item.memory_used_mb, item.memory_total_mb
+        if item.name == node and used is not None and total and used > FULL * total:
+            return f"memory of the node was full: {used:.0f} of {total:.0f} MB"
+    return ""
+
+
+def _by_lost_node(snapshot: Snapshot) -> Cause | None:
+    lost = dict(snapshot.scheduler.lost_nodes)
+    outcome, stop = snapshot.outcome, snapshot.stop or {}
+    by_rank = outcome is not None and outcome.code == NODE_LOST and bool(outcome.culprit_node)
+    by_stop = stop.get("kind") == "lost" and bool(stop.get("node"))
+    line = next((x for x in snapshot.errors if x.kind == "node failure"), None)
+    by_line = line is not None and line == first_root(snapshot.errors)
+    if not (lost or by_rank or by_stop or by_line or rows_in(snapshot, ("NODE_FAIL",))):
+        return None
+    said = _NODE.search(line.text) if line is not None else None
+    node = next(iter(lost), said.group(1) if said is not None else "")
+    if not node and outcome is not None and by_rank:
+        node = outcome.culprit_node or ""
+    node = node or (str(stop["node"]) if by_stop else "") or _find_silent_node(snapshot)
+    word = f" (the scheduler calls it {lost[node]})" if lost.get(node) else ""
+    what = f"node {node} was lost{word}" if node else "a node was lost"
+    detail = outcome.reason if outcome is not None and by_rank else ""
+    return Cause(
+        reason=join([what, detail], ": "),
+        line=line,
+        node=node,
+        rank=outcome.culprit_rank if outcome is not None and by_rank else None,
+        remedy="submit again without it: cluster.exclude",
+    )
+
+
+def _find_silent_node(snapshot: Snapshot) -> str:
+    """The node that fell silent long before the others."""
+    beats = sorted((node.beat_at, node.name) for node in snapshot.nodes if node.beat_at is not None)
+    if len(beats) < 2 or beats[1][0] - beats[0][0] < LATE_S:
+        return ""
+    return beats[0][1]
+
+
+def _by_word(snapshot: Snapshot) -> Cause | None:
+    """What the scheduler did to it."""
+    said = [row.state for row in snapshot.scheduler.jobs] or [snapshot.record_verdict]
+    word = next((word for word in WORDS if word in said), None)
+    if word is None:
+        return None
+    kinds = {"TIMEOUT": "time limit", "CANCELLED": "cancelled", "PREEMPTED": "preempted"}
+    kinds["OUT_OF_MEMORY"] = "host out of memory"
+    line = next((x for x in snapshot.errors if x.kind == kinds.get(word)), None)
+    reason = f"{WORDS[word]} at {say_step(snapshot)}"
+    if snapshot.message and snapshot.message != WORDS[word]:
+        reason = f"{snapshot.message}, at {say_step(snapshot)}"
+    node = line.node if line is not None else ""
+    root = first_root(snapshot.errors)
+    if root is not None and is_kind(root, "root") and root.kind not in OF_SCHEDULER:
+        reason = f"{reason}; before that, {say_root(root)}"
+        line = line or root
+    return Cause(reason=reason, line=line, node=node, remedy=NEXT.get(word, ""))
+
+
+def _by_root(snapshot: Snapshot) -> Cause | None:
+    root = first_root(snapshot.errors)
+    if root is None:
+        return None
+    outcome = snapshot.outcome
+    reason = join([say_root(root), outcome.reason if outcome is not None else ""], "; ")
+    return Cause(reason=reason, line=root, node=root.node, rank=root.rank)
+
+
+def _by_start(snapshot: Snapshot) -> Cause | None:
+    """The batch script itself never ran, or died before any rank."""
+    for row in snapshot.scheduler.jobs:
+        why = explain_launch(build_info(row))
+        if why:
+            return Cause(reason=why)
+    if snapshot.attempt is not None or not snapshot.scheduler_lines:
+        return None
+    said = snapshot.scheduler_lines[-1].strip()
+    return Cause(
+        reason=f"the batch script ended before any rank started: {said}",
+        line=Line(text=said),
+        remedy="look at the scheduler's log",
+    )
+
+
+def _by_record(snapshot: Snapshot) -> Cause:
+    code = next((row.exit_code for row in snapshot.scheduler.jobs if row.exit_code), "")
+    words = {row.word or row.state for row in snapshot.scheduler.jobs if row.state in OVER_WORDS}
+    said = snapshot.message or (snapshot.outcome.reason if snapshot.outcome is not None else "")
+    last = say_names(sorted(words)) or snapshot.record_verdict or "ended"
+    exit_code = f" with exit code {code}" if code and code != "0:0" else ""
+    return Cause(
+        reason=said or f"{last}{exit_code} at {say_step(snapshot)}; nothing tells why",
+        node=(snapshot.outcome.culprit_node or "") if snapshot.outcome is not None else "",
+    )
+
+
+def say_root(root: Line) -> str:
+    who = say_rank(root.rank, root.node)
+    many = f" ({root.num_same} times in all)" if root.num_same > 1 else ""
+    return f"{who}: {say_line(root)}{many}" if who else f"{say_line(root)}{many}"
+
 
 OLD_S = 1800.0
 """A job that nobody runs, as far as can be told, is dead after so long a silence."""

@@ -1,4 +1,4 @@
-"""The verdict on a snapshot: the first rule that speaks. Pure.
+"""Evaluates all rules on a snapshot; the first that speaks makes the verdict. Pure.
 
 the record, the scheduler      refused, pending, requeued, morphing
 what is over                   done, dead
@@ -12,49 +12,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vjob.jobs.monitor.model.snapshot import Snapshot
-from vjob.jobs.monitor.model.verdict import Health, Verdict
-from vjob.jobs.monitor.rules import ended as rules_end
-from vjob.jobs.monitor.rules import failing as rules_fail
-from vjob.jobs.monitor.rules import numbers as rules_numbers
-from vjob.jobs.monitor.rules import speed as rules_pace
-from vjob.jobs.monitor.rules import stalled as rules_stall
-from vjob.jobs.monitor.rules import waiting as rules_queue
+from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
+from vjob.jobs.monitor.rules import ended, failing, speed, stalled, waiting
 from vjob.jobs.monitor.rules.base import Rule
 from vjob.jobs.monitor.rules.pace import FLOOR_S
 from vjob.jobs.monitor.rules.remarks import list_remarks
 
 RULES: tuple[Rule, ...] = (
-    rules_queue.refused,
-    rules_queue.submitting,
-    rules_queue.morphing,
-    rules_end.done,
-    rules_end.dead,
-    rules_queue.never_starts,
-    rules_queue.requeued,
-    rules_queue.pending,
-    rules_queue.suspended,
-    rules_end.abandoned,
-    rules_stall.lost_node,
-    rules_fail.rank_failed,
-    rules_fail.told_to_end,
-    rules_pace.ending,
-    rules_fail.wrong_setting,
-    rules_numbers.not_a_number,
-    rules_numbers.loss_scale,
-    rules_numbers.gradients_explode,
-    rules_stall.held_up,
-    rules_fail.disk_full,
-    rules_fail.error_line,
-    rules_stall.in_phase,
-    rules_stall.stalled,
-    rules_fail.no_gpu_process,
-    rules_stall.starting,
-    rules_pace.straggler,
-    rules_pace.throttled,
-    rules_pace.slower,
-    rules_pace.healthy,
-    rules_pace.unknown,
+    waiting.refused,
+    waiting.submitting,
+    waiting.morphing,
+    ended.done,
+    ended.dead,
+    waiting.never_starts,
+    waiting.requeued,
+    waiting.pending,
+    waiting.suspended,
+    ended.abandoned,
+    stalled.lost_node,
+    failing.rank_failed,
+    failing.told_to_end,
+    speed.ending,
+    failing.wrong_setting,
+    failing.not_a_number,
+    failing.loss_scale,
+    failing.gradients_explode,
+    stalled.held_up,
+    failing.disk_full,
+    failing.error_line,
+    stalled.in_phase,
+    stalled.stalled,
+    failing.no_gpu_process,
+    stalled.starting,
+    speed.straggler,
+    speed.throttled,
+    speed.slower,
+    speed.healthy,
+    speed.unknown,
 )
 """In order; the last one always speaks."""
 ALSO = (Health.FAILING, Health.STALLED, Health.SLOW)
@@ -68,7 +62,7 @@ LOOKS = 3
 def judge(
     snapshot: Snapshot, history: Sequence[Snapshot] | None = None, *, floor_s: float = FLOOR_S
 ) -> Verdict:
-    """How the job is.
+    """Evaluate the rules on a snapshot; returns the verdict.
 
     `history` are earlier snapshots of it, oldest first: with some, a passing slowness is a remark.
     `floor_s` is the shortest silence that may be called a stall; the job's steps make it longer.
@@ -87,17 +81,15 @@ def judge(
 def _list_verdicts(snapshot: Snapshot, floor_s: float) -> list[Verdict]:
     found = []
     for rule in RULES:
-        if rule is rules_stall.stalled:
-            verdict = rules_stall.stalled(snapshot, floor_s)
-        else:
-            verdict = rule(snapshot)
+        is_stall = rule is stalled.stalled
+        verdict = stalled.stalled(snapshot, floor_s) if is_stall else rule(snapshot)
         if verdict is not None:
             found.append(verdict)
     return found
 
 
 def _adds(other: Verdict, first: Verdict) -> bool:
-    """Whether a rule that came later says more of a job that runs: one stall is enough."""
+    """True if a later rule adds to the verdict on a job that runs: one stall is enough."""
     if first.health not in RUNS or other.health not in ALSO:
         return False
     return not first.health is other.health is Health.STALLED
@@ -106,7 +98,7 @@ def _adds(other: Verdict, first: Verdict) -> bool:
 def _lasts(
     verdict: Verdict, snapshot: Snapshot, history: Sequence[Snapshot], floor_s: float
 ) -> bool:
-    """Whether the last looks at the same attempt found the same."""
+    """True if the last snapshots of the same attempt gave the same verdict."""
     before = [item for item in history if item.attempt == snapshot.attempt][-(LOOKS - 1) :]
     return all(
         any(

@@ -1,4 +1,4 @@
-"""How fast a job goes by its own steps, and how long its silence may be. Pure.
+"""Limits of silence, learned from the job's own steps. Pure.
 
     points    step 10     step 20     step 30                      now
     ------------|-----------|-----------|----------------------------|

@@ -1,4 +1,4 @@
-"""What is worth a word and changes no verdict. Each looks at a snapshot and gives sentences."""
+"""Remarks: secondary observations on a snapshot that do not change the verdict. Pure."""
 
 from __future__ import annotations
 

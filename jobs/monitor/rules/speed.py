@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from varuna_core.records.formatting import format_duration
-from vjob.jobs.monitor.model.snapshot import Line, Node, Rank, Snapshot
-from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Line, Node, Rank, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     advise,
     find_step_line,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from varuna_core.records.formatting import format_duration
-from vjob.jobs.monitor.model.snapshot import JobRow, Snapshot
-from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, JobRow, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import RUNNING, advise, is_between, is_over, rows_in
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from textual.app import App
 from textual.message import Message
 
-from vjob.jobs.monitor.model.verdict import EXIT_CODES, Health, Verdict
+from vjob.jobs.monitor.model.snapshot import EXIT_CODES, Health, Verdict
 from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.live import (
     Actions,

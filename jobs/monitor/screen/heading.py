@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from vjob.jobs.monitor.model.snapshot import Line, Point, Progress, Scheduler, Snapshot
-from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.monitor.model.snapshot import Line, Point, Progress, Scheduler, Snapshot, Verdict
 from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.theme import (
     Marks,

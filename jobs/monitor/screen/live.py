@@ -18,8 +18,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from varuna_core.records import record as records
-from vjob.jobs.monitor.model.snapshot import Line, Snapshot
-from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.monitor.model.snapshot import Line, Snapshot, Verdict
 from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.gpu_pane import GpuPane
 from vjob.jobs.monitor.screen.heading import render_heading

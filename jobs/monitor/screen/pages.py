@@ -8,8 +8,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
-from vjob.jobs.monitor.model.snapshot import Snapshot
-from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
 from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.heading import format_place
 from vjob.jobs.monitor.screen.pane import ScrollPane

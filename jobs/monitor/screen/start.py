@@ -14,10 +14,8 @@ from pathlib import Path
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.log_lines.errors import classify_line, find_row
-from vjob.jobs.monitor.model.snapshot import Snapshot
-from vjob.jobs.monitor.model.verdict import Verdict
-from vjob.jobs.monitor.readers.judged import JudgedReader
-from vjob.jobs.monitor.readers.open import open_reader
+from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
+from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.screen.log_files import LogFiles
 from vjob.jobs.process import build_own_command, run
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich.style import Style
 
 from varuna_core.records.logs.tail import clean
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Health
 
 BACKGROUND = "#10141a"
 PANEL = "#1b222c"

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from varuna_core.records.formatting import join_numbers
-from vjob.jobs.monitor.model.snapshot import Gpu, Line, Node, Rank, Snapshot
-from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.monitor.model.snapshot import Gpu, Line, Node, Rank, Snapshot, Verdict
 
 PROCESS_STATES = {"D": "waits for disk", "T": "stopped", "Z": "zombie"}
 

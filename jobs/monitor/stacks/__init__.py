@@ -1,1 +1,5 @@
-"""The Python stacks of all ranks: `collect` asks the nodes, `group` puts equal ones together."""
+"""Python stacks of all ranks.
+
+`collect.collect_stacks` asks the nodes, `group.render_stacks` prints equal ones as groups. Imports
+the runs and the schedulers.
+"""

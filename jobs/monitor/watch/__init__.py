@@ -1,1 +1,4 @@
-"""`vjob watch`: looks at a job every so often, prints, notifies and acts."""
+"""`vjob watch`: polls a job, prints, notifies and acts. `desk.run_watch` is the entry point.
+
+Imports the monitor's model and readers, and the runs to cancel them.
+"""

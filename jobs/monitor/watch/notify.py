@@ -1,4 +1,4 @@
-"""Tells people who are away: by mail, a webhook, or a command of theirs.
+"""Sends notices by mail, a webhook, or a command of the user.
 
 A channel that fails is said and not raised: who watches goes on watching. The webhook's address is
 a secret (whoever has it can write there): no error and no event holds more of it than its host.

@@ -1,4 +1,4 @@
-"""Looks at a job every so often, and says what has changed: `vjob watch`.
+"""Main loop of `vjob watch`: polls a job, and decides what is news.
 
     look ─► verdict ─┬─ another one than before ─► a line, an event
                      └─ the same news twice ─────► a notice, and what was asked to be done on it
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vjob.jobs.errors import VjobError
-from vjob.jobs.monitor.model.snapshot import Snapshot
-from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 
 Look = Callable[[], tuple[Snapshot, Verdict]]
 
@@ -28,7 +27,7 @@ OVER = (Health.DONE, Health.DEAD)
 
 
 def news_of(verdict: Verdict) -> str:
-    """What somebody who is away would want to know: FINE, or a name for what is the matter."""
+    """The news of a verdict: FINE, or a name for what is wrong."""
     if verdict.health in OVER:
         return verdict.health.value
     if verdict.exit_code:
@@ -37,7 +36,7 @@ def news_of(verdict: Verdict) -> str:
 
 
 class Damper:
-    """Which news are worth a notice: those that held, and are others than the last ones told."""
+    """Filters news: only those that held, and differ from the last ones told."""
 
     def __init__(self, told: str = FINE) -> None:
         """`told` is what the last notice said, of an earlier watch too."""
@@ -57,7 +56,7 @@ class Damper:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """News of a job that somebody is to hear."""
+    """News of a job to be sent."""
 
     news: str
     snapshot: Snapshot
@@ -88,7 +87,7 @@ class Notice:
 
 
 class Surroundings(Protocol):
-    """What a watch does to the world."""
+    """Side effects of a watch."""
 
     def tell(self, verdict: Verdict, snapshot: Snapshot) -> None:
         """Another verdict than before: to the terminal and the run's events."""
@@ -104,7 +103,7 @@ class Surroundings(Protocol):
 
 
 def watch_job(look: Look, around: Surroundings, *, every_s: float, told: str = FINE) -> int:
-    """Until the job is over or `around` says so; the exit code is the last verdict's."""
+    """Poll until the job is over or `around` ends it; returns the last verdict's exit code."""
     damper = Damper(told)
     last: tuple[Any, ...] | None = None
     verdict: Verdict | None = None

@@ -13,13 +13,13 @@ from vjob.jobs.monitor.log_lines.errors import (
     _NO_DIGITS,
     _scope,
     classify_line,
+    find_literals,
     find_row,
     first_root,
     merge_same,
     strip_tags,
 )
 from vjob.jobs.monitor.log_lines.known_lines import ROWS, Known
-from vjob.jobs.monitor.log_lines.literals import find_literals
 from vjob.jobs.monitor.model.snapshot import Line
 
 WATCHDOG = (

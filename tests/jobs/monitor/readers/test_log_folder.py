@@ -13,8 +13,8 @@ import pytest
 from tests.command import ROOT, Vjob
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.log_folder import is_bare_folder
-from vjob.jobs.monitor.readers.open import open_reader
 
 INFO = """\
 NODE_RANK: {rank}
@@ -222,7 +222,7 @@ def test_a_look_at_a_thousand_nodes_imports_nothing_heavy(tmp_path: Path) -> Non
     (tmp_path / "n0.out").write_text("x\n")
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from vjob.jobs.monitor.readers.open import open_reader\n"
+        "from vjob.jobs.monitor.readers.job_reader import open_reader\n"
         f"open_reader({str(tmp_path)!r}, Path('.')).read()\n"
         "bad = {'torch', 'pandas', 'numpy', 'textual', 'yaml'} & set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)\n"

@@ -15,11 +15,10 @@ from varuna_core.records.files import write_json
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.monitor.readers.clocks import Skew, probe
+from vjob.jobs.monitor.readers.file_systems import Skew, probe
 from vjob.jobs.monitor.readers.gpu_logs import GpuSamples
-from vjob.jobs.monitor.readers.rank_files import Beats, TraceEnd
+from vjob.jobs.monitor.readers.rank_files import Beats, JsonFolder, TraceEnd
 from vjob.jobs.monitor.readers.settings import parse_walltime, read_asked, spell_layers
-from vjob.jobs.monitor.readers.small_files import JsonFolder
 
 
 def write_steps(path: Path, first: int, last: int, log_every: int = 10) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.jobs.monitor.builders import DATA, from_log, make_outcome, silent, with_state
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Health
 from vjob.jobs.monitor.rules.judge import judge
 
 ENDED = {

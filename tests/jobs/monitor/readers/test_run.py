@@ -12,7 +12,7 @@ from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.files import write_json
 from varuna_core.records.morphing import GATHERING, RUNNING, ManagerState
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.monitor.readers.open import open_reader
+from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.run import RunReader, list_spare
 
 FATE = """

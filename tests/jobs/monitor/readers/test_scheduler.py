@@ -18,7 +18,7 @@ from varuna_core.records.record import JobRecord, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.readers import scheduler as scheduling
-from vjob.jobs.monitor.readers.open import open_reader
+from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.schedulers.slurm_commands import (

@@ -21,8 +21,7 @@ from tests.jobs.monitor.builders import (
     silent,
     with_points,
 )
-from vjob.jobs.monitor.model.snapshot import Echo, Line, Node, Phase, Point, Snapshot
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Echo, Health, Line, Node, Phase, Point, Snapshot
 from vjob.jobs.monitor.rules.base import name_rule
 from vjob.jobs.monitor.rules.judge import RULES, judge
 from vjob.jobs.monitor.rules.pace import (

@@ -22,8 +22,7 @@ from tests.jobs.monitor.builders import (
     with_points,
     with_state,
 )
-from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler, Snapshot
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
 
 

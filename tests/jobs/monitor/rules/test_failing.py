@@ -19,8 +19,7 @@ from tests.jobs.monitor.builders import (
     with_points,
 )
 from varuna_core.records.checkpoints import Damaged
-from vjob.jobs.monitor.model.snapshot import Disk, Echo
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Disk, Echo, Health
 from vjob.jobs.monitor.rules.judge import judge
 
 

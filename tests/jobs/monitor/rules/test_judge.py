@@ -12,7 +12,7 @@ from tests.jobs.monitor.builders import (
     healthy,
     with_state,
 )
-from vjob.jobs.monitor.model.verdict import EXIT_CODES, Health
+from vjob.jobs.monitor.model.snapshot import EXIT_CODES, Health
 from vjob.jobs.monitor.rules.base import name_rule
 from vjob.jobs.monitor.rules.judge import RULES, judge
 

@@ -12,7 +12,7 @@ from tests.jobs.monitor.builders import (
     make_points,
     with_points,
 )
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Health
 from vjob.jobs.monitor.rules.judge import judge
 
 

@@ -11,8 +11,7 @@ from tests.jobs.monitor.builders import (
     starting,
     with_state,
 )
-from vjob.jobs.monitor.model.snapshot import Attempt, JobRow, Scheduler, Snapshot
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Attempt, Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from vjob.jobs.monitor.model.snapshot import (
     Attempt,
     Gpu,
+    Health,
     JobRow,
     Line,
     Node,
@@ -18,8 +19,8 @@ from vjob.jobs.monitor.model.snapshot import (
     Rank,
     Scheduler,
     Snapshot,
+    Verdict,
 )
-from vjob.jobs.monitor.model.verdict import Health, Verdict
 
 NOW = 1_760_000_000.0
 HEALTHY = Verdict(health=Health.HEALTHY, reason="step 1280 was done 2 s ago", rule="progress")

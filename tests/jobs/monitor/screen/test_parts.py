@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from tests import ROOT
 from tests.jobs.monitor.screen.played import EMPTY, HEALTHY, NOW, make_slow, make_snapshot
 from varuna_core.records.exits import RankExit
-from vjob.jobs.monitor.model.snapshot import Gpu, JobRow, Line, Phase, Progress, Rank, Scheduler
-from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import (
+    Gpu,
+    Health,
+    JobRow,
+    Line,
+    Phase,
+    Progress,
+    Rank,
+    Scheduler,
+    Verdict,
+)
 from vjob.jobs.monitor.screen.heading import format_jobs, render_heading
 from vjob.jobs.monitor.screen.live import PANES, arrange_panes, find_most_heading
 from vjob.jobs.monitor.screen.log_pane import LogBuffer, find_spans

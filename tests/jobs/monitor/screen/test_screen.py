@@ -19,8 +19,7 @@ from tests.jobs.monitor.screen.played import (
     make_snapshot,
     with_log,
 )
-from vjob.jobs.monitor.model.snapshot import Gpu, Line, Node, Snapshot
-from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import Gpu, Health, Line, Node, Snapshot, Verdict
 from vjob.jobs.monitor.screen.theme import ASCII, UNICODE
 
 HERE = UNICODE.here

@@ -18,8 +18,7 @@ from tests.jobs.monitor.watch.test_watch import make_run, make_snapshot, make_ve
 from varuna_core.records.events import append_event, read_events
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.monitor.model.snapshot import Snapshot
-from vjob.jobs.monitor.model.verdict import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.watch import desk as watch_desk
 from vjob.jobs.monitor.watch.desk import Wishes, read_told, run_watch
 from vjob.jobs.monitor.watch.notify import Channels

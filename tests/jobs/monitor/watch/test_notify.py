@@ -22,8 +22,7 @@ from tests.jobs.monitor.watch.test_watch import make_snapshot, make_verdict
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.monitor.model.snapshot import Line
-from vjob.jobs.monitor.model.verdict import Health
+from vjob.jobs.monitor.model.snapshot import Health, Line
 from vjob.jobs.monitor.watch import notify
 from vjob.jobs.monitor.watch.notify import (
     WAITS_S,

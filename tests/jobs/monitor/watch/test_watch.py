@@ -14,9 +14,8 @@ from varuna_core.records.events import append_event
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
-from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler, Snapshot
-from vjob.jobs.monitor.model.verdict import Health, Verdict
-from vjob.jobs.monitor.watch.actions import ALLOWED, act, check_actions, parse_action
+from vjob.jobs.monitor.model.snapshot import Health, JobRow, Scheduler, Snapshot, Verdict
+from vjob.jobs.monitor.watch.desk import ALLOWED, act, check_actions, parse_action
 from vjob.jobs.monitor.watch.watch import FINE, HOLD, OVER, Notice, news_of, watch_job
 
 BAD = (Health.SLOW, Health.STALLED, Health.FAILING, Health.UNKNOWN)

@@ -13,6 +13,7 @@ from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import (
     Attempt,
     Echo,
+    Health,
     JobRow,
     Line,
     Node,
@@ -21,9 +22,9 @@ from vjob.jobs.monitor.model.snapshot import (
     Rank,
     Scheduler,
     Snapshot,
+    Verdict,
 )
-from vjob.jobs.monitor.model.verdict import Health, Verdict
-from vjob.jobs.monitor.text import choose_nodes, render, render_json
+from vjob.jobs.monitor.model.text import choose_nodes, render, render_json
 
 EXIT = RankExit(5, "n1", 9, None, False, 1.0, 2.0, "ValueError: x")
 LINE = Line(text="ValueError: x", node="n1", rank=5, file="n1.err", kind="error", num_same=64)

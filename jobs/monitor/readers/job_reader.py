@@ -1,20 +1,22 @@
-"""Opens the reader of a job: of a run, or of a bare folder of logs."""
+"""Reader of a job, be it a run or a bare folder of logs, and the verdict with each snapshot."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
 from vjob.jobs.monitor.readers.log_folder import FolderReader, is_bare_folder
 from vjob.jobs.monitor.readers.node_logs import NUM_SHOWN
+from vjob.jobs.monitor.rules.judge import LOOKS, judge
 
 NUM_LINES = 10
 
 
 class Reader(Protocol):
-    """Makes snapshots of one job; keeps what it has read in between."""
+    """Reads snapshots of one job; keeps what it has read in between."""
 
     def read(self) -> Snapshot: ...
 
@@ -35,3 +37,17 @@ def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
     from vjob.jobs.runs.find import find_run
 
     return RunReader(find_run(job, here), num_lines=num_lines)
+
+
+class JudgedReader:
+    """Reads snapshots and evaluates them, in the light of the last few."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._history: deque[Snapshot] = deque(maxlen=LOOKS)
+
+    def read(self) -> tuple[Snapshot, Verdict]:
+        snapshot = self._reader.read()
+        verdict = judge(snapshot, list(self._history))
+        self._history.append(snapshot)
+        return snapshot, verdict

@@ -1,7 +1,7 @@
-"""The file server's clock against this machine's: ages are differences of times of files.
+"""File systems of a run: free space, and the file server's clock against this machine's.
 
-A file that changed between two of our looks was written between them, so its time bounds how far
-the clocks are apart; a file that we touch ourselves tells it at once.
+Ages are differences of times of files. A file that changed between two polls was written between
+them, so its time bounds how far the clocks are apart; a file that we touch ourselves tells at once.
 """
 
 from __future__ import annotations
@@ -10,27 +10,30 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+from vjob.jobs.monitor.model.snapshot import Disk
 
 STALE_S = 60.0
 """An NFS client may show a file's older state for so long."""
 WORTH_S = 5.0
-"""A difference that people should hear of."""
+"""A difference that is shown."""
 
 
 class Skew:
-    """The file server's clock minus ours, as narrow as what was seen allows."""
+    """Estimate of the file server's clock minus ours, as narrow as what was seen allows."""
 
     def __init__(self) -> None:
         self._least, self._most = -math.inf, math.inf
         self._last_look: float | None = None
 
     def note_probe(self, offset_s: float) -> None:
-        """Of a file that we wrote just now."""
+        """Note the offset by a file that we wrote just now."""
         self._least = self._most = offset_s
 
     def note(self, newest: float | None, now: float) -> None:
-        """A look at `now`, our clock, and the newest time of a file that had changed."""
+        """Note a poll at `now`, by our clock, and the newest time of a file that had changed."""
         if newest is not None and self._least < self._most:
             self._least = min(max(self._least, newest - now), self._most)
             if self._last_look is not None:
@@ -64,3 +67,29 @@ def probe(folder: Path) -> float | None:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def look_at_disks(folders: Mapping[str, Path]) -> tuple[Disk, ...]:
+    """Free space by what is written there; a folder still to be made counts as its parent."""
+    found = []
+    for what, folder in folders.items():
+        for place in (folder, *folder.parents):
+            try:
+                facts = os.statvfs(place)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                break
+            found.append(
+                Disk(
+                    path=str(folder),
+                    what=what,
+                    free_bytes=facts.f_bavail * facts.f_frsize,
+                    total_bytes=facts.f_blocks * facts.f_frsize,
+                    # Some file systems make inodes as they go, and count none.
+                    free_inodes=facts.f_favail if facts.f_files else None,
+                    total_inodes=facts.f_files or None,
+                )
+            )
+            break
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""A snapshot and its verdict as plain text, and as JSON. Pure."""
+"""Renders a snapshot and its verdict as plain text or JSON. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from typing import Any
 
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.tail import clean
-from vjob.jobs.monitor.model.snapshot import FORMAT, Echo, JobRow, Line, Node, Progress, Snapshot
-from vjob.jobs.monitor.model.verdict import Verdict
+from vjob.jobs.monitor.model.snapshot import (
+    FORMAT,
+    Echo,
+    JobRow,
+    Line,
+    Node,
+    Progress,
+    Snapshot,
+    Verdict,
+)
 
 MANY_NODES = 16
 NUM_POINTS = 20
@@ -40,7 +48,7 @@ def _name_numbers(value: Any) -> Any:
 
 
 def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> str:
-    """For a terminal or a mail: what matters first, then the last lines of each node."""
+    """Text for a terminal or a mail: what matters first, then the last lines of each node."""
     nodes = snapshot.nodes if all_nodes else choose_nodes(snapshot, verdict)
     shown = verdict.evidence[:NUM_EVIDENCE] if verdict is not None else ()
     others = [line for line in snapshot.errors if line not in shown]
