@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.chaos.experiment import read_faults, run_experiment
 from benchmarks.chaos.faults import draw_faults
+from benchmarks.chaos.lab_testbed import LabTestbed
 from benchmarks.chaos.testbed import Testbed
 from tests.cluster.lifecycle import stop_lab
 
@@ -65,8 +66,6 @@ def main(words: list[str] | None = None) -> int:
 
 def open_testbed(name: str, folder: Path, *, is_fresh: bool) -> Testbed:
     if name == "lab":
-        from benchmarks.chaos.lab_testbed import LabTestbed
-
         if is_fresh:
             stop_lab()
         return LabTestbed(folder)

@@ -1,4 +1,4 @@
-"""Rank processes without importing torch in each: `process_pool.py <socket>`.
+"""A process that forks ranks, so that each need not import torch: `process_pool.py <socket>`.
 
 One process a test session imports what ranks import and then only forks. A rank begins where
 `python -m <module> <arguments>` would, with environment, output and random numbers of its own, and
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import random
 import runpy
 import select
@@ -20,7 +22,23 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from tests.ranks.preloaded import load
+import varuna_core
+
+PRELOADED = (
+    "torch",
+    "torch.distributed.tensor",
+    "torch.distributed.tensor.parallel",
+    "torch._meta_registrations",
+    "torch._decomp.decompositions",
+    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.utils.flop_counter",
+    "varuna_core.programs.gpt",
+    "varuna_core.programs.bert",
+    "varuna_core.programs.training",
+)
+"""Modules that ranks import, torch's late ones too; and all of these packages of ours."""
+PACKAGES = ("varuna_core.runtime.", "varuna_core.profiling.", "varuna_core.checkpoint.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +55,7 @@ LONGEST = 1 << 20
 
 
 def wait_for_order(orders: socket.socket) -> Order | None:
-    """Forks for each order: the rank returns with its order, the pool with None at its end."""
+    """Fork for each order: the rank returns with its order, the pool with None at its end."""
     ends: dict[int, int] = {}
     woken, waking = os.pipe()
     for end in (woken, waking):
@@ -70,7 +88,7 @@ def wait_for_order(orders: socket.socket) -> Order | None:
 
 
 def report(ends: dict[int, int]) -> None:
-    """Writes the exit code of each that ended, negative for a signal, to whoever waits for it."""
+    """Write the exit code of each ended rank, negative for a signal, to its waiting parent."""
     while ends:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -81,6 +99,14 @@ def report(ends: dict[int, int]) -> None:
         os.close(end)
 
 
+def preload() -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    for module in pkgutil.walk_packages(varuna_core.__path__, "varuna_core."):
+        if module.name.startswith(PACKAGES) and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
 def become(output: int) -> None:
     for number in (1, 2):
         os.dup2(output, number)
@@ -89,7 +115,7 @@ def become(output: int) -> None:
 
 
 def main() -> None:
-    load()
+    preload()
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"{threads} threads run after the imports: no process may fork then")
