@@ -29,6 +29,7 @@ from pathlib import Path
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.containers.registry import RUNTIMES
+from vjob.jobs.planning.resolve_auto import resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
 
 RESULT = Path(__file__).parent / "results" / "containers.md"
@@ -74,7 +75,7 @@ def make_node(folder: Path, runtime: str, image: str, scratch: Path) -> Node:
     conf = folder / f"{runtime}.yaml"
     (folder / "nothing.py").touch()
     conf.write_text(CONF.format(runtime=runtime, image=json.dumps(image), scratch=scratch))
-    ready = prepare(conf, [f"name={runtime}"])
+    ready = prepare(resolve_conf(conf, [f"name={runtime}"]))
     run = make_run_folder(ready.run.path)
     write_run_folder(ready, run)
     return Node(run)

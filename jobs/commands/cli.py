@@ -102,22 +102,23 @@ def submit(
     vjob submit conf.yaml --set cluster.machine_list=available_machines.out
     """
     from vjob.jobs.commands.submitted import tell_submitted
-    from vjob.jobs.planning.layout_choice import describe_promise, read_plan_file
+    from vjob.jobs.planning.plan_file import describe_promise, read_plan_file
+    from vjob.jobs.planning.resolve_auto import resolve_conf
     from vjob.jobs.submit import submit as submitting
 
-    chosen = None if plan_file is None else read_plan_file(plan_file, overrides)
+    plan = None if plan_file is None else read_plan_file(plan_file, overrides)
+    resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
     if dry_run:
         from vjob.jobs.submit.preview import render_preview
 
-        ready = submitting.prepare(conf, overrides, for_preview=True, chosen=chosen)
-        click.echo(render_preview(ready), nl=False)
+        click.echo(render_preview(submitting.prepare(resolved, for_preview=True)), nl=False)
         return
     if test_only:
         from vjob.jobs.submit.preview import test_only as ask
 
-        click.echo(ask(submitting.prepare(conf, overrides, chosen=chosen)))
+        click.echo(ask(submitting.prepare(resolved)))
         return
-    run, record = submitting.submit(conf, overrides, chosen=chosen)
+    run, record = submitting.submit(resolved)
     promise = None if as_json else describe_promise(run)
     more = {"plan": promise} if promise else {}
     tell_submitted(run, record, more, as_json=as_json, follow=follow)

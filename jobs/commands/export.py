@@ -39,14 +39,12 @@ def export(
     from varuna_core.agent.bundle import write_program
     from varuna_core.records.files import write_atomic
     from varuna_core.records.runfolder import RunFolder
-    from vjob.jobs.conf.loading.load import read_conf
     from vjob.jobs.conf.schema import BUILT_IN
-    from vjob.jobs.planning.resolve_auto import choose
+    from vjob.jobs.planning.resolve_auto import resolve_conf
     from vjob.jobs.programs.shell_export import Machines, build_scripts
     from vjob.jobs.programs.start import look_for
 
-    _, settings = choose(conf, overrides, None)
-    found = read_conf(conf, settings, require_env=False)
+    found = resolve_conf(conf, overrides, require_env=False).conf
     machines = Machines(
         hosts=hosts or ("localhost",),
         folder=str(folder.resolve()),

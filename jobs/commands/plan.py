@@ -132,7 +132,7 @@ def plan(
     vjob submit conf.yaml --plan plan.json
     vjob plan --recalibrate last
     """
-    from vjob.jobs.planning.errors import explain_errors
+    from vjob.jobs.planning.inputs import explain_errors
 
     if job is not None:
         with explain_errors():
@@ -146,9 +146,9 @@ def plan(
         raise click.UsageError("which conf? such as: vjob plan conf.yaml")
     with explain_errors():
         from vjob.jobs.planning.answer import build_json, find_answer
-        from vjob.jobs.planning.ask import Asked, ask
+        from vjob.jobs.planning.answer_page import render
         from vjob.jobs.planning.plan_file import write_plan_file
-        from vjob.jobs.planning.text import render
+        from vjob.jobs.planning.question import Asked, ask
 
         if queue is not None and not from_slurm:
             raise InputError("--queue goes with --from-slurm")
@@ -174,7 +174,7 @@ def plan(
             write_plan_file(written, conf.resolve(), read, answer.best, why)
             click.echo(f"wrote {written}: vjob submit {conf} --plan {written}", err=as_json)
         if output is not None:
-            from vjob.jobs.planning.page import write_page
+            from vjob.jobs.planning.answer_page import write_page
 
             write_page(output, conf.name, answer, cdn=cdn)
             click.echo(f"wrote {output}", err=as_json)

@@ -70,28 +70,27 @@ def profile(
     vjob profile conf.yaml --sizes 1,2,4 --tensor 1,2
     """
     from vjob.jobs.commands.submitted import tell_submitted
-    from vjob.jobs.conf.loading.load import read_conf
-    from vjob.jobs.planning.resolve_auto import leave
+    from vjob.jobs.planning.resolve_auto import resolve_unplanned
     from vjob.jobs.submit import submit as submitting
 
-    read = read_conf(conf, overrides, require_env=False)
-    target = choose_output(read, conf.resolve().parent, output)
+    # A job on all of the conf's nodes, whatever a planner would choose.
+    resolved = resolve_unplanned(conf, overrides, require_env=not dry_run)
+    target = choose_output(resolved.conf, resolved.path.parent, output)
     words = build_words(target, sizes, tensor)
-    layout = leave(read)  # a job on all of the conf's nodes, whatever a planner would choose
     if dry_run:
         from vjob.jobs.submit.preview import render_preview
 
-        ready = submitting.prepare(conf, overrides, for_preview=True, words=words, chosen=layout)
+        ready = submitting.prepare(resolved, words, for_preview=True)
         click.echo(render_preview(ready), nl=False)
         return
-    run, record = submitting.submit(conf, overrides, words, layout)
+    run, record = submitting.submit(resolved, words)
     tell_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
 
 
 def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
     """Absolute; refused where the ranks would not see it, or cannot profile at all."""
     from vjob.jobs.conf.schema import BUILT_IN
-    from vjob.jobs.planning.conf_file import name_profile
+    from vjob.jobs.planning.inputs import name_profile
     from vjob.jobs.submit.build_plan import parse_mount
 
     if conf.program.kind not in BUILT_IN:

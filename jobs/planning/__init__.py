@@ -1,1 +1,5 @@
-"""What the planner is asked on behalf of a conf, and what its answer becomes."""
+"""The planner, asked on behalf of a conf: `resolve_auto.resolve_conf` reads, plans and checks what
+is submitted; `question.ask` and `answer.find_answer` are `vjob plan`.
+
+Imports the conf, the programs and the torch-free planner; what needs numpy is imported late.
+"""

@@ -1,4 +1,4 @@
-"""A chosen layout as a file: what `vjob plan --write` leaves and `vjob submit --plan` takes.
+"""A planned layout in a conf, and its file: `vjob plan --write` makes it, `submit --plan` takes it.
 
 {"vjob_plan": 1, "of": "conf.yaml", "set": {"parallel.pipeline": "8", ...}, "prediction": {...},
  "layout": "Et*6|t*6|...", "why": "..."}
@@ -9,40 +9,125 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from varuna_core.planner.result.plan import LayoutPlan, UsedNode, join_alike, list_used_nodes
 from varuna_core.records.files import write_atomic
+from varuna_core.records.plan import Prediction, parse_prediction, read_plan
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.conf.loading.check import get_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import resolve_conf
 from vjob.jobs.errors import InputError
-from vjob.jobs.planning.layout_choice import FORMAT
+
+if TYPE_CHECKING:
+    from varuna_core.planner.result.plan import LayoutPlan, UsedNode
+
+FORMAT = 1
+"""Of the file."""
+SETTINGS = (
+    "train.micro_batch_size",
+    "parallel.pipeline",
+    "parallel.data",
+    "parallel.tensor",
+    "parallel.zero",
+    "parallel.schedule",
+    "parallel.recompute",
+    "parallel.order",
+    "parallel.partition",
+    "cluster.nodes",
+)
+"""The conf keys that a plan sets."""
 
 
-def build_settings(conf: JobConf, plan: LayoutPlan) -> dict[str, str]:
-    """The conf keys that make a run of this plan."""
+@dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """A layout that `vjob plan` chose before."""
+
+    settings: Mapping[str, str]
+    """Conf keys, with values as YAML."""
+    why: str
+    """Where it is from, in a sentence."""
+    prediction: Prediction | None
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{key}={value}" for key, value in self.settings.items()]
+
+
+def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
+    """Read a plan's file; InputError where it is none of ours.
+
+    Nothing is predicted of a layout that `overrides` change.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"plan {path} is not JSON: {error}") from None
+    if not isinstance(fields, dict) or fields.get("vjob_plan") != FORMAT:
+        raise InputError(
+            f"{path} is no plan of this vjob; `vjob plan CONF --write FILE` writes one"
+        )
+    settings = fields.get("set")
+    if not isinstance(settings, dict) or not all(isinstance(v, str) for v in settings.values()):
+        raise InputError(f"plan {path}: the key set is not a mapping of keys to text")
+    is_changed = any(word.partition("=")[0] in settings for word in overrides)
+    return PlanFile(
+        settings=settings,
+        prediction=None if is_changed else parse_prediction(fields.get("prediction")),
+        why=f"plan {path.name}, {fields.get('why', '')}",
+    )
+
+
+def describe_promise(run: RunFolder) -> str:
+    """The predicted time of a run that was just made, and its basis; empty without a prediction."""
+    plan = read_plan(run.plan)
+    if plan is None or plan.prediction is None:
+        return ""
+    took = plan.prediction.step_s
+    words = "" if took is None else f"{took:.4g} s a step with "
+    return f"{words}partition {plan.partition}: {plan.planned}"
+
+
+def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
+    """The conf with the plan's layout, on the nodes that it uses."""
+    from varuna_core.planner.result.plan import join_alike, list_used_nodes  # needs numpy
+
     option = plan.candidate.option
     nodes = join_alike(list_used_nodes(plan.candidate.placed, option.shape.tensor))
-    groups = regroup(conf.cluster.nodes, nodes)
-    settings = {
-        "train.micro_batch_size": str(option.shape.micro_batch),
-        "parallel.pipeline": str(len(plan.counts)),
-        "parallel.data": str(option.shape.replicas),
-        "parallel.tensor": str(option.shape.tensor),
-        "parallel.zero": str(option.shape.zero),
-        "parallel.schedule": option.schedule,
-        "parallel.recompute": option.recompute,
-        "parallel.order": "data",
-        "parallel.partition": json.dumps(plan.partition),
-    }
-    if option.schedule == "varuna":
-        # It recomputes whatever the conf says.
-        settings["parallel.recompute"] = "full"
-    held = replace(conf, cluster=replace(conf.cluster, nodes=tuple(groups)))
-    settings["cluster.nodes"] = json.dumps(resolve_conf(held)["cluster"]["nodes"])
-    return settings
+    conf = apply_cuts(conf, plan)
+    parallel = replace(
+        conf.parallel,
+        pipeline=len(plan.counts),
+        data=option.shape.replicas,
+        tensor=option.shape.tensor,
+        zero=option.shape.zero,  # type: ignore[arg-type]  # 0 or 1
+        order="data",
+    )
+    if option.schedule == "varuna":  # it recomputes whatever the conf says
+        parallel = replace(parallel, recompute="full")
+    return replace(
+        conf,
+        train=replace(conf.train, micro_batch_size=option.shape.micro_batch),
+        parallel=parallel,
+        cluster=replace(conf.cluster, nodes=tuple(regroup(conf.cluster.nodes, nodes))),
+    )
+
+
+def apply_cuts(conf: JobConf, plan: LayoutPlan) -> JobConf:
+    """The conf with the plan's partition, and what it decides for a stage's work."""
+    option = plan.candidate.option
+    parallel = replace(
+        conf.parallel,
+        partition=plan.partition,
+        schedule=option.schedule,  # type: ignore[arg-type]  # one of the planner's
+        recompute=option.recompute,
+    )
+    return replace(conf, parallel=parallel)
 
 
 def regroup(groups: Sequence[NodeGroup], nodes: Sequence[UsedNode]) -> list[NodeGroup]:
@@ -66,25 +151,29 @@ def regroup(groups: Sequence[NodeGroup], nodes: Sequence[UsedNode]) -> list[Node
     return made
 
 
-def render_plan_file(conf_path: Path, conf: JobConf, plan: LayoutPlan, why: str) -> str:
+def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: LayoutPlan, why: str) -> None:
     fields = {
         "vjob_plan": FORMAT,
         "of": str(conf_path),
         "why": why,
-        "set": build_settings(conf, plan),
+        "set": render_settings(apply_plan(conf, plan)),
         "prediction": plan.build_prediction().as_json(),
         "partition": plan.partition,
         "layout": spell_layout(plan.counts),
     }
-    return json.dumps(fields, indent=1) + "\n"
+    write_atomic(path, json.dumps(fields, indent=1) + "\n")
 
 
-def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: LayoutPlan, why: str) -> None:
-    write_atomic(path, render_plan_file(conf_path, conf, plan, why))
+def render_settings(conf: JobConf) -> dict[str, str]:
+    """What a plan has set in this conf, as YAML."""
+    found = {key: str(get_value(conf, key)) for key in SETTINGS}
+    nodes = resolve_conf(conf)["cluster"]["nodes"]
+    partition = json.dumps(conf.parallel.partition)  # 7 would be a number
+    return {**found, "parallel.partition": partition, "cluster.nodes": json.dumps(nodes)}
 
 
 def spell_layout(counts: Sequence[int]) -> str:
-    """As Megatron-Core's --pipeline-model-parallel-layout has it: `Et*3|t*4||t*2L`."""
+    """Format as for Megatron-Core's --pipeline-model-parallel-layout: `Et*3|t*4||t*2L`."""
     from vjob.jobs.programs.megatron import spell_layout as spell
 
     inner = list(counts)

@@ -23,7 +23,7 @@ from varuna_core.records.stage_map import decode_stage_map
 from varuna_core.records.training import Training, name_profile_file, name_shapes, read_training
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.errors import InputError
-from vjob.jobs.planning.conf_file import PROFILE_FOLDER, find_profile
+from vjob.jobs.planning.inputs import PROFILE_FOLDER, find_profile
 from vjob.jobs.planning.question import CPU, count_segments, estimate, match_kind
 from vjob.jobs.reporting.report import check_libraries
 from vjob.jobs.runs.find import find_run

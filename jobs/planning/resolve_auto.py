@@ -1,4 +1,4 @@
-"""`auto` at submit: what the planner chooses for a conf before it runs, or why it chooses nothing.
+"""A conf file to the conf that runs: read once, its `auto` replaced by what was planned, checked.
 
     pipeline or micro_batch_size auto   a whole search over the conf's nodes: it may leave some
     partition auto, a profile is there  cuts (schedule, recompute where auto) of the conf's layout,
@@ -11,16 +11,19 @@ Cheap where nothing is to be planned: numpy is not loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core.records.plan import Prediction
 from vjob.jobs.conf.layout import is_open
+from vjob.jobs.conf.loading.check import get_value
+from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.planning.layout_choice import Chosen
+from vjob.jobs.planning.inputs import explain_errors, find_profile, read_open_conf
+from vjob.jobs.planning.plan_file import SETTINGS, PlanFile, apply_cuts, apply_plan
 
 if TYPE_CHECKING:
     from varuna_core.planner.profile.profile import Profile
@@ -38,63 +41,102 @@ KEYS = (
     "train.micro_batch_size",
 )
 """They count whether the conf writes them or not: a submit keeps defaults."""
+BY_RUNTIME = "the runtime balances stages by counted work"
 
 
-def choose(path: Path, overrides: Sequence[str], chosen: Chosen | None) -> tuple[Chosen, list[str]]:
-    """What was chosen before or is now, and all keys that are set besides the conf's: a person's
-    count over a file's, what is planned for them comes last."""
-    from vjob.jobs.planning.conf_file import read_open_conf
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A layout that was chosen for a conf, and where it is from."""
 
-    words = list(overrides)
-    if chosen is not None:
-        if chosen.is_last:
-            return chosen, [*words, *chosen.overrides]
-        words = [*chosen.overrides, *words]
-        if not is_open(read_open_conf(path, words)[0]):
-            return chosen, words
-    planned = settle(path, words)
-    return planned, [*words, *planned.overrides]
+    conf: JobConf
+    """With the layout in it."""
+    why: str
+    """Where the layout is from, in a sentence."""
+    prediction: Prediction | None = None
+    layouts: Mapping[str, tuple[int, int, str]] | None = None
+    """For other nodes than all, of a run that may morph: records/plan.py."""
+    layout_steps: Mapping[str, float] | None = None
+    """Seconds of a step there."""
 
 
-def leave(conf: JobConf) -> Chosen:
-    """Nothing is planned: an open layout is closed so that every rank has a place."""
-    settings = {}
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A conf that may be submitted."""
+
+    path: Path
+    """Absolute."""
+    text: str
+    """Of the file, as it was parsed."""
+    chosen: Chosen
+
+    @property
+    def conf(self) -> JobConf:
+        return self.chosen.conf
+
+
+def resolve_conf(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    plan: PlanFile | None = None,
+    require_env: bool = True,
+) -> Resolved:
+    """Read, plan and check a conf. `overrides` count over the keys of a plan's file.
+
+    ConfError, or InputError where the layout is open and nothing fits.
+    """
+    read = read_open_conf(path, [*(plan.overrides if plan else ()), *overrides])
+    if plan is None or is_open(read.conf):
+        chosen = choose_layout(read)
+    else:
+        chosen = Chosen(conf=read.conf, why=plan.why, prediction=plan.prediction)
+    return _check(read, chosen, require_env=require_env)
+
+
+def resolve_unplanned(
+    path: Path, overrides: Sequence[str], *, require_env: bool = True
+) -> Resolved:
+    """Read and check a conf that keeps all its nodes: an open layout gives every rank a place."""
+    read = load_conf(path, overrides)
+    conf = read.conf
     if is_open(conf):
-        settings = {
-            "parallel.pipeline": "1",
-            "parallel.data": "auto",
-            "parallel.partition": "auto",
-            "train.micro_batch_size": "1",
-            "train.global_batch_size": "null",
-        }
-    return Chosen(settings=settings, prediction=None, why="as the conf has it", is_last=True)
+        require_valid(read, require_env=require_env)
+        conf = replace(
+            conf,
+            parallel=replace(conf.parallel, pipeline=1, data="auto", partition="auto"),
+            train=replace(conf.train, micro_batch_size=1, global_batch_size=None),
+        )
+    return _check(read, Chosen(conf=conf, why="as the conf has it"), require_env=require_env)
 
 
-def settle(path: Path, overrides: Sequence[str]) -> Chosen:
-    """InputError where the layout is open and nothing fits."""
-    from vjob.jobs.planning.conf_file import find_profile, read_open_conf
+def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
+    """Check the conf with its layout; a key that was planned has no line in the file."""
+    keys = ("train.global_batch_size", *SETTINGS)
+    changed = [key for key in keys if get_value(read.conf, key) != get_value(chosen.conf, key)]
+    require_valid(read.change(chosen.conf, changed), require_env=require_env)
+    return Resolved(path=read.path.resolve(), text=read.text, chosen=chosen)
 
-    conf, _ = read_open_conf(path, overrides)
+
+def choose_layout(read: ReadConf) -> Chosen:
+    """Plan what is `auto`; InputError where the layout is open and nothing fits."""
+    conf, base = read.conf, read.path.resolve().parent
     if is_open(conf):
-        return _search(path, conf)
+        return _search(base, conf)
     reason = _find_reason(conf)
     if reason:
-        return Chosen(settings={}, prediction=None, why=reason)
-    file = find_profile(conf, path.resolve().parent)
+        return Chosen(conf=conf, why=reason)
+    file = find_profile(conf, base)
     if file is None:
-        return Chosen(settings={}, prediction=None, why=BY_RUNTIME + ": there is no profile")
+        return Chosen(conf=conf, why=BY_RUNTIME + ": there is no profile")
     try:
         return _cut(conf, file)
     except VjobError as error:
         log.warning("%s is not used: %s", file, error)
-        return Chosen(settings={}, prediction=None, why=f"{BY_RUNTIME}: {error}")
-
-
-BY_RUNTIME = "the runtime balances stages by counted work"
+        return Chosen(conf=conf, why=f"{BY_RUNTIME}: {error}")
 
 
 def _find_reason(conf: JobConf) -> str:
-    """Why cuts are not planned; empty if they may be."""
+    """The reason why cuts are not planned; empty if they may be."""
     parallel = conf.parallel
     if parallel.partition != "auto":
         return "the conf gives the partition"
@@ -109,22 +151,23 @@ def _find_reason(conf: JobConf) -> str:
     return ""
 
 
-def _search(path: Path, conf: JobConf) -> Chosen:
-    from vjob.jobs.planning.errors import explain_errors
+# The planner is imported in the two functions below: it needs numpy, which a submit with nothing to
+# plan does without, and `explain_errors` says where it is missing.
 
+
+def _search(base: Path, conf: JobConf) -> Chosen:
     with explain_errors():
         from varuna_core.planner.model.tables import Tables
         from varuna_core.planner.result.plan import build_plan
         from varuna_core.planner.result.refusal import search_or_explain
-        from vjob.jobs.planning.ask import Asked, ask_about
-        from vjob.jobs.planning.plan_file import build_settings
+        from vjob.jobs.planning.question import Asked, ask_about
 
         if conf.program.kind == "script":
             raise InputError(
                 "parallel.pipeline or train.micro_batch_size is auto, and vjob does not know the "
                 "script's model: set numbers; `vjob plan` helps to choose them"
             )
-        question = ask_about(conf, KEYS, path.resolve().parent, Asked(prices={}))
+        question = ask_about(conf, KEYS, base, Asked(prices={}))
         searched = search_or_explain(
             question.profile,
             question.training,
@@ -136,10 +179,28 @@ def _search(path: Path, conf: JobConf) -> Chosen:
         plan = build_plan(tables, question.cluster, searched.best, question.wishes.least)
         proof = f"gap {100 * searched.gap:.1f} %" if searched.gap else "proved fastest of its space"
         return Chosen(
-            settings=build_settings(conf, plan),
-            prediction=_predict(conf, plan, question.profile),
+            conf=apply_plan(conf, plan),
             why=f"planned at submit by {question.basis}; {proof}",
+            prediction=_predict(conf, plan, question.profile),
         )
+
+
+def _cut(conf: JobConf, file: Path) -> Chosen:
+    with explain_errors():
+        from vjob.jobs.planning.fixed_layout import plan_given, plan_others
+        from vjob.jobs.planning.question import Asked, ask_about
+
+        question = ask_about(conf, KEYS, file.parent, Asked(prices={}, profile=file))
+        plan = plan_given(question, conf)
+        may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
+        others = plan_others(question, conf, plan) if may_change else None
+    return Chosen(
+        conf=apply_cuts(conf, plan),
+        why=f"stages cut at submit by {question.basis}",
+        prediction=_predict(conf, plan, question.profile),
+        layouts=None if others is None else others.layouts,
+        layout_steps=None if others is None else others.steps,
+    )
 
 
 def _predict(conf: JobConf, plan: LayoutPlan, profile: Profile) -> Prediction:
@@ -149,29 +210,3 @@ def _predict(conf: JobConf, plan: LayoutPlan, profile: Profile) -> Prediction:
         (gpu,) = profile.gpus
         return replace(prediction, gpu=gpu)
     return prediction
-
-
-def _cut(conf: JobConf, file: Path) -> Chosen:
-    from vjob.jobs.planning.errors import explain_errors
-
-    with explain_errors():
-        from vjob.jobs.planning.ask import Asked, ask_about
-        from vjob.jobs.planning.fixed_layout import plan_given, plan_others
-
-        question = ask_about(conf, KEYS, file.parent, Asked(prices={}, profile=file))
-        plan = plan_given(question, conf)
-        option = plan.candidate.option
-        may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
-        others = plan_others(question, conf, plan) if may_change else None
-    settings = {
-        "parallel.partition": plan.partition,
-        "parallel.schedule": option.schedule,
-        "parallel.recompute": option.recompute,
-    }
-    return Chosen(
-        settings=settings,
-        prediction=_predict(conf, plan, question.profile),
-        why=f"stages cut at submit by {question.basis}",
-        layouts=None if others is None else others.layouts,
-        layout_steps=None if others is None else others.steps,
-    )

@@ -29,12 +29,10 @@ from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
-from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.images.kinds import classify_image, resolve_image, stamp_image
-from vjob.jobs.planning.layout_choice import Chosen
-from vjob.jobs.planning.resolve_auto import choose
+from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.programs import start
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
@@ -57,9 +55,12 @@ FIRST_POLL_S = 0.3
 class Prepared:
     """All that a submit needs, before anything is written."""
 
-    conf_path: Path
-    conf_text: str
+    resolved: Resolved
     conf: JobConf
+    """The resolved one, with image and machines as they are found here."""
+    here: Surroundings
+    words: Sequence[str]
+    """They follow those of the program's own command."""
     plan: Plan
     scripts: Scripts
     files: Mapping[str, str]
@@ -68,35 +69,24 @@ class Prepared:
 
 
 def prepare(
-    conf_path: Path,
-    overrides: Sequence[str],
-    *,
-    run_id: str | None = None,
-    for_preview: bool = False,
-    words: Sequence[str] = (),
-    chosen: Chosen | None = None,
+    resolved: Resolved, words: Sequence[str] = (), *, for_preview: bool = False
 ) -> Prepared:
-    """Read, check, plan and render; a preview ends here, and needs no Slurm.
-
-    `words` follow those of the program's own command. `chosen` is a layout that was planned before;
-    without one, what is auto is planned now.
-    """
-    chosen, overrides = choose(conf_path, overrides, chosen)
-    conf = read_conf(conf_path, overrides, require_env=not for_preview)
-    run = RunFolder(Path(conf.log_folder) / (run_id or make_run_id(conf.name, time.localtime())))
-    if "%" in str(run.path):
+    """Look around, plan the run and render its scripts; a preview ends here, and needs no Slurm."""
+    conf = resolved.conf
+    if "%" in conf.log_folder:
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
     conf = replace(conf, container=resolve_image(conf.container, os.environ))
     scheduler = choose_scheduler(conf, for_preview=for_preview)
     conf = resolve_machine_list(conf, is_preview=for_preview)
-    if scheduler != "slurm" and ":" in str(run.path):
+    if scheduler != "slurm" and ":" in conf.log_folder:
         raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
+    run = RunFolder(Path(conf.log_folder) / make_run_id(conf.name, time.localtime()))
     image = conf.container.image
     here = Surroundings(
         run=run.name,
         scheduler=scheduler,
         python=sys.executable,
-        base=str(conf_path.resolve().parent),
+        base=str(resolved.path.parent),
         user_id=os.getuid(),
         environ=os.environ,
         folder=str(run.path),
@@ -104,18 +94,35 @@ def prepare(
         image_stamp=stamp_image(image or ""),
         found=start.look_for(conf),
     )
-    plan = replace(build_plan(conf, here), planned=chosen.why, prediction=chosen.prediction)
+    return _build(resolved, conf, here, words, run)
+
+
+def move(ready: Prepared, run: RunFolder) -> Prepared:
+    """The same run in another folder: only what names the folder is made anew."""
+    here = replace(ready.here, run=run.name, folder=str(run.path))
+    return _build(ready.resolved, ready.conf, here, ready.words, run)
+
+
+def _build(
+    resolved: Resolved, conf: JobConf, here: Surroundings, words: Sequence[str], run: RunFolder
+) -> Prepared:
+    chosen, plan = resolved.chosen, build_plan(conf, here)
+    plan = replace(
+        plan,
+        planned=chosen.why,
+        prediction=chosen.prediction,
+        command=(*plan.command, *map(escape_placeholders, words)),
+    )
     if chosen.layouts is not None:
         steps = dict(chosen.layout_steps or {})
         plan = replace(plan, layouts=dict(chosen.layouts), layout_steps=steps)
-    plan = replace(plan, command=(*plan.command, *map(escape_placeholders, words)))
-    scripts = render_scripts(conf, plan, run)
     return Prepared(
-        conf_path=conf_path.resolve(),
-        conf_text=conf_path.read_text(encoding="utf-8"),
+        resolved=resolved,
         conf=conf,
+        here=here,
+        words=words,
         plan=add_seats(plan),
-        scripts=scripts,
+        scripts=render_scripts(conf, plan, run),
         files=start.build_files(conf, here.found, here.folder),
         run=run,
     )
@@ -138,21 +145,15 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     return asked
 
 
-def submit(
-    conf_path: Path,
-    overrides: Sequence[str],
-    words: Sequence[str] = (),
-    chosen: Chosen | None = None,
-) -> tuple[RunFolder, RunRecord]:
+def submit(resolved: Resolved, words: Sequence[str] = ()) -> tuple[RunFolder, RunRecord]:
     """The whole way. Raises VjobError with the run refused, never with a job lost."""
-    first = prepare(conf_path, overrides, words=words, chosen=chosen)
+    ready = prepare(resolved, words)
     try:
-        run = make_run_folder(first.run.path)
+        run = make_run_folder(ready.run.path)
     except OSError as error:
-        raise VjobError(_explain_write(first.run.path, error)) from None
-    ready = first
-    if run.name != first.run.name:
-        ready = prepare(conf_path, overrides, run_id=run.name, words=words, chosen=chosen)
+        raise VjobError(_explain_write(ready.run.path, error)) from None
+    if run.name != ready.run.name:  # another submit of this second has the name
+        ready = move(ready, run)
     groups: list[str | None] = list(ready.scripts.batch)
     record = RunRecord(
         run=run.name,
@@ -165,7 +166,7 @@ def submit(
         submitted=time.time(),
         user=_find_user(),
         host=platform.node(),
-        conf=str(ready.conf_path),
+        conf=str(resolved.path),
         version=__version__,
         pid=os.getpid(),
         pid_start=start_time(os.getpid()),
@@ -269,7 +270,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     from vjob.jobs.conf.redact import redact_text
     from vjob.jobs.conf.write import render_resolved
 
-    write_atomic(run.conf, redact_text(ready.conf_text))
+    write_atomic(run.conf, redact_text(ready.resolved.text))
     write_atomic(run.resolved, render_resolved(ready.conf, redact=True))
     write_plan(run.plan, ready.plan)
     for group, text in ready.scripts.batch.items():

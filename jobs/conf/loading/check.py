@@ -281,12 +281,12 @@ def check_others(conf: JobConf) -> Iterator[KeyProblem]:
     if webhook is not None and not webhook.startswith(("https://", "http://")):
         yield "notify.webhook", webhook, "must be a URL that begins with https:// or http://"
     for key in ("workdir", "log_folder", "train.checkpoint.folder", "program.path", "data.prefix"):
-        path = _get_value(conf, key)
+        path = get_value(conf, key)
         if isinstance(path, str) and not path.isprintable():
             yield key, path, "a path must not contain line breaks or control characters"
 
 
-def _get_value(conf: object, key: str) -> object:
+def get_value(conf: object, key: str) -> object:
     """The value of a dotted key without indices; None where a section is missing."""
     value = conf
     for name in key.split("."):

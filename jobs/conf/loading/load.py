@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vjob.jobs.conf.layout import close_layout, require_number
@@ -39,6 +39,33 @@ _KEY = re.compile(r"[^.\[\]\s=]+(\[[0-9]{1,6}\]|\.[^.\[\]\s=]+)*")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadConf:
+    """A conf file that was read once; its keys are not yet checked against each other."""
+
+    path: Path
+    """As it was named."""
+    text: str
+    conf: JobConf
+    """With the overrides in it."""
+    lines: Mapping[str, str]
+    """The place of each key that was written."""
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths start from."""
+        return Path(os.path.abspath(self.path)).parent
+
+    def change(self, conf: JobConf, keys: Sequence[str]) -> ReadConf:
+        """With a conf in which these keys were set after the file was read."""
+        own = {
+            key: place
+            for key, place in self.lines.items()
+            if not key.startswith(tuple(f"{changed}{end}" for changed in keys for end in ".["))
+        }
+        return replace(self, conf=conf, lines={**own, **dict.fromkeys(keys, WHERE)})
+
+
 def read_conf(
     path: Path,
     overrides: Sequence[str] = (),
@@ -47,27 +74,46 @@ def read_conf(
     require_paths: bool = True,
     require_env: bool = True,
 ) -> JobConf:
-    """Read, parse and check a conf file; ConfError with every problem found.
+    """Read, parse and check a conf file; ConfError with every problem found."""
+    read = load_conf(path, overrides, environ)
+    require_valid(read, environ=environ, require_paths=require_paths, require_env=require_env)
+    return read.conf
+
+
+def load_conf(
+    path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> ReadConf:
+    """Read and parse a conf file; ConfError where a key cannot be read."""
+    text = read_text(path, str(path))
+    base = Path(os.path.abspath(path)).parent
+    conf, lines = parse_conf_lines(text, str(path), base, overrides, environ)
+    return ReadConf(path=path, text=text, conf=conf, lines=lines)
+
+
+def require_valid(
+    read: ReadConf,
+    *,
+    environ: Mapping[str, str] | None = None,
+    require_paths: bool = True,
+    require_env: bool = True,
+) -> None:
+    """Check keys against each other; ConfError with every problem found.
 
     `require_env=False` only warns of variables that `pass_env` names and this shell lacks.
     """
-    source = str(path)
-    base = Path(os.path.abspath(path)).parent
     environ = os.environ if environ is None else environ
-    conf, lines = parse_conf_lines(read_text(path, source), source, base, overrides, environ)
     problems = check_conf(
-        conf,
-        lines,
-        base=base,
+        read.conf,
+        read.lines,
+        base=read.base,
         require_paths=require_paths,
         environ=environ if require_env else None,
     )
     if problems:
         raise ConfError(sort_problems(problems))
     if not require_env:
-        for problem in locate(find_unset(conf, environ), lines):
+        for problem in locate(find_unset(read.conf, environ), read.lines):
             log.warning("%s; a submit from this shell would be refused", problem)
-    return conf
 
 
 def parse_conf(

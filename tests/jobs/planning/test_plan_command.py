@@ -22,7 +22,8 @@ from varuna_core.records.training import name_shapes
 from vjob.jobs.commands.cli import cli
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.schema import JobConf
-from vjob.jobs.planning.layout_choice import read_plan_file
+from vjob.jobs.planning.plan_file import read_plan_file
+from vjob.jobs.planning.resolve_auto import resolve_conf
 from vjob.jobs.programs.training import build_training
 
 CONF = """
@@ -292,7 +293,7 @@ def test_a_written_plan_is_a_conf_that_passes_every_check(conf: Path) -> None:
         assert chosen.prediction is not None
         assert chosen.prediction.step_s == pytest.approx(best["step_s"])
         overrides = [word for word in more if word != "--set"]
-        settled = read_conf(conf, [*overrides, *chosen.overrides], environ={})
+        settled = resolve_conf(conf, overrides, plan=chosen).conf
         assert settled.parallel.pipeline == best["stages"]
         assert settled.parallel.partition == best["partition"]
         assert settled.train.micro_batch_size == best["micro_batch"]

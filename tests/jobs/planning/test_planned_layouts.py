@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,9 @@ from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
 from varuna_core.records.stage_map import decode_stage_map
 from varuna_core.records.training import read_training
-from vjob.jobs.planning.ask import Asked, ask_about
-from vjob.jobs.planning.conf_file import read_open_conf
-from vjob.jobs.planning.resolve_auto import KEYS, settle
+from vjob.jobs.planning.inputs import read_open_conf
+from vjob.jobs.planning.question import Asked, ask_about
+from vjob.jobs.planning.resolve_auto import KEYS, Chosen, choose_layout, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
 
 CONF = """
@@ -41,6 +42,10 @@ morph: {enabled: true}
 """
 
 
+def choose(conf: Path, overrides: Sequence[str]) -> Chosen:
+    return choose_layout(read_open_conf(conf, overrides))
+
+
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     path = tmp_path / "conf.yaml"
@@ -51,10 +56,10 @@ def conf(tmp_path: Path) -> Path:
 def test_each_number_of_nodes_has_its_best_layout(conf: Path) -> None:
     """Of all depths, replicas and cuts; micro-batches are dealt out whole."""
     profile = put_profile(conf.parent)
-    chosen = settle(conf, [])
+    chosen = choose(conf, [])
     assert chosen.layouts is not None and set(chosen.layouts) == {"a10/2*1", "a10/2*2"}
     asked = Asked(prices={}, profile=profile)
-    question = ask_about(read_open_conf(conf, [])[0], KEYS, conf.parent, asked)
+    question = ask_about(read_open_conf(conf, []).conf, KEYS, conf.parent, asked)
     tables = Tables(question.profile, question.training)
     for count in (1, 2):
         nodes = list(question.cluster.kinds) * count
@@ -85,7 +90,7 @@ def test_each_number_of_nodes_has_its_best_layout(conf: Path) -> None:
 
 def test_an_attempt_has_what_was_planned_for_its_nodes(conf: Path, tmp_path: Path) -> None:
     put_profile(conf.parent)
-    ready = prepare(conf, [], for_preview=True)
+    ready = prepare(resolve_conf(conf, []), for_preview=True)
     run = make_run_folder(tmp_path / "run")
     write_run_folder(ready, run)
     plan, training = read_plan(run.plan), read_training(run.training)
@@ -109,11 +114,11 @@ def test_an_attempt_has_what_was_planned_for_its_nodes(conf: Path, tmp_path: Pat
 
 
 def test_nothing_is_planned_for_later_where_it_would_not_be_read(conf: Path) -> None:
-    assert settle(conf, []).layouts is None, "without a profile"
+    assert choose(conf, []).layouts is None, "without a profile"
     put_profile(conf.parent)
-    assert settle(conf, ["parallel.order=pipeline", "parallel.pipeline=6"]).layouts is None
-    assert settle(conf, ["morph.enabled=false"]).layouts is None
-    grown = settle(conf, ["morph={enabled: true, min_nodes: 2, max_nodes: 4}"])
+    assert choose(conf, ["parallel.order=pipeline", "parallel.pipeline=6"]).layouts is None
+    assert choose(conf, ["morph.enabled=false"]).layouts is None
+    grown = choose(conf, ["morph={enabled: true, min_nodes: 2, max_nodes: 4}"])
     assert grown.layouts is not None and set(grown.layouts) == {"a10/2*2", "a10/2*4"}
     assert NAME in grown.why
 

@@ -18,10 +18,10 @@ from varuna_core.planner.result.plan import build_chain
 from varuna_core.planner.result.sensitivity import scale_times
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.commands.cli import cli
-from vjob.jobs.planning.ask import Asked, ask_about
-from vjob.jobs.planning.conf_file import read_open_conf
 from vjob.jobs.planning.fixed_layout import plan_given
-from vjob.jobs.planning.resolve_auto import KEYS
+from vjob.jobs.planning.inputs import read_open_conf
+from vjob.jobs.planning.question import Asked, ask_about
+from vjob.jobs.planning.resolve_auto import KEYS, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
 
 SETTINGS = (
@@ -43,8 +43,8 @@ def make_run(conf: Path, factor: float, *settings: str) -> RunFolder:
     """A run whose A10s take so many times what the profile says."""
     overrides = [*SETTINGS, *settings]
     run = make_run_folder(conf.parent / "run")
-    write_run_folder(prepare(conf, overrides, for_preview=True), run)
-    read, _ = read_open_conf(conf, overrides)
+    write_run_folder(prepare(resolve_conf(conf, overrides), for_preview=True), run)
+    read = read_open_conf(conf, overrides).conf
     question = ask_about(read, KEYS, conf.parent, Asked(prices={}))
     true = scale_times(question.profile, {"A10"}, lambda _: True, factor)
     found = plan_given(question, read)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from tests.jobs.planning.test_plan_command import CONF, NAME, put_profile
+from varuna_core.planner.search.space import SCHEDULES
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
 from vjob.jobs.commands.profile import choose_output
 from vjob.jobs.conf.loading.load import read_conf
+from vjob.jobs.conf.schema import Parallel
 from vjob.jobs.errors import ConfError, InputError
-from vjob.jobs.planning.layout_choice import Chosen
-from vjob.jobs.planning.resolve_auto import choose, settle
+from vjob.jobs.planning.inputs import read_open_conf
+from vjob.jobs.planning.plan_file import PlanFile
+from vjob.jobs.planning.resolve_auto import Chosen, choose_layout, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
 
 
@@ -26,6 +32,10 @@ def conf(tmp_path: Path) -> Path:
     return path
 
 
+def choose(conf: Path, overrides: Sequence[str]) -> Chosen:
+    return choose_layout(read_open_conf(conf, overrides))
+
+
 GIVEN = ["parallel.pipeline=4"]
 OPEN = ["parallel.pipeline=auto"]
 
@@ -33,28 +43,34 @@ OPEN = ["parallel.pipeline=auto"]
 def test_an_open_layout_is_searched_for(conf: Path) -> None:
     put_profile(conf.parent)
     overrides = [*OPEN, "train.micro_batch_size=auto"]
-    chosen = settle(conf, overrides)
-    assert "planned at submit by profile" in chosen.why and chosen.prediction
-    settled = read_conf(conf, [*overrides, *chosen.overrides], environ={})
-    assert settled.parallel.partition != "auto" and settled.parallel.zero == 0
-    assert settled.parallel.tensor == 1, "a submit keeps what is not auto"
-    kept = settle(conf, [*OPEN, "train.micro_batch_size=2"])
-    assert kept.settings["train.micro_batch_size"] == "2"
+    found = resolve_conf(conf, overrides)
+    assert "planned at submit by profile" in found.chosen.why and found.chosen.prediction
+    parallel = found.conf.parallel
+    assert parallel.partition != "auto" and parallel.zero == 0
+    assert parallel.tensor == 1, "a submit keeps what is not auto"
+    kept = choose(conf, [*OPEN, "train.micro_batch_size=2"])
+    assert kept.conf.train.micro_batch_size == 2
+
+
+def test_the_planners_schedules_are_words_of_a_conf() -> None:
+    """What is planned is not parsed again."""
+    assert {*SCHEDULES, "zero_bubble"} <= set(get_args(get_type_hints(Parallel)["schedule"]))
 
 
 def test_what_is_set_counts_over_a_plans_file(conf: Path) -> None:
     put_profile(conf.parent)
-    given = Chosen(settings={"parallel.pipeline": "2"}, prediction=None, why="a file")
-    found, words = choose(conf, ["parallel.pipeline=4"], given)
-    assert found is given and read_conf(conf, words, environ={}).parallel.pipeline == 4
-    found, words = choose(conf, OPEN, given)
-    assert found.prediction, "opened again, it is planned again"
-    assert read_conf(conf, words, environ={}).parallel.pipeline != "auto"
+    given = PlanFile(settings={"parallel.pipeline": "2"}, prediction=None, why="a file")
+    assert resolve_conf(conf, [], plan=given).conf.parallel.pipeline == 2
+    found = resolve_conf(conf, ["parallel.pipeline=4"], plan=given)
+    assert found.chosen.why == "a file" and found.conf.parallel.pipeline == 4
+    found = resolve_conf(conf, OPEN, plan=given)
+    assert found.chosen.prediction, "opened again, it is planned again"
+    assert found.conf.parallel.pipeline != "auto"
 
 
 def test_without_a_profile_an_open_layout_is_estimated_and_said_so(conf: Path) -> None:
-    chosen = settle(conf, OPEN)
-    assert chosen.settings and "an estimate" in chosen.why
+    chosen = choose(conf, OPEN)
+    assert chosen.conf.parallel.pipeline != "auto" and "an estimate" in chosen.why
 
 
 def test_what_cannot_be_left_open(conf: Path, tmp_path: Path) -> None:
@@ -67,28 +83,26 @@ def test_what_cannot_be_left_open(conf: Path, tmp_path: Path) -> None:
         'train: {global_batch_size: 8}\ncluster: {nodes: [{group: a, gpus: "a10:4"}]}\n'
     )
     with pytest.raises(InputError, match="does not know the script's model"):
-        settle(script, [])
+        choose(script, [])
     with pytest.raises(ConfError, match="program"):
         read_conf(script, environ={})
     with pytest.raises(InputError, match="zero 2"):
-        settle(conf, [*OPEN, "parallel.zero=2"])
+        choose(conf, [*OPEN, "parallel.zero=2"])
 
 
 def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
     put_profile(conf.parent)
-    chosen = settle(conf, GIVEN)
-    assert set(chosen.settings) == {
-        "parallel.partition",
-        "parallel.schedule",
-        "parallel.recompute",
-    }
+    read = read_open_conf(conf, GIVEN).conf
+    chosen = choose(conf, GIVEN)
+    cut = chosen.conf.parallel
+    same = replace(cut, partition="auto", schedule="auto", recompute="auto")
+    assert replace(chosen.conf, parallel=same) == read, "nothing else is changed"
     assert chosen.prediction is not None and len(chosen.prediction.stage_s) == 4
-    counts = [int(word) for word in chosen.settings["parallel.partition"].split("-")]
+    counts = [int(word) for word in cut.partition.split("-")]
     assert sum(counts) == 8
     assert counts[0] + counts[1] > counts[2] + counts[3], "the first node is the faster one"
-    fixed = settle(conf, [*GIVEN, "parallel.schedule=gpipe", "parallel.recompute=full"])
-    assert fixed.settings["parallel.schedule"] == "gpipe"
-    assert fixed.settings["parallel.recompute"] == "full"
+    fixed = choose(conf, [*GIVEN, "parallel.schedule=gpipe", "parallel.recompute=full"])
+    assert fixed.conf.parallel.schedule == "gpipe" and fixed.conf.parallel.recompute == "full"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +119,8 @@ def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
 def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> None:
     if more:
         put_profile(conf.parent)
-    chosen = settle(conf, [*GIVEN, *more])
-    assert not chosen.settings and chosen.prediction is None
+    chosen = choose(conf, [*GIVEN, *more])
+    assert chosen.conf == read_open_conf(conf, [*GIVEN, *more]).conf and not chosen.prediction
     assert why in chosen.why
 
 
@@ -114,7 +128,7 @@ def test_replicas_may_straddle_nodes(conf: Path) -> None:
     """Three of a stage on nodes of four."""
     put_profile(conf.parent)
     nodes = 'cluster.nodes=[{group: a, count: 3, gpus: "a10:4"}]'
-    chosen = settle(conf, [*GIVEN, nodes, "train.global_batch_size=12"])
+    chosen = choose(conf, [*GIVEN, nodes, "train.global_batch_size=12"])
     assert chosen.prediction is not None and len(chosen.prediction.stage_s) == 4
 
 
@@ -124,10 +138,10 @@ def test_a_conf_names_its_profile(conf: Path) -> None:
     elsewhere.parent.mkdir()
     named = [*GIVEN, "parallel.profile=figures/of mine.json"]
     with pytest.raises(InputError, match=r"of mine.json is not there: `vjob profile` writes it"):
-        settle(conf, named)
+        choose(conf, named)
     put_profile(conf.parent).rename(elsewhere)
-    assert "no profile" in settle(conf, GIVEN).why
-    assert f"cut at submit by profile {elsewhere}" in settle(conf, named).why
+    assert "no profile" in choose(conf, GIVEN).why
+    assert f"cut at submit by profile {elsewhere}" in choose(conf, named).why
     read = read_conf(conf, named, environ={})
     assert choose_output(read, conf.parent, None) == elsewhere
 
@@ -137,16 +151,16 @@ def test_a_stale_profile_is_not_used_and_said_so(
 ) -> None:
     put_profile(conf.parent, digest="other shapes")
     with caplog.at_level(logging.WARNING):
-        chosen = settle(conf, GIVEN)
-    assert not chosen.settings and "other shapes" in chosen.why
+        chosen = choose(conf, GIVEN)
+    assert chosen.conf.parallel.partition == "auto" and "other shapes" in chosen.why
     assert "is not used" in caplog.text
     with pytest.raises(InputError, match="other shapes"):
-        settle(conf, OPEN)
+        choose(conf, OPEN)
 
 
 def test_the_run_folder_holds_what_was_predicted(conf: Path, tmp_path: Path) -> None:
     put_profile(conf.parent)
-    ready = prepare(conf, GIVEN, for_preview=True)
+    ready = prepare(resolve_conf(conf, GIVEN), for_preview=True)
     run = make_run_folder(tmp_path / "run")
     write_run_folder(ready, run)
     plan = read_plan(run.plan)

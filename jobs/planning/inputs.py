@@ -1,0 +1,71 @@
+"""What planning starts from: numpy, a conf whose layout may be open, and the profile of its model.
+
+It imports nothing that needs numpy: a bare install is told what to do, and a submit with nothing to
+plan stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.records.training import name_profile_file
+from vjob.jobs.conf.layout import close_layout
+from vjob.jobs.conf.loading.check import check_numbers, check_program, locate
+from vjob.jobs.conf.loading.check_cluster import check_groups
+from vjob.jobs.conf.loading.load import ReadConf, load_conf, sort_problems
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.errors import ConfError, InputError, VjobError
+from vjob.jobs.programs.training import name_model
+
+
+@contextmanager
+def explain_errors() -> Iterator[None]:
+    """Turn the planner's errors into InputError, and refuse where numpy is missing.
+
+    Whatever needs numpy is imported inside.
+    """
+    if importlib.util.find_spec("numpy") is None:
+        raise VjobError("planning needs numpy, which is not installed: pip install 'vjob[plan]'")
+    try:
+        yield
+    except PlanningError as error:
+        raise InputError(str(error)) from None
+
+
+PROFILE_FOLDER = "profiles"
+"""Next to the conf."""
+
+
+def read_open_conf(path: Path, overrides: Sequence[str]) -> ReadConf:
+    """A conf whose layout need not fit its nodes yet; ConfError where planning cannot start."""
+    read = load_conf(path, overrides)
+    conf = read.conf
+    findings = [*check_numbers(conf), *check_groups(conf), *check_program(close_layout(conf))]
+    if findings:
+        raise ConfError(sort_problems(locate(findings, read.lines)))
+    return read
+
+
+def find_profile(conf: JobConf, base: Path) -> Path | None:
+    """The profile's file, or None; InputError where the conf names one that is not there."""
+    path = name_profile(conf, base)
+    if path is None or path.exists():
+        return path
+    if conf.parallel.profile is not None:
+        raise InputError(
+            f"parallel.profile {path} is not there: `vjob profile` writes it, or leave the key out"
+        )
+    return None
+
+
+def name_profile(conf: JobConf, base: Path) -> Path | None:
+    """The file that `vjob profile` writes; None without a model or a name in the conf."""
+    if conf.parallel.profile is not None:
+        return Path(conf.parallel.profile)
+    if conf.model is None:
+        return None
+    return base / PROFILE_FOLDER / name_profile_file(name_model(conf.model))
