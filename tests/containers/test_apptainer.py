@@ -12,7 +12,7 @@ import pytest
 from tests.containers.real import Tools
 from tests.containers.request import make_request
 from tests.containers.test_behaviour import Box
-from varuna_core.agent.setup.entry import COMMAND, build_entry
+from varuna_core.agent.setup.container import COMMAND, build_entry
 from vjob.containers.apptainer import LIBRARIES, Apptainer
 
 pytestmark = pytest.mark.apptainer

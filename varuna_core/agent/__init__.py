@@ -1,5 +1,6 @@
-"""The node agent: what a node does between srun and the ranks. Standard library, Python 3.8.
+"""Node agent: what runs on a node between srun and the ranks. Standard library, Python 3.8.
 
 It runs outside the container with whatever python3 the node has, carried there as `agent.pyz`
-(`bundle.py`); so it imports nothing but `varuna_core.records` and itself. Commands: `cli.py`.
+(`bundle.py`). `cli.py` has its commands, `node.run_node` one node's part of an attempt, `supervise`
+its ranks, `closing.judge` how the attempt ended. Imports `varuna_core.records` and itself.
 """

@@ -14,12 +14,12 @@ from varuna_core.agent.meeting.meeting import (
     check_stop,
     explain_not_ready,
     gather_reports,
+    render_table,
     say_go,
     wait_for_go,
     wait_for_master,
 )
 from varuna_core.agent.meeting.opening import pick_port
-from varuna_core.agent.meeting.table import render_table
 from varuna_core.agent.meeting.watch import write_beat
 from varuna_core.agent.processes.process import own_environment
 from varuna_core.agent.processes.signals import Signals
@@ -34,8 +34,8 @@ from varuna_core.agent.setup.errors import Refusal
 from varuna_core.agent.setup.host import find_index, host_name
 from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.site import Site
+from varuna_core.agent.standby_ranks import StandbyRanks
 from varuna_core.agent.supervise import Supervisor
-from varuna_core.agent.waiting import Waiting
 from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import write_atomic
@@ -51,7 +51,7 @@ def run_node(
     number: int,
     given_index: int | None,
     tether: int | None = None,
-    waiting: Waiting | None = None,
+    standby: StandbyRanks | None = None,
 ) -> int:
     """The exit code of this node's share of the attempt."""
     signals = Signals()
@@ -81,7 +81,7 @@ def run_node(
             report = make_ready(site, signals, problems, leases)
             port = meet(site, signals, report, leases)
             site = replace(site, master=replace(master, port=port))
-            return Supervisor(site, signals, meeting_of(site), waiting).run()
+            return Supervisor(site, signals, meeting_of(site), standby).run()
     except Refusal as refusal:
         if refusal.code == NOT_READY and attempt.path.is_dir():
             with contextlib.suppress(OSError):

@@ -1,25 +1,67 @@
-"""What the Python of this node's ranks is at, as py-spy sees it from outside.
+"""Stacks of the ranks of a node, read with py-spy and printed in parcels for `vjob stacks`.
 
-Runs beside the node's agent, in a step of its own: the beat tells which processes are the ranks,
-by the node's own pids, so that it makes no difference whether they run in a container.
-"""
+A parcel is one JSON value in short lines. srun passes a task's output on in pieces of about a
+kilobyte, so that long lines of several nodes would end up within each other:
+
+    vjob-parcel <key> <number>/<count> <base64>"""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import shutil
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from varuna_core.agent.processes.proc import list_below, list_stats, read_stat
 from varuna_core.agent.processes.process import run
 from varuna_core.agent.setup.host import find_index, host_name
 from varuna_core.records.files import read_json
-from varuna_core.records.parcels import pack
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder
+
+PIECE_CHARS = 600
+_LINE = re.compile(r"vjob-parcel (\S{1,80}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*)")
+
+
+def pack(key: str, value: Any) -> Iterator[str]:
+    """The lines; the key is a word that no other parcel of the channel has."""
+    data = base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
+    pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
+    for number, piece in enumerate(pieces, start=1):
+        yield f"vjob-parcel {key} {number}/{len(pieces)} {piece}"
+
+
+class Unpacker:
+    """Puts parcels together, in whatever order their lines come."""
+
+    def __init__(self) -> None:
+        self._open: Dict[str, Dict[int, str]] = {}
+
+    def add(self, line: str) -> Tuple[bool, Optional[Any]]:
+        """Whether the line was of a parcel, and what was in it where it was the last one missing.
+
+        A parcel that arrives damaged is dropped: its sender counts as one that said nothing.
+        """
+        match = _LINE.search(line)
+        if match is None:
+            return False, None
+        key, number, count, piece = match.groups()
+        held = self._open.setdefault(key, {})
+        held[int(number)] = piece
+        if set(held) != set(range(1, int(count) + 1)):
+            return True, None
+        del self._open[key]
+        try:
+            data = base64.b64decode("".join(held[at] for at in sorted(held)), validate=True)
+            return True, json.loads(zlib.decompress(data))
+        except (ValueError, zlib.error):
+            return True, None
+
 
 SPY = "py-spy"
 SPY_S = 15.0

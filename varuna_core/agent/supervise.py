@@ -23,17 +23,26 @@ from typing import Any
 from varuna_core.agent.gpu.sampler import Sampler
 from varuna_core.agent.meeting.meeting import explain_ending
 from varuna_core.agent.meeting.watch import Watch
-from varuna_core.agent.processes.container_processes import Insiders
-from varuna_core.agent.processes.leftovers import adopt_orphans, end_leftovers
-from varuna_core.agent.processes.proc import is_halted, list_below, list_stats, measure_ranks
-from varuna_core.agent.processes.process import RankProcess, start_rank
-from varuna_core.agent.processes.pump import Pump
+from varuna_core.agent.processes.output import Pump
+from varuna_core.agent.processes.proc import (
+    ContainerProcesses,
+    is_halted,
+    list_below,
+    list_stats,
+    measure_ranks,
+)
+from varuna_core.agent.processes.process import (
+    RankProcess,
+    adopt_orphans,
+    end_leftovers,
+    start_rank,
+)
 from varuna_core.agent.processes.signals import ENDING, Signals
 from varuna_core.agent.setup.container import fill_in
 from varuna_core.agent.setup.errors import STOPPED
 from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.site import Site
-from varuna_core.agent.waiting import Waiting
+from varuna_core.agent.standby_ranks import StandbyRanks
 from varuna_core.records.exits import RankExit, rank_exit, reserve_exit, write_exit
 from varuna_core.records.requests import write_stop
 
@@ -54,10 +63,10 @@ class Supervisor:
     """The ranks of one node."""
 
     def __init__(
-        self, site: Site, signals: Signals, meeting: Meeting, waiting: Waiting | None = None
+        self, site: Site, signals: Signals, meeting: Meeting, standby: StandbyRanks | None = None
     ) -> None:
         self._site, self._signals, self._meeting = site, signals, meeting
-        self._waiting = waiting or Waiting()
+        self._standby = standby or StandbyRanks()
         self._attempt, self._grace_s = site.attempt, site.plan.timing.grace_s
         self._alive: dict[int, RankProcess] = {}
         self._started: dict[int, float] = {}
@@ -119,15 +128,15 @@ class Supervisor:
             self._started[rank] = time.time()
             try:
                 reserve_exit(self._attempt, rank)
-                inside = Insiders(start.marks) if start.marks else None
-                process = self._waiting.take(local_rank, replace(start, argv=argv))
+                inside = ContainerProcesses(start.marks) if start.marks else None
+                process = self._standby.take(local_rank, replace(start, argv=argv))
                 process = process or start_rank(argv, start.env, start.cwd, inside)
             except OSError as error:
                 self._refuse_rank(rank, error)
                 return
             self._alive[rank] = process
             self._pump.add(rank, process.stdout, process.stderr)
-        self._waiting.end()
+        self._standby.end()
 
     def _refuse_rank(self, rank: int, error: OSError) -> None:
         """A rank that could not even start fails like one that did; the rest do not start."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from varuna_core.agent.processes.sink import Sink
+from varuna_core.agent.processes.output import Sink
 from varuna_core.records.logs.tail import Follower, clean
 from varuna_core.records.runfolder import AttemptFolder
 

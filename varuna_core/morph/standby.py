@@ -1,6 +1,6 @@
 """`standby`: the agent of the next attempt, started while this one trains, with ranks that wait.
 
-    stay ── starts ──► standby: starts ranks, which import and wait (agent/waiting.py)
+    stay ── starts ──► standby: starts ranks, which import and wait (agent/standby_ranks.py)
          ── {"attempt": 3, "node": 1} ──► the agent of attempt 3, as if started for it
          ── the end of our input ──► goes
 
@@ -17,7 +17,7 @@ from varuna_core.agent.node import run_node
 from varuna_core.agent.processes.process import own_environment
 from varuna_core.agent.setup.host import host_name, load_plan
 from varuna_core.agent.setup.ranks import Meeting
-from varuna_core.agent.waiting import Waiting
+from varuna_core.agent.standby_ranks import StandbyRanks
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -42,12 +42,12 @@ def stand_by(run: RunFolder, number: int, index: int) -> int:
         interface=None,
         host=host_name(plan, index, os.environ, os.uname().nodename),
     )
-    waiting = Waiting()
-    waiting.start(plan, node, meeting, own_environment())
+    ranks = StandbyRanks()
+    ranks.start(plan, node, meeting, own_environment())
     line = sys.stdin.readline()
     if not line.endswith("\n"):  # whoever started us has no use for us any more
-        waiting.end()
+        ranks.end()
         return 0
     task = json.loads(line)
     plan = load_plan(run, task["attempt"])
-    return run_node(run, plan, task["attempt"], task["node"], waiting=waiting)
+    return run_node(run, plan, task["attempt"], task["node"], standby=ranks)

@@ -3,7 +3,7 @@
 `vjob submit` makes the file of a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
 the ranks; under torchrun, or alone, it runs as well. With `--profile FILE`, as `vjob profile` says
 it, the rank measures what the model costs and does not train. With `--standby` it imports, waits,
-and trains what its standard input says (varuna_core/agent/waiting.py).
+and trains what its standard input says (varuna_core/agent/standby_ranks.py).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.agent.stacks import Unpacker
 from varuna_core.launch.machines import Machine, parse_machine
 from varuna_core.launch.ssh import (
     FAILED,
@@ -24,7 +25,6 @@ from varuna_core.launch.ssh import (
 )
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import clean_environment, identify_machine
-from varuna_core.records.parcels import Unpacker
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs import process

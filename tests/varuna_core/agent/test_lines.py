@@ -1,6 +1,6 @@
 """Whole lines out of pieces, as the docstring of lines.py draws them."""
 
-from varuna_core.agent.processes.lines import BAR_S, IDLE_S, LONGEST, LineSplitter
+from varuna_core.agent.processes.output import BAR_S, IDLE_S, LONGEST, LineSplitter
 
 
 def test_lines_are_put_together_from_pieces() -> None:

@@ -10,15 +10,14 @@ import pytest
 from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.agent.checks import gpus
 from varuna_core.agent.checks import host as checks_host
-from varuna_core.agent.checks import network as checks_network
+from varuna_core.agent.checks import host as checks_network
 from varuna_core.agent.checks.gpus import check_gpus, count_gpus
 from varuna_core.agent.checks.preflight import CHECKS, run_checks
-from varuna_core.agent.meeting.meeting import explain_not_ready
+from varuna_core.agent.meeting.meeting import explain_not_ready, render_table
 from varuna_core.agent.meeting.network import Route
-from varuna_core.agent.meeting.table import render_table
 from varuna_core.agent.processes.process import Result
 from varuna_core.agent.setup.ranks import map_devices
-from varuna_core.agent.setup.site import Finding, Master, Site
+from varuna_core.agent.setup.site import CheckResult, Master, Site
 from varuna_core.records.nodes import Check, NodeReport
 from varuna_core.records.plan import Plan, Prediction
 from varuna_core.records.runfolder import RunFolder
@@ -67,11 +66,11 @@ def test_a_sound_node_passes_every_check(tmp_path: Path) -> None:
 
 
 def test_a_check_that_hangs_or_breaks_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    def hang(site: Site) -> list[Finding]:
+    def hang(site: Site) -> list[CheckResult]:
         time.sleep(5)
         return []
 
-    def crash(site: Site) -> list[Finding]:
+    def crash(site: Site) -> list[CheckResult]:
         raise KeyError("x")
 
     site = make_site(tmp_path, make_plan())

@@ -22,7 +22,7 @@ from tests.varuna_core.agent.local_run import (
     shell,
     wait_until,
 )
-from varuna_core.agent.processes.container_processes import Insiders
+from varuna_core.agent.processes.proc import ContainerProcesses
 from varuna_core.records.files import read_json
 
 MakeStage = Callable[..., Stage]
@@ -177,6 +177,6 @@ def find_client(stage: Stage) -> int:
 
 def test_a_rank_is_found_by_all_of_its_marks() -> None:
     known = {"VJOB_RUN": os.environ["HOME"], "RANK": "0"}
-    assert Insiders(known).find_main() is None
+    assert ContainerProcesses(known).find_main() is None
     mine = {name: os.environ[name] for name in ("HOME", "PATH")}
-    assert os.getpid() in Insiders(mine).find_all()
+    assert os.getpid() in ContainerProcesses(mine).find_all()

@@ -1,1 +1,4 @@
-"""Preflight: whether this node can run its ranks. `preflight.run_checks`."""
+"""Preflight: checks of a node before its ranks start. `preflight.inspect_node` runs them all.
+
+Imports the agent's `processes`, `setup` and `meeting`, and `varuna_core.records`.
+"""

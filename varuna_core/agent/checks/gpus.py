@@ -1,4 +1,4 @@
-"""How many GPUs the ranks of this node will see, and which, against what the plan asks for."""
+"""Check of the GPUs that the ranks of this node will see, against what the plan asks for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from varuna_core.agent.processes.process import run
 from varuna_core.agent.setup.ranks import split_devices
-from varuna_core.agent.setup.site import Finding, Site
+from varuna_core.agent.setup.site import CheckResult, Site
 from varuna_core.records.nodes import FAIL, OK, WARN
 from varuna_core.records.plan import Plan
 
@@ -18,30 +18,32 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 """A folder a GPU of the machine."""
 
 
-def check_gpus(site: Site) -> list[Finding]:
+def check_gpus(site: Site) -> list[CheckResult]:
     group = site.node.group
     if group.gpus == 0:
         site.facts.gpus = 0
         return []
     count, how = count_gpus(site.env.get("CUDA_VISIBLE_DEVICES"))
     if count is None:
-        return [Finding(FAIL, how)]
+        return [CheckResult(FAIL, how)]
     needed = group.gpus
     if group.devices is not None:
         out = [index for index in group.devices if index >= count]
         if out:
-            return [Finding(FAIL, f"device {out[0]} of the plan, but only {count} seen ({how})")]
+            return [
+                CheckResult(FAIL, f"device {out[0]} of the plan, but only {count} seen ({how})")
+            ]
         needed = len(group.devices)
         site.facts.gpus = needed
     else:
         site.facts.gpus = count
     if count < needed:
-        return [Finding(FAIL, f"{count} seen ({how}), the plan has {needed} a node")]
+        return [CheckResult(FAIL, f"{count} seen ({how}), the plan has {needed} a node")]
     other = [] if group.gpu_type is not None else check_kind(site.plan, read_models(DRIVER))
-    return [Finding(OK, f"{count} seen ({how}), {needed} used"), *other]
+    return [CheckResult(OK, f"{count} seen ({how}), {needed} used"), *other]
 
 
-def check_kind(plan: Plan, models: Sequence[str]) -> list[Finding]:
+def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
     """Where the conf names no type of GPU, a layout may have been planned for another one."""
     planned = None if plan.prediction is None else plan.prediction.gpu
     if planned is None:
@@ -53,7 +55,7 @@ def check_kind(plan: Plan, models: Sequence[str]) -> list[Finding]:
         f"{', '.join(others)}, but the layout was planned for {planned}; it is kept, for here is "
         "no profile to plan again with: profile these nodes, or name the type in cluster.nodes"
     )
-    return [Finding(WARN, text)]
+    return [CheckResult(WARN, text)]
 
 
 def read_models(driver: Path) -> list[str]:
@@ -69,7 +71,7 @@ def read_models(driver: Path) -> list[str]:
 
 
 def is_called(planned: str, model: str) -> bool:
-    """Whether a profile's `A100-40` or `RTX3090` may be the driver's `NVIDIA A100-SXM4-40GB`, ...
+    """True if a profile's `A100-40` may be the driver's `NVIDIA A100-SXM4-40GB`.
 
     Not every model tells its memory: where one does, it counts.
     """

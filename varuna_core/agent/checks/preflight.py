@@ -1,4 +1,4 @@
-"""Whether this node can run its ranks: what is cheap to see now and costs hours to learn later.
+"""Preflight: checks that are cheap before the ranks start and save hours of a failed run.
 
 All checks run side by side against one deadline, so a dead mount holds up its own check only.
 """
@@ -13,13 +13,15 @@ from varuna_core.agent.checks.gpus import check_gpus
 from varuna_core.agent.checks.host import (
     check_clock,
     check_disk,
+    check_interface,
     check_limits,
+    check_master,
+    check_name,
     check_paths,
     check_program,
     check_shared_memory,
 )
-from varuna_core.agent.checks.network import check_interface, check_master, check_name
-from varuna_core.agent.setup.site import Checker, Finding, Site
+from varuna_core.agent.setup.site import Checker, CheckResult, Site
 from varuna_core.records.nodes import FAIL, WARN, Check, NodeReport
 
 CHECK_S = 40.0
@@ -39,7 +41,7 @@ CHECKS: tuple[tuple[str, Checker], ...] = (
 
 
 def inspect_node(site: Site) -> NodeReport:
-    """The node's report before its container is prepared."""
+    """Run all checks; the report is that of a node whose container is still to be prepared."""
     checks = run_checks(site, CHECKS, CHECK_S)
     return NodeReport(
         index=site.node.index,
@@ -57,13 +59,13 @@ def inspect_node(site: Site) -> NodeReport:
 
 
 def run_checks(site: Site, checks: Sequence[tuple[str, Checker]], timeout_s: float) -> list[Check]:
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[CheckResult]] = {}
 
     def look(name: str, check: Checker) -> None:
         try:
             found[name] = check(site)
-        except Exception as error:  # a check that breaks is a finding, not the end of the agent
-            found[name] = [Finding(WARN, f"could not check: {type(error).__name__}: {error}")]
+        except Exception as error:  # a check that breaks is a result, not the end of the agent
+            found[name] = [CheckResult(WARN, f"could not check: {type(error).__name__}: {error}")]
 
     threads = [
         threading.Thread(target=look, args=item, name=f"check {item[0]}", daemon=True)
@@ -74,9 +76,9 @@ def run_checks(site: Site, checks: Sequence[tuple[str, Checker]], timeout_s: flo
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))
-    late = [Finding(FAIL, f"no answer within {timeout_s:g} s: a dead mount or driver?")]
+    late = [CheckResult(FAIL, f"no answer within {timeout_s:g} s: a dead mount or driver?")]
     return [
-        Check(name, finding.status, finding.text)
+        Check(name, result.status, result.text)
         for name, _ in checks
-        for finding in found.get(name, late)
+        for result in found.get(name, late)
     ]

@@ -11,8 +11,8 @@ import time
 from typing import Any, Callable, Dict, List, Set
 
 from varuna_core.agent.gpu.gauges import Cpu, GpuReader, open_gpus, read_memory_mb
+from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.proc import sees_machine
-from varuna_core.agent.processes.sink import Sink
 from varuna_core.agent.setup.ranks import map_devices, split_devices
 from varuna_core.agent.setup.site import Site
 from varuna_core.records.plan import GroupPlan

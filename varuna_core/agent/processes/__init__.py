@@ -1,1 +1,5 @@
-"""Processes of this node: started, read from, signalled, ended. The one place that starts them."""
+"""Processes of a node: `process.run` and `process.start_rank` start them, `output.Pump` carries
+what they print into files, `signals.Signals` notes the agent's own signals, `proc` reads /proc.
+
+Imports `varuna_core.records` alone.
+"""

@@ -1,7 +1,11 @@
-"""The one module of the agent that starts processes: short commands, and ranks.
+"""Processes of the agent: short commands, ranks, and what ranks leave behind.
 
-Words and values travel as UTF-8 whatever the locale of the node says, and what came in undecodable
-goes out as the same bytes.
+The one module of the agent that starts processes. Words and values travel as UTF-8 whatever the
+locale of the node says, and what came in undecodable goes out as the same bytes.
+
+Processes that outlive their rank ran off in a session of their own. The agent adopts them (it is
+their subreaper) and ends them once all its ranks have ended, so that no forgotten server holds a
+GPU, a port or memory of the next job on this node.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import sys
 import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from varuna_core.agent.processes.container_processes import Insiders
+from varuna_core.agent.processes.proc import ContainerProcesses, list_below, list_stats
 
 # Loaded here and not in the child: between fork and exec nothing may be imported.
 _PRCTL: Callable[..., int] | None = None
@@ -23,7 +27,6 @@ with contextlib.suppress(ImportError, OSError, AttributeError):  # a stripped py
     import ctypes
 
     _PRCTL = ctypes.CDLL(None).prctl
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER, _ANY = 0x59616D61, -1
 _POLL_S = 0.2
@@ -85,7 +88,9 @@ class RankProcess:
     With `inside` our child is a container runtime's client, and the rank one of those.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], inside: Insiders | None = None) -> None:
+    def __init__(
+        self, child: subprocess.Popen[bytes], inside: ContainerProcesses | None = None
+    ) -> None:
         assert child.stdout is not None and child.stderr is not None
         self._child, self._inside = child, inside
         self.pid = child.pid
@@ -173,7 +178,7 @@ def start_rank(
     argv: Sequence[str],
     env: Mapping[str, str],
     cwd: str,
-    inside: Insiders | None = None,
+    inside: ContainerProcesses | None = None,
     *,
     waits: bool = False,
 ) -> RankProcess:
@@ -260,3 +265,48 @@ def _encode(text: str) -> bytes:
 
 def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SPARED = ("catatonit", "podman pause")
+"""Whoever first runs podman on a node leaves this behind: it holds the user's name space open, and
+his other containers are in there."""
+_LEFTOVERS_PATIENCE_S = 5.0
+_LEFTOVERS_POLL_S = 0.05
+
+
+def adopt_orphans() -> None:
+    """From now on, processes whose parents ended are children of this process."""
+    set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_leftovers(patience_s: float, tidy_s: float = 0) -> list[str]:
+    """End every process below this one: TERM, patience, KILL. Returns who they were.
+
+    Nothing that this process still needs may run then. Those that end by themselves within
+    `tidy_s` are not spoken of.
+    """
+    deadline = time.monotonic() + tidy_s
+    while (found := _find_living()) and time.monotonic() < deadline:
+        time.sleep(_LEFTOVERS_POLL_S)
+    if not found:
+        return []
+    _signal_all(list(found), signal.SIGTERM)
+    deadline = time.monotonic() + min(patience_s, _LEFTOVERS_PATIENCE_S)
+    while _find_living() and time.monotonic() < deadline:
+        time.sleep(_LEFTOVERS_POLL_S)
+    deadline = time.monotonic() + _LEFTOVERS_PATIENCE_S
+    while (rest := _find_living()) and time.monotonic() < deadline:
+        _signal_all(list(rest), signal.SIGKILL)
+        time.sleep(_LEFTOVERS_POLL_S)
+    return [f"{pid} ({name})" for pid, name in sorted(found.items())]
+
+
+def _find_living() -> dict[int, str]:
+    """Everything below this process, by process id, with names. Reaps what has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    living = {pid: stat for pid, stat in list_stats().items() if stat.is_alive}
+    names = {pid: living[pid].name for pid in list_below([os.getpid()], living)}
+    return {pid: name for pid, name in names.items() if name not in _SPARED}

@@ -1,4 +1,11 @@
-"""The container on this node: chosen by what works here, prepared, entered, left clean."""
+"""The container on this node: choice of a runtime that works, preparation, entry, cleaning.
+
+Runtimes mangle environments, each in its own way: lines are cut at newlines, quotes stripped,
+names dropped, values evaluated. So a runtime passes one variable of plain ASCII, and inside `sh`
+makes the rest of it, below what the image itself sets:
+
+    /bin/sh -c 'eval "$VJOB_ENTER"' vjob PROGRAM ARGUMENT...
+"""
 
 from __future__ import annotations
 
@@ -9,18 +16,77 @@ import re
 import time
 from typing import Callable, Iterator, Mapping, Sequence
 
+from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
-from varuna_core.agent.processes.sink import Sink
-from varuna_core.agent.setup.entry import PATH
+from varuna_core.agent.setup.errors import WRONG_INPUT, Refusal
 from varuna_core.agent.setup.site import Site
 from varuna_core.records.nodes import FAIL, OK, Check
 from varuna_core.records.plan import ContainerPlan
 
-PROBE_S = 20.0
+ENTRY_VARIABLE = "VJOB_ENTER"
+ENTRY_COMMAND = ("/bin/sh", "-c", f'eval "${ENTRY_VARIABLE}"', "vjob")
+ENTRY_BYTES = 120_000
+"""The kernel takes 128 KiB for one variable."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PLAIN = re.compile(r"[ -~]*\Z")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+# Unpacked images keep their own variables in a file: enroot's in the first, charliecloud's in both.
+_READ_IMAGE = (
+    "for vjob_file in /etc/environment /ch/environment; do "
+    'if [ -r "$vjob_file" ]; then '
+    'while IFS= read -r vjob_line || [ -n "$vjob_line" ]; do '
+    'vjob_name="${vjob_line%%=*}"; vjob_value="${vjob_line#*=}"; '
+    'case "$vjob_line" in [A-Za-z_]*=*) ;; *) continue ;; esac; '
+    'case "$vjob_name" in *[!A-Za-z0-9_]*) continue ;; esac; '
+    'case "$vjob_value" in \\"*\\") vjob_value="${vjob_value#?}"; vjob_value="${vjob_value%?}" ;; '
+    '\\\'*\\\') vjob_value="${vjob_value#?}"; vjob_value="${vjob_value%?}" ;; esac; '
+    'export "$vjob_name=$vjob_value"; '
+    'done < "$vjob_file"; fi; done; '
+    "unset vjob_file vjob_line vjob_name vjob_value; "
+)
+# apptainer shows the GPU driver's libraries there, and only images of its own making look.
+_LIBRARIES = (
+    "[ ! -d /.singularity.d/libs ] || "
+    'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/.singularity.d/libs"; '
+)
 
+
+def build_entry(env: Mapping[str, str], workdir: str, *, reads_image: bool) -> str:
+    """The code: the image's variables, ours over them, the home folder, the working directory."""
+    parts = [_READ_IMAGE] if reads_image else []
+    parts.append(f': "${{PATH:={PATH}}}"; export PATH; ')
+    parts += [_export(name, env[name]) for name in sorted(env) if _NAME.match(name)]
+    parts.append('[ -d "$HOME" ] || export HOME=/tmp; ')
+    parts.append(_LIBRARIES)
+    parts.append(_set("vjob_folder", workdir))
+    parts.append(
+        f'cd "$vjob_folder" || exit 125; unset vjob_folder OLDPWD {ENTRY_VARIABLE}; exec "$@"'
+    )
+    code = "".join(parts)
+    if len(code) > ENTRY_BYTES:
+        what = f"the environment of a rank takes {len(code)} bytes, a container {ENTRY_BYTES}"
+        raise Refusal(WRONG_INPUT, f"{what}: move long values of `env` to files")
+    return code
+
+
+def _export(name: str, value: str) -> str:
+    return f"{_set(name, value)}export {name}; "
+
+
+def _set(name: str, value: str) -> str:
+    """An assignment of plain ASCII on one line, whatever the value is."""
+    if _PLAIN.match(value):
+        quoted = value.replace("'", "'\\''")
+        return f"{name}='{quoted}'; "
+    data = value.encode("utf-8", "surrogateescape")
+    octal = "".join(chr(b) if chr(b).isalnum() and b < 128 else f"\\{b:03o}" for b in data)
+    # The x keeps the newlines at the end, which $() would cut.
+    return f'{name}="$(printf \'{octal}x\')"; {name}="${{{name}%x}}"; '
+
+
+PROBE_S = 20.0
 _STRAY = re.compile(r"SLURM|SBATCH|PMI|PYTHON|VJOB_|(APPTAINER|SINGULARITY)ENV_")
 """What the runtime's own process must not see: hooks of images would act on it, or it enters."""
-
 _OF_STEP = re.compile(
     r"(SLURM|SBATCH|SRUN|SPANK|_SLURM|PMI|PYXIS|ENROOT)|(PWD|OLDPWD|SHLVL|_)$|"
     r"(GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$"  # of Slurm, beside CUDA's

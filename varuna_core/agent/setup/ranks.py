@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping
 
-from varuna_core.agent.processes.container_processes import MARKS
-from varuna_core.agent.setup.container import build_environment
-from varuna_core.agent.setup.entry import COMMAND, build_entry
+from varuna_core.agent.processes.proc import MARKS
+from varuna_core.agent.setup.container import ENTRY_COMMAND, build_entry, build_environment
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
 from varuna_core.records.stage_map import locate_ranks
@@ -94,7 +93,7 @@ def build_rank(
     # The runtime's own hooks look for these, such as NVIDIA_VISIBLE_DEVICES.
     runtime.update({name: entering[name] for name in container.defaults})
     return RankStart(
-        (*container.start, *COMMAND, *command),
+        (*container.start, *ENTRY_COMMAND, *command),
         {**runtime, container.enter_as: entry},
         "/",
         tuple(sorted(entering)),

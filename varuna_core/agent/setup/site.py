@@ -9,7 +9,7 @@ from varuna_core.records.plan import ContainerPlan, NodePlan, Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """What a check says."""
 
     status: str
@@ -19,7 +19,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Facts:
-    """What the checks learn beside their findings; None where they could not."""
+    """What the checks learn beside their results; None where they could not."""
 
     address: str | None = None
     interface: str | None = None
@@ -46,7 +46,7 @@ class Site:
     """The runtime that works here, once it was chosen."""
 
 
-Checker = Callable[[Site], List[Finding]]
+Checker = Callable[[Site], List[CheckResult]]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.agent.stacks import explain_refusal, shorten_error
-from varuna_core.records.parcels import Unpacker, pack
+from varuna_core.agent.stacks import Unpacker, explain_refusal, pack, shorten_error
 from vjob.jobs.monitor.stacks.collect import build_for_jobs
 from vjob.jobs.monitor.stacks.group import (
     Frame,

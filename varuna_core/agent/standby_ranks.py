@@ -29,7 +29,7 @@ _PLACE = (
 """Read when ranks meet, and by us: not at import."""
 
 
-class Waiting:
+class StandbyRanks:
     """The ranks of one node that wait, by local rank; none at first."""
 
     def __init__(self) -> None:

@@ -1,11 +1,16 @@
-"""Carries the ranks' output from their pipes into files, in one thread.
+"""Output of the ranks, carried from their pipes into files by one thread.
 
     rank 3 stdout ─► ranks/3.out (the bytes as they are)
                   └► <node>.out  (whole lines, each with "3: " before it)
                      <node>.times (when they were written)
 
 Only this thread writes the node's logs, so lines never interleave; and a slow disk holds up the
-ranks at worst, not the agent's watch over them.
+ranks at worst, not the agent's watch over them. Lines out of the pieces that a pipe delivers:
+
+    pieces   "lo" "ss 1\\nlos" "s 2\\n"     ->  "loss 1", "loss 2"
+    no end   "Password: " ...1 s...       ->  "Password: "
+    bar      "\\r 10%" "\\r 20%" ...        ->  " 20%" every few seconds, and the last
+    endless  70000 bytes without an end   ->  65536 and 4464
 """
 
 from __future__ import annotations
@@ -14,11 +19,123 @@ import os
 import selectors
 import threading
 import time
+from pathlib import Path
 
-from varuna_core.agent.processes.lines import LineSplitter
-from varuna_core.agent.processes.sink import Sink
+from varuna_core.records.files import PRIVATE_FILE
 from varuna_core.records.logs.times import MARK_S, format_mark
 from varuna_core.records.runfolder import AttemptFolder
+
+RETRY_S = 5.0
+
+
+class Sink:
+    """Log file of one writer that never holds up what it logs.
+
+    On a full disk it drops, counts, and tries again. With `says_loss` the file tells what it lacks.
+    """
+
+    def __init__(self, path: Path, *, says_loss: bool = False) -> None:
+        self._path = path
+        self._says_loss = says_loss
+        self._unsaid = 0
+        self._fd: int | None = None
+        self._retry = 0.0
+        self.dropped = 0
+        """Bytes that could not be written."""
+        self.trouble = ""
+        """Why not."""
+        self.size = 0
+        """Bytes that we wrote."""
+
+    def write(self, data: bytes) -> None:
+        left = memoryview(data)
+        if time.monotonic() >= self._retry:
+            try:
+                if self._fd is None:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                    self._fd = os.open(self._path, flags, PRIVATE_FILE)
+                if self._says_loss and self._unsaid:
+                    said = f"\nvjob: {self._unsaid} bytes are missing here: {self.trouble}\n"
+                    self.size += os.write(self._fd, said.encode())
+                    self._unsaid = 0
+                while left:
+                    written = os.write(self._fd, left)
+                    self.size += written
+                    left = left[written:]
+            except OSError as error:
+                self.trouble = error.strerror or str(error)
+                self._retry = time.monotonic() + RETRY_S
+        self.dropped += len(left)
+        self._unsaid += len(left)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+LONGEST = 64 * 1024
+IDLE_S = 1.0
+"""A line without an end is shown after so long a silence."""
+BAR_S = 5.0
+"""A progress bar that never falls silent is shown this often."""
+
+
+class LineSplitter:
+    """The state of one stream."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._fed = 0.0
+        self._shown = 0.0
+        self._cut = False
+        """Whether the line so far was shown before its end came."""
+
+    def feed(self, data: bytes, now: float) -> list[bytes]:
+        """The lines that became whole, without their ends."""
+        if not self._rest:
+            self._shown = now
+        self._fed = now
+        pieces = (self._rest + data).split(b"\n")
+        self._rest = pieces.pop()
+        if pieces:
+            if self._cut and not pieces[0].strip(b"\r"):
+                del pieces[0]  # only the end of what was shown already
+            self._cut = False
+            self._shown = now
+        lines = [part for piece in pieces for part in _cut_long(_last_state(piece))]
+        # What a carriage return overwrote is not kept; a last one may be half of a line's end.
+        self._rest = self._rest[self._rest.rfind(b"\r", 0, max(len(self._rest) - 1, 0)) + 1 :]
+        while len(self._rest) >= LONGEST:
+            lines.append(self._rest[:LONGEST])
+            self._rest = self._rest[LONGEST:]
+            self._cut = True
+        return lines
+
+    def due(self, now: float) -> bytes | None:
+        """A line without an end that has waited long enough."""
+        if not self._rest:
+            return None
+        is_idle = now - self._fed >= IDLE_S
+        return self.flush() if is_idle or now - self._shown >= BAR_S else None
+
+    def flush(self) -> bytes | None:
+        """What is left at the end of the stream."""
+        line, self._rest = _last_state(self._rest), b""
+        self._cut = self._cut or bool(line)
+        return line or None
+
+
+def _last_state(line: bytes) -> bytes:
+    """What a terminal would show of a line with carriage returns in it."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2] if b"\r" in line else line
+
+
+def _cut_long(line: bytes) -> list[bytes]:
+    if len(line) <= LONGEST:
+        return [line]
+    return [line[start : start + LONGEST] for start in range(0, len(line), LONGEST)]
+
 
 LAST_ERROR_CHARS = 500
 _READ = 256 * 1024

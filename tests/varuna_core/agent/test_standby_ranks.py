@@ -15,7 +15,7 @@ import pytest
 from tests.varuna_core.agent.local_run import is_running, make_group, make_plan, wait_until
 from varuna_core.agent.processes.process import RankProcess
 from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank
-from varuna_core.agent.waiting import Waiting, fits
+from varuna_core.agent.standby_ranks import StandbyRanks, fits
 from varuna_core.records.plan import Plan
 
 PROGRAM = """
@@ -47,8 +47,8 @@ def start_of(plan: Plan, local_rank: int, attempt: int, **own: str) -> RankStart
 
 
 @pytest.fixture
-def waiting() -> Iterator[Waiting]:
-    found = Waiting()
+def waiting() -> Iterator[StandbyRanks]:
+    found = StandbyRanks()
     plan = make("0.json")
     meeting = Meeting(Path("/run"), 0, Path("/run/trace"), "", 0, None, "n0")
     found.start(plan, plan.node(0), meeting, {"PATH": os.environ["PATH"]})
@@ -63,7 +63,7 @@ def read_all(process: RankProcess) -> str:
     return text
 
 
-def test_it_becomes_the_rank_with_its_environment_and_its_arguments(waiting: Waiting) -> None:
+def test_it_becomes_the_rank_with_its_environment_and_its_arguments(waiting: StandbyRanks) -> None:
     start = start_of(make("1.json"), 1, 1)
     process = waiting.take(1, start)
     assert process is not None
@@ -76,7 +76,9 @@ def test_it_becomes_the_rank_with_its_environment_and_its_arguments(waiting: Wai
     assert other is not None and '"RANK": "0"' in read_all(other)
 
 
-def test_it_runs_in_a_session_of_its_own_and_dies_of_signals_as_ranks_do(waiting: Waiting) -> None:
+def test_it_runs_in_a_session_of_its_own_and_dies_of_signals_as_ranks_do(
+    waiting: StandbyRanks,
+) -> None:
     (_, process) = waiting._ranks[0]
     assert os.getsid(process.pid) == process.pid
     process.signal_group(signal.SIGTERM)
@@ -85,7 +87,7 @@ def test_it_runs_in_a_session_of_its_own_and_dies_of_signals_as_ranks_do(waiting
     assert waiting.take(0, start_of(make("1.json"), 0, 1)) is None, "it is dead"
 
 
-def test_who_is_not_taken_ends(waiting: Waiting) -> None:
+def test_who_is_not_taken_ends(waiting: StandbyRanks) -> None:
     pids = [process.pid for _, process in waiting._ranks.values()]
     assert len(pids) == 2
     waiting.end()
