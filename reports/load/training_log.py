@@ -8,14 +8,15 @@ steps a log: the first, the slowest, the last.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from varuna_core.records.logs.progress import MARKS, NO_STEP, join_lines, parse_progress
 from varuna_core.records.logs.training_log import (
     ITERATION_MARK,
     JOB_INFO,
@@ -25,7 +26,7 @@ from varuna_core.records.logs.training_log import (
     TIMER_NUMBERS,
     TIMERS_HEAD,
     TIMERS_MARK,
-    parse_iteration,
+    Iteration,
     parse_job_info,
     parse_memory,
     parse_phase,
@@ -38,7 +39,18 @@ LARGEST_TIMERS = 1 << 26
 """Timers of one step beyond this are cut."""
 _JOB_INFO_MARK = b"NODE_RANK: "
 _JOB_INFO_BYTES = 4096
-_TORN_ITERATION = re.compile(rb"iteration +\d+/")
+_HEAD = re.compile(rb"iteration +\d+/")
+"""A Megatron line, or the torn beginning of one."""
+RARE = ("samples_per_s", "tokens_per_s")
+"""Columns only of logs that say so."""
+COLUMNS = tuple(
+    name
+    for name in Iteration.__dataclass_fields__
+    if name not in (*RARE, "losses", "others", "is_bar")
+)
+_MOST_IN_VAIN = 2000
+"""Lines with other trainers' words that tell no step, so many more than ten times those that do:
+then the rest of a log is not searched for them."""
 
 
 @dataclass(kw_only=True)
@@ -101,11 +113,19 @@ class LogReader:
         self._kept: dict[str, _Timers] = {}
         self._slowest_ms = -1.0
         self._skipped = 0
+        self._is_megatron = False
+        self._held: Iteration | None = None
+        """Of another trainer, until no more lines about its step follow."""
+        self._bar: Iteration | None = None
+        self._in_vain = 0
 
     def read(self) -> None:
         blocks = BlockReader(self.path, LOG_BLOCK_BYTES)
         for _, block in blocks:
             self._read_block(block)
+            if not self._is_megatron:
+                self._read_others(block)
+        self._flush()
         self._close_timers()
         kept = {id(timers): timers for timers in self._kept.values()}
         for timers in kept.values():
@@ -144,18 +164,60 @@ class LogReader:
 
     def _read_iteration(self, line: bytes) -> bool:
         """False where the line is about something else."""
-        found = parse_iteration(line.decode("utf-8", "replace"))
-        if found is None:
-            self._skipped += bool(_TORN_ITERATION.search(line))
+        if not _HEAD.search(line):
             return False
+        found = parse_progress(line.decode("utf-8", "replace"))
+        if found is None:
+            self._skipped += 1
+            return False
+        self._is_megatron = True
         self._step, self._time_ms = found.step, found.time_ms or 0.0
-        row = {name: getattr(found, name) for name in found.__dataclass_fields__}
-        losses, others = row.pop("losses"), row.pop("others")
-        row |= {"attempt": self.attempt, "node": self.node, "loss": found.loss}
-        for label, value in list({**losses, **others}.items())[:16]:
-            row[label] = value
-        self.tables.iterations.append(row)
+        self._add_row(found)
         return True
+
+    def _read_others(self, block: bytes) -> None:
+        """Lines of trainers that do not print as Megatron does.
+
+        A log that has Megatron's lines is read for those alone: a search for every word that
+        others use would take longer than all else.
+        """
+        if self._in_vain > _MOST_IN_VAIN:
+            return
+        for begin, end in _find_lines(block, MARKS):
+            if self._in_vain > _MOST_IN_VAIN:
+                return
+            text = block[begin : min(end, begin + 65536)].decode("utf-8", "replace")
+            found = parse_progress(text.rstrip("\r").rpartition("\r")[2])
+            self._in_vain += 1 if found is None else -10
+            if found is None:
+                continue
+            if found.is_bar:
+                self._bar = found
+            elif found.step != NO_STEP:
+                self._hold(found)
+            elif self._bar is not None:  # the bar above tells the step
+                self._hold(join_lines(self._bar, replace(found, step=self._bar.step)))
+
+    def _hold(self, found: Iteration) -> None:
+        """Several lines about one step make one row."""
+        if self._held is not None and self._held.step == found.step:
+            self._held = join_lines(self._held, found)
+            return
+        self._flush()
+        self._held = found
+
+    def _flush(self) -> None:
+        if self._held is not None:
+            self._add_row(self._held)
+            self._held = None
+
+    def _add_row(self, found: Iteration) -> None:
+        row = {name: getattr(found, name) for name in COLUMNS}
+        row |= {"attempt": self.attempt, "node": self.node, "loss": found.loss}
+        row |= {name: getattr(found, name) for name in RARE if getattr(found, name) is not None}
+        for label, value in list({**found.losses, **found.others}.items())[:16]:
+            row.setdefault(label, value)  # some print a label with the name of a column
+        self.tables.iterations.append(row)
 
     def _read_line(self, text: str, mark: bytes) -> None:
         if mark == MEMORY_MARK:
@@ -273,6 +335,19 @@ class LogReader:
                 "end": np.concatenate([end for _, end in calls]),
             }
             self.tables.calls.append(pd.DataFrame(columns))
+
+
+def _find_lines(block: bytes, marks: Iterable[bytes]) -> list[tuple[int, int]]:
+    """Begin and end of the lines with one of these marks, in order."""
+    found = set()
+    for mark in marks:
+        place = block.find(mark)
+        while place >= 0:
+            begin, end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
+            end = len(block) if end < 0 else end
+            found.add((begin, end))
+            place = block.find(mark, end)
+    return sorted(found)
 
 
 def _find_marks(block: bytes) -> list[tuple[int, bytes]]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
+from varuna_core.records.logs.progress import MARKS, split_tag
+from varuna_core.records.logs.training_log import PHASE_MARKS
 from vjob.jobs.monitor.log_lines.known_lines import ROWS, Kind, Known
-from vjob.jobs.monitor.log_lines.parse import MARKS, PHASE_MARKS, split_tag
 from vjob.jobs.monitor.log_lines.tails import show
 from vjob.jobs.monitor.model.snapshot import Line
 

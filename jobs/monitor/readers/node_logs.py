@@ -11,15 +11,14 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
-from varuna_core.records.logs.training_log import parse_job_info, parse_mark
-from vjob.jobs.monitor.log_lines.errors import DIGITS, INFO_MARK, Classifier
-from vjob.jobs.monitor.log_lines.parse import (
+from varuna_core.records.logs.progress import parse_progress, parse_time, split_tag
+from varuna_core.records.logs.training_log import (
     PHASE_MARKS,
-    Told,
-    parse_progress,
-    parse_time,
-    split_tag,
+    Iteration,
+    parse_job_info,
+    parse_mark,
 )
+from vjob.jobs.monitor.log_lines.errors import DIGITS, INFO_MARK, Classifier
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Added, Tail, show
 from vjob.jobs.monitor.model.snapshot import Line, Phase, Point
 
@@ -168,8 +167,8 @@ class LogFile:
                 if found_mark is not None:
                     self._mark(*found_mark, text)
 
-    def _add_point(self, told: Told, text: str) -> None:
-        point = told.point
+    def _add_point(self, told: Iteration, text: str) -> None:
+        point = _make_point(told)
         if point.step < 0:  # a bar, or else the count, tells its step
             step = 1 + (self.loss.step if self.loss else 0)
             self.loss = replace(point, step=step, at=self.tail.mtime)
@@ -259,6 +258,18 @@ class LogFile:
             order=order,
             written_by=mtime,
         )
+
+
+def _make_point(line: Iteration) -> Point:
+    return Point(
+        step=line.step,
+        step_s=None if line.time_ms is None else line.time_ms / 1000,
+        loss=line.loss,
+        grad_norm=line.grad_norm,
+        loss_scale=line.loss_scale,
+        skipped=line.skipped or 0,
+        nan=line.nan or 0,
+    )
 
 
 def _join(first: Point, second: Point) -> Point:

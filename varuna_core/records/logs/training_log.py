@@ -57,7 +57,7 @@ LABELS = {
 }
 """Labels with a field of their own; the losses and the elapsed time are found by their words."""
 _INTEGERS = ("consumed_samples", "global_batch_size", "skipped", "nan")
-_UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 1000.0}
+UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 1000.0}
 _HEAD = re.compile(r"\biteration +(\d{1,18})/ *(\d{1,18}) *\|(.*)", re.DOTALL)
 _VALIDATION = re.compile(r"\bvalidation loss at iteration (\d{1,18}) *\|(.*)", re.DOTALL)
 _ELAPSED = re.compile(r"elapsed time per (?:iteration|step) *(?:\((\w+)\))?")
@@ -89,6 +89,11 @@ class Iteration:
     nan: Optional[int] = None
     others: Mapping[str, float] = field(default_factory=dict)
     """What else the line says in numbers, by label."""
+    samples_per_s: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    """As printed: torchtitan's is of one device, others' of all."""
+    is_bar: bool = False
+    """The line is a progress bar, which counts steps and measures them roughly."""
 
     @property
     def loss(self) -> Optional[float]:
@@ -145,7 +150,7 @@ def parse_iteration(line: str) -> Optional[Iteration]:
             continue
         elapsed = _ELAPSED.fullmatch(label)
         if elapsed is not None:
-            fields["time_ms"] = number * _UNITS_MS.get(elapsed.group(1) or "ms", 1.0)
+            fields["time_ms"] = number * UNITS_MS.get(elapsed.group(1) or "ms", 1.0)
         elif label in LABELS:
             fields[LABELS[label]] = number
         elif "loss" in label and "scale" not in label:
@@ -307,6 +312,8 @@ def _read_number(text: str) -> Optional[float]:
 # What a rank is at besides steps. Megatron's words, those of its forks, and DeepSpeed's.
 
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
+PHASE_MARKS = (b"aving", b"aved", b"Evaluati", b"alidation loss", b"'eval_")
+"""One of these is in each line that `parse_mark` understands."""
 _MARKS = tuple(
     (name, begins, re.compile(pattern, re.IGNORECASE))
     for name, begins, pattern in (

@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.logs.training_log import parse_mark
-from vjob.jobs.monitor.log_lines.parse import (
-    MARKS,
-    PHASE_MARKS,
-    parse_progress,
-    parse_time,
-    split_tag,
-)
+from varuna_core.records.logs.progress import MARKS, parse_progress, parse_time, split_tag
+from varuna_core.records.logs.training_log import PHASE_MARKS, parse_mark
 
 MEGATRON = (
     " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration "
@@ -58,7 +52,7 @@ NEMO = (
         ("step 10/100 loss 2.3", 10, 100, None, 2.3),
         ("Step 10 of 100: loss=inf", 10, 100, None, math.inf),
         ("[rank3]: step=7 loss=-1.5e-3 step_time: 250ms", 7, None, 0.25, -0.0015),
-        ("iter 120: loss 2.1, time 103.4ms, mfu 12.1%", 120, None, None, 2.1),
+        ("iter 120: loss 2.1, time 103.4ms, mfu 12.1%", 120, None, 0.1034, 2.1),
         ("INFO global_step=40 train_loss=0.5 3.5 it/s", 40, None, 1 / 3.5, 0.5),
     ],
 )  # fmt: skip
@@ -67,11 +61,11 @@ def test_a_line_of_progress_is_understood(
 ) -> None:
     told = parse_progress(line)
     assert told is not None
-    assert (told.point.step, told.num_steps) == (step, num_steps)
-    assert told.point.step_s == (None if step_s is None else pytest.approx(step_s))
-    assert told.point.loss == (None if loss is None else pytest.approx(loss, nan_ok=True))
+    assert (told.step, told.num_steps) == (step, num_steps)
+    assert told.time_ms == (None if step_s is None else pytest.approx(1000 * step_s))
+    assert told.loss == (None if loss is None else pytest.approx(loss, nan_ok=True))
     assert any(mark in line.encode() for mark in MARKS)
-    assert told.point.nan == int(loss is not None and math.isnan(loss))
+    assert (told.nan or 0) == int(loss is not None and math.isnan(loss))
 
 
 @pytest.mark.parametrize(
