@@ -47,7 +47,7 @@ from varuna_core.data.vocabulary import (
     train_whitespace,
 )
 from vjob.jobs.conf.loading.load import parse_conf
-from vjob.jobs.programs.start import Found, build_files
+from vjob.jobs.programs.start import ProgramFiles, build_files
 
 SHAPES = {
     "the demo's GPT": ("{layers: 8, hidden: 64, heads: 4, sequence: 64, vocab: 1000}", 200),
@@ -80,7 +80,7 @@ def measure_waiting(folder: Path) -> list[str]:
 def _measure(folder: Path, name: str) -> str:
     model, num_steps = SHAPES[name]
     conf = parse_conf(CONF.format(model=model, steps=num_steps), "conf.yaml", folder)
-    for file, text in build_files(conf, Found(), str(folder)).items():
+    for file, text in build_files(conf, ProgramFiles(), str(folder)).items():
         (folder / file).write_text(text)
     trace = folder / "trace.jsonl"
     trace.unlink(missing_ok=True)

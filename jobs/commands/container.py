@@ -102,11 +102,12 @@ def import_(
     Accounts are enroot's matter: a line `machine REGISTRY login USER password TOKEN` in
     ~/.config/enroot/.credentials, for nvcr.io one for authn.nvidia.com too.
     """
-    from vjob.jobs.images import fetch as importing
+    from vjob.jobs.images.fetch import import_image
+    from vjob.jobs.images.image import find_cache, read_reference
 
-    name = importing.read_reference(reference).file_name
-    target = output or (cache or importing.find_cache(os.environ)) / name
-    path = importing.import_image(reference, target.absolute(), _note, arch=arch, again=again)
+    name = read_reference(reference).file_name
+    target = output or (cache or find_cache(os.environ)) / name
+    path = import_image(reference, target.absolute(), _note, arch=arch, again=again)
     click.echo(path)
     if output is None and cache is None:
         _note(f"in a conf: container: {{image: '{reference}'}}, or this path")
@@ -192,8 +193,8 @@ def list_(scratch: str, cache: Path | None, as_json: bool) -> None:
     srun -N4 --ntasks-per-node=1 vjob container list      on the nodes of a queue
     """
     from vjob.jobs.images import store as stores
-    from vjob.jobs.images.fetch import find_cache, list_imported
-    from vjob.jobs.images.tables import render_table, show_bytes, show_time
+    from vjob.jobs.images.image import find_cache, list_imported
+    from vjob.jobs.images.store import render_table, show_bytes, show_time
 
     store = stores.NodeStore(scratch, os.getuid())
     folder = cache or find_cache(os.environ)
@@ -230,7 +231,7 @@ def inspect(name: str, scratch: str, cache: Path | None, as_json: bool) -> None:
     vjob container inspect nvcr.io#nvidia/pytorch:25.11-py3
     """
     from vjob.jobs.images import inspect as inspecting
-    from vjob.jobs.images.fetch import find_cache
+    from vjob.jobs.images.image import find_cache
     from vjob.jobs.images.store import NodeStore
 
     store = NodeStore(scratch, os.getuid())
@@ -283,7 +284,7 @@ def _prefix(node: str) -> Callable[[str], None]:
 
 def _resolve(image: str | None) -> str | None:
     """The file of an imported reference; all else as it is."""
-    from vjob.jobs.images.fetch import find_imported
+    from vjob.jobs.images.image import find_imported
 
     if image is None or os.path.exists(image):
         return image

@@ -1,25 +1,28 @@
 """`vjob doctor` on containers: what is installed, whether it starts, and what is known to hinder.
 
-Judges are pure, as in doctor.py; what is mended on one node must be on all, so it is meant to be
-run on one of them: `srun vjob doctor`.
+Judges are pure, as in doctor.py; what is corrected on one node must be on all, so it is meant to be
+run on one of them: `srun vjob doctor`. A start is tried with a root folder made of this machine's
+own directories, so that no image is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vjob.containers.catalogue import CATALOGUE, find_trouble
 from vjob.containers.registry import RUNTIMES
-from vjob.containers.runtime import ImageKind
+from vjob.containers.runtime import Commands, ImageKind, Mount, Request, Runtime
 from vjob.jobs.conf.schema import Container
-from vjob.jobs.doctor.container_start import try_start
-from vjob.jobs.finding import Finding, ask, read_text, try_out
+from vjob.jobs.diagnosis import Diagnosis, ask, read_text, try_out
+from vjob.jobs.images.store import remove_tree
 
 VERSIONS: Mapping[str, tuple[str, ...]] = {
     "enroot": ("enroot", "version"),
@@ -42,32 +45,36 @@ SYSCTLS = (
 )
 HOOKS = ("/etc/enroot/hooks.d", "/usr/local/etc/enroot/hooks.d")
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+START_S = 60.0
+FOLDERS = ("dev", "etc", "proc", "run", "sys", "tmp", "var")
+OF_HOST = ("usr", "bin", "lib", "lib32", "lib64", "sbin")
+"""Whatever a program of this machine needs; links on most systems now."""
 
 
-def examine_containers() -> list[Finding]:
+def examine_containers() -> list[Diagnosis]:
     """Look at everything; nothing here raises."""
     scratch = Container().scratch
     found = [name for name, command in VERSIONS.items() if shutil.which(command[0])]
-    findings = [examine_runtime(name, scratch) for name in found]
+    diagnoses = [examine_runtime(name, scratch) for name in found]
     missing = [name for name in VERSIONS if name not in found]
     if missing:
-        findings.append(judge_missing(found, missing))
+        diagnoses.append(judge_missing(found, missing))
     help_text = ask("srun", "--help") if shutil.which("srun") else None
     if help_text is not None:
-        findings.append(judge_pyxis(help_text, _read_plugstack(), _find_mount("/run")))
-    findings.append(judge_namespaces({name: read_text(path) for name, path in SYSCTLS}))
-    findings.append(judge_scratch(scratch, *_find_mount(scratch)))
-    findings.append(judge_squashfs(shutil.which("unsquashfs"), shutil.which("mksquashfs")))
-    findings.append(judge_fuse(_read_mode("/dev/fuse")))
+        diagnoses.append(judge_pyxis(help_text, _read_plugstack(), _find_mount("/run")))
+    diagnoses.append(judge_namespaces({name: read_text(path) for name, path in SYSCTLS}))
+    diagnoses.append(judge_scratch(scratch, *_find_mount(scratch)))
+    diagnoses.append(judge_squashfs(shutil.which("unsquashfs"), shutil.which("mksquashfs")))
+    diagnoses.append(judge_fuse(_read_mode("/dev/fuse")))
     if "podman" in found and os.getuid() != 0:
         texts = (read_text("/etc/subuid"), read_text("/etc/subgid"))
-        findings.append(judge_subids(_find_user(), os.getuid(), *texts))
+        diagnoses.append(judge_subids(_find_user(), os.getuid(), *texts))
     if read_text("/proc/driver/nvidia/version") is not None:
-        findings += examine_gpus(found)
-    return findings
+        diagnoses += examine_gpus(found)
+    return diagnoses
 
 
-def examine_runtime(name: str, scratch: str) -> Finding:
+def examine_runtime(name: str, scratch: str) -> Diagnosis:
     """Its version, and a start; docker's daemon is asked, for docker starts images alone."""
     env = {**os.environ, "USER": os.environ.get("USER") or str(os.getuid())}
     _, said = try_out(VERSIONS[name], env)
@@ -84,15 +91,15 @@ def examine_runtime(name: str, scratch: str) -> Finding:
     return judge_start(name, said, problem, does="starts a container")
 
 
-def judge_start(name: str, version: str, problem: str, *, does: str) -> Finding:
+def judge_start(name: str, version: str, problem: str, *, does: str) -> Diagnosis:
     """From what it said of its version, and of a start that failed."""
     match = re.search(r"\d+(\.\d+)+\S*", version)
     what = f"{name} {match.group().rstrip(',')}" if match else name
     if not problem:
-        return Finding(name=name, status="ok", text=f"{what} {does}")
+        return Diagnosis(name=name, status="ok", text=f"{what} {does}")
     trouble = find_trouble(problem, [name])
     lines = [line.strip() for line in problem.splitlines() if line.strip()]
-    return Finding(
+    return Diagnosis(
         name=name,
         status="warn",
         text=f"{what} is installed and does not work: {' | '.join(lines[-2:])}",
@@ -102,34 +109,34 @@ def judge_start(name: str, version: str, problem: str, *, does: str) -> Finding:
     )
 
 
-def judge_missing(found: Collection[str], missing: Collection[str]) -> Finding:
+def judge_missing(found: Collection[str], missing: Collection[str]) -> Diagnosis:
     text = f"not installed on this machine: {', '.join(missing)} (nodes may differ)"
     if found:
-        return Finding(name="runtimes", status="ok", text=text)
+        return Diagnosis(name="runtimes", status="ok", text=text)
     remedy = "run `srun vjob doctor` to see a node, or run bare, without container.image"
-    return Finding(name="runtimes", status="note", text=text, remedy=remedy)
+    return Diagnosis(name="runtimes", status="note", text=text, remedy=remedy)
 
 
-def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Finding:
+def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Diagnosis:
     """`run` is the type, options and free bytes of /run, where pyxis unpacks by default."""
     if "--container-image" not in help_text:
-        return Finding(name="pyxis", status="note", text="srun has no pyxis")
+        return Diagnosis(name="pyxis", status="note", text="srun has no pyxis")
     match = re.search(r"runtime_path=(\S+)", plugstack)
     if match is None and run[0] == "tmpfs" and run[2] < LOW_RUN:
         trouble = next(row for row in CATALOGUE if row.name == "small /run")
         text = f"srun has pyxis; {trouble.cause}: {run[2] / GIB:.1f} GiB are free there"
-        return Finding(name="pyxis", status="warn", text=text, remedy=trouble.remedy)
+        return Diagnosis(name="pyxis", status="warn", text=text, remedy=trouble.remedy)
     where = match[1] if match else "/run/pyxis"
-    return Finding(name="pyxis", status="ok", text=f"srun has pyxis, which unpacks in {where}")
+    return Diagnosis(name="pyxis", status="ok", text=f"srun has pyxis, which unpacks in {where}")
 
 
-def judge_namespaces(sysctls: Mapping[str, str | None]) -> Finding:
+def judge_namespaces(sysctls: Mapping[str, str | None]) -> Diagnosis:
     """Each may be missing: then the kernel has no such switch."""
     values = {name: value.strip() for name, value in sysctls.items() if value}
     name = "user namespaces"
     most = values.get("user.max_user_namespaces")
     if most is None:
-        return Finding(name=name, status="note", text="not known on this system")
+        return Diagnosis(name=name, status="note", text="not known on this system")
     wrong = []
     if int(most) <= 1:
         wrong.append("user.max_user_namespaces=15000")
@@ -138,8 +145,8 @@ def judge_namespaces(sysctls: Mapping[str, str | None]) -> Finding:
     if values.get("kernel.apparmor_restrict_unprivileged_userns") == "1":
         wrong.append("kernel.apparmor_restrict_unprivileged_userns=0")
     if not wrong:
-        return Finding(name=name, status="ok", text=f"up to {most}")
-    return Finding(
+        return Diagnosis(name=name, status="ok", text=f"up to {most}")
+    return Diagnosis(
         name=name,
         status="warn",
         text="ordinary users may not make them: no runtime but docker can start",
@@ -148,7 +155,7 @@ def judge_namespaces(sysctls: Mapping[str, str | None]) -> Finding:
     )
 
 
-def judge_scratch(path: str, kind: str, options: str, free: int) -> Finding:
+def judge_scratch(path: str, kind: str, options: str, free: int) -> Diagnosis:
     """The default of container.scratch: local, executable, with room."""
     text = f"{path}, the default of container.scratch, is {kind or 'of unknown type'}"
     text += f" with {free / GIB:.0f} GiB free"
@@ -162,27 +169,27 @@ def judge_scratch(path: str, kind: str, options: str, free: int) -> Finding:
         problem = f"little {where} for an unpacked image of PyTorch, which takes 25 GB"
         remedy = f"{advice} with three times the image's size; `vjob container clean` makes room"
     else:
-        return Finding(name="scratch", status="ok", text=text)
-    return Finding(name="scratch", status="warn", text=f"{text}: {problem}", remedy=remedy)
+        return Diagnosis(name="scratch", status="ok", text=text)
+    return Diagnosis(name="scratch", status="warn", text=f"{text}: {problem}", remedy=remedy)
 
 
-def judge_squashfs(unpacker: str | None, packer: str | None) -> Finding:
+def judge_squashfs(unpacker: str | None, packer: str | None) -> Diagnosis:
     if unpacker is None:
-        return Finding(
+        return Diagnosis(
             name="squashfs",
             status="warn",
             text="unsquashfs is missing: enroot, charliecloud and podman cannot unpack .sqsh files",
             remedy="an admin installs squashfs-tools on every node",
         )
     text = "unsquashfs is there" + ("" if packer else "; mksquashfs, to make images, is not")
-    return Finding(name="squashfs", status="ok", text=text)
+    return Diagnosis(name="squashfs", status="ok", text=text)
 
 
-def judge_fuse(mode: int | None) -> Finding:
+def judge_fuse(mode: int | None) -> Diagnosis:
     if mode is not None and mode & 0o006 == 0o006:
-        return Finding(name="fuse", status="ok", text="/dev/fuse is open to users")
+        return Diagnosis(name="fuse", status="ok", text="/dev/fuse is open to users")
     state = "is missing" if mode is None else f"has mode {mode & 0o777:04o}"
-    return Finding(
+    return Diagnosis(
         name="fuse",
         status="note",
         text=f"/dev/fuse {state}: users cannot mount image files (vjob unpacks them instead)",
@@ -190,14 +197,14 @@ def judge_fuse(mode: int | None) -> Finding:
     )
 
 
-def judge_subids(user: str, user_id: int, *texts: str | None) -> Finding:
+def judge_subids(user: str, user_id: int, *texts: str | None) -> Diagnosis:
     """From /etc/subuid and /etc/subgid; a directory service may give ranges too."""
     ranges = rf"^({re.escape(user)}|{user_id}):\d+:(\d+)$"
     sizes = [re.findall(ranges, text or "", re.MULTILINE) for text in texts]
     if all(found and max(int(size) for _, size in found) >= 65536 for found in sizes):
-        return Finding(name="subuid", status="ok", text=f"{user} has subordinate ids for podman")
+        return Diagnosis(name="subuid", status="ok", text=f"{user} has subordinate ids for podman")
     trouble = next(row for row in CATALOGUE if row.name == "no subuid")
-    return Finding(
+    return Diagnosis(
         name="subuid",
         status="note",
         text=f"{user} has no 65536 subordinate ids here: podman cannot hold images of many users",
@@ -205,7 +212,7 @@ def judge_subids(user: str, user_id: int, *texts: str | None) -> Finding:
     )
 
 
-def examine_gpus(found: Collection[str]) -> list[Finding]:
+def examine_gpus(found: Collection[str]) -> list[Diagnosis]:
     """On a machine with an NVIDIA driver."""
     has_hook = any(Path(folder, "98-nvidia.sh").exists() for folder in HOOKS)
     has_cdi = any(
@@ -220,7 +227,7 @@ def examine_gpus(found: Collection[str]) -> list[Finding]:
 
 def judge_gpus(
     found: Collection[str], tools: Mapping[str, bool], *, has_hook: bool, has_cdi: bool
-) -> list[Finding]:
+) -> list[Diagnosis]:
     """For each runtime, whether GPUs can enter its containers."""
     cli = tools["nvidia-container-cli"]
     rows = {
@@ -237,9 +244,9 @@ def judge_gpus(
     }
     known = {row.name: row.remedy for row in CATALOGUE}
     return [
-        Finding(name=f"gpus in {name}", status="ok", text="what brings them in is installed")
+        Diagnosis(name=f"gpus in {name}", status="ok", text="what brings them in is installed")
         if rows[name][0]
-        else Finding(
+        else Diagnosis(
             name=f"gpus in {name}",
             status="warn",
             text=f"missing: {rows[name][1]}",
@@ -291,3 +298,81 @@ def _find_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+def try_start(kind: type[Runtime], scratch: str) -> str:
+    """Start a container by the commands that a plan holds for a node; the error, or nothing."""
+    with make_room(scratch) as folder:
+        mounts = make_skeleton(folder / "root", Path("/"))
+        commands = kind().plan(build_request(folder, mounts))
+        env = build_environment(commands, os.environ)
+        try:
+            for words in (*commands.prepare, (*commands.start, "/bin/sh", "-c", ":")):
+                code, said = try_out(fill_in(words), env, START_S)
+                if code != 0:
+                    return said.strip() or f"{words[0]} ended with {code}"
+        finally:
+            for words in commands.clean:
+                try_out(fill_in(words), env, START_S)
+    return ""
+
+
+@contextlib.contextmanager
+def make_room(scratch: str) -> Iterator[Path]:
+    """Temporary folder below scratch, as a run's store would be."""
+    folder = Path(tempfile.mkdtemp(prefix="vjob-doctor-", dir=scratch))
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # podman's notes may belong to mapped users
+            remove_tree(folder)
+
+
+def make_skeleton(root: Path, host: Path) -> tuple[Mount, ...]:
+    """Make empty folders and the machine's own links; the mounts that make a system of them."""
+    mounts = []
+    for name in FOLDERS:
+        (root / name).mkdir(parents=True)
+    for name in ("passwd", "group", "hosts", "resolv.conf"):
+        (root / "etc" / name).touch()
+    for name in OF_HOST:
+        path = host / name
+        if path.is_symlink():
+            (root / name).symlink_to(os.readlink(path))
+        elif path.is_dir():
+            (root / name).mkdir()
+            mounts.append(Mount(source=str(path), target=f"/{name}", read_only=True))
+    return tuple(mounts)
+
+
+def build_request(folder: Path, mounts: tuple[Mount, ...]) -> Request:
+    return Request(
+        run="doctor",
+        image=str(folder / "root"),
+        kind=ImageKind.FOLDER,
+        mounts=mounts,
+        workdir="/",
+        writable=False,
+        remap_root=False,
+        reuse="auto",
+        gpus=False,
+        user_id=os.getuid(),
+        scratch=str(folder),
+        stamp="",
+    )
+
+
+def build_environment(commands: Commands, environ: Mapping[str, str]) -> dict[str, str]:
+    """The agent's environment; Slurm's and Python's variables are for jobs."""
+    base = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("SLURM", "SBATCH", "PYTHON"))
+    }
+    base.setdefault("USER", str(os.getuid()))
+    return {**base, **commands.env, commands.enter_as: ":"}
+
+
+def fill_in(words: Sequence[str]) -> tuple[str, ...]:
+    """Words with `%{node}` and the like filled in, as the agent does on a node."""
+    return tuple(re.sub(r"%\{\w+\}", "doctor", word) for word in words)

@@ -1,6 +1,6 @@
 """`vjob doctor`: what of this machine and its Slurm would trouble a job, each with its remedy.
 
-Findings are made by pure functions from what commands said, so that each has a test from a
+Diagnoses are made by pure functions from what commands said, so that each has a test from a
 recorded text.
 """
 
@@ -13,17 +13,17 @@ import socket
 import sys
 
 from varuna_core.agent.checks.gpus import DRIVER
+from vjob.jobs.diagnosis import Diagnosis, ask, read_text
 from vjob.jobs.doctor.containers import examine_containers
-from vjob.jobs.finding import Finding, ask, read_text
 from vjob.jobs.schedulers.slurm_settings import examine_slurm
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Diagnosis]:
     """Look at everything; nothing here raises."""
-    findings: list[Finding] = []
+    diagnoses: list[Diagnosis] = []
     if shutil.which("sbatch") is None:
-        findings.append(
-            Finding(
+        diagnoses.append(
+            Diagnosis(
                 name="slurm",
                 status="note",
                 text="sbatch is not on PATH: runs go to this machine",
@@ -31,34 +31,34 @@ def examine() -> list[Finding]:
             )
         )
     else:
-        findings += examine_slurm()
+        diagnoses += examine_slurm()
     has_gpus = any(DRIVER.glob("*/information"))
-    findings.append(judge_python(find_version("torch"), find_version("numpy"), has_gpus))
-    findings += examine_containers()
-    findings.append(judge_host_name(socket.gethostname(), _resolve(socket.gethostname())))
-    findings.append(judge_interfaces(ask("ip", "-o", "-4", "addr") or ""))
-    findings.append(judge_ports(read_text("/proc/sys/net/ipv4/ip_local_port_range")))
-    return findings
+    diagnoses.append(judge_python(find_version("torch"), find_version("numpy"), has_gpus))
+    diagnoses += examine_containers()
+    diagnoses.append(judge_host_name(socket.gethostname(), _resolve(socket.gethostname())))
+    diagnoses.append(judge_interfaces(ask("ip", "-o", "-4", "addr") or ""))
+    diagnoses.append(judge_ports(read_text("/proc/sys/net/ipv4/ip_local_port_range")))
+    return diagnoses
 
 
-def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Finding:
+def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagnosis:
     """By their packages' own word: importing torch takes seconds."""
     missing = [name for name, version in (("torch", torch), ("numpy", numpy)) if version is None]
     if missing:
-        return Finding(
+        return Diagnosis(
             name="training",
             status="note",
             text=f"no {' and no '.join(missing)} under {sys.executable}, where bare ranks run",
             remedy="pip install 'vjob[train]' there; or program.python, or container.image",
         )
     if has_gpus and str(torch).endswith("+cpu"):
-        return Finding(
+        return Diagnosis(
             name="training",
             status="warn",
             text=f"torch {torch} is a build without CUDA, and there are GPUs here",
             remedy=f"install torch for CUDA under {sys.executable}, or set container.image",
         )
-    return Finding(name="training", status="ok", text=f"torch {torch}, numpy {numpy}")
+    return Diagnosis(name="training", status="ok", text=f"torch {torch}, numpy {numpy}")
 
 
 def find_version(package: str) -> str | None:
@@ -68,52 +68,52 @@ def find_version(package: str) -> str | None:
         return None
 
 
-def judge_host_name(name: str, address: str | None) -> Finding:
+def judge_host_name(name: str, address: str | None) -> Diagnosis:
     if address is None:
-        return Finding(
+        return Diagnosis(
             name="host name",
             status="warn",
             text=f"{name} does not resolve",
             remedy=f"add a line `ADDRESS {name}` to /etc/hosts",
         )
     if address.startswith("127."):
-        return Finding(
+        return Diagnosis(
             name="host name",
             status="warn",
             text=f"{name} resolves to {address}: other nodes cannot reach it there",
             remedy=f"in /etc/hosts replace `{address} {name}` by this machine's network address",
         )
-    return Finding(name="host name", status="ok", text=f"{name} is {address}")
+    return Diagnosis(name="host name", status="ok", text=f"{name} is {address}")
 
 
-def judge_interfaces(text: str) -> Finding:
+def judge_interfaces(text: str) -> Diagnosis:
     rows = re.findall(r"^\d+:\s+(\S+)\s+inet\s+(\S+)", text, re.MULTILINE)
     shown = [f"{name} {address}" for name, address in rows if name != "lo"]
     if not shown:
-        return Finding(name="interfaces", status="warn", text="no network address but loopback")
-    return Finding(name="interfaces", status="ok", text=", ".join(shown))
+        return Diagnosis(name="interfaces", status="warn", text="no network address but loopback")
+    return Diagnosis(name="interfaces", status="ok", text=", ".join(shown))
 
 
-def judge_ports(text: str | None) -> Finding:
+def judge_ports(text: str | None) -> Diagnosis:
     low, _, high = (text or "32768 60999").strip().partition("\t")
     if int((high or "60999").strip() or 60999) >= 61000:
-        return Finding(
+        return Diagnosis(
             name="ports",
             status="warn",
             text=f"the ephemeral range {low}-{high.strip()} covers 61000 and up, where vjob takes "
             "the master's port",
             remedy="set cluster.port to one outside that range, or lower ip_local_port_range",
         )
-    return Finding(name="ports", status="ok", text="61000 and up are free of ephemeral ports")
+    return Diagnosis(name="ports", status="ok", text="61000 and up are free of ephemeral ports")
 
 
-def render(findings: list[Finding]) -> str:
-    """One line a finding, the remedy below."""
+def render(diagnoses: list[Diagnosis]) -> str:
+    """One line a diagnosis, the remedy below."""
     lines = []
-    for finding in findings:
-        lines.append(f"{finding.status:<5} {finding.name}: {finding.text}")
-        if finding.remedy and finding.status != "ok":
-            lines.append(f"      {finding.remedy}")
+    for diagnosis in diagnoses:
+        lines.append(f"{diagnosis.status:<5} {diagnosis.name}: {diagnosis.text}")
+        if diagnosis.remedy and diagnosis.status != "ok":
+            lines.append(f"      {diagnosis.remedy}")
     return "\n".join(lines)
 
 

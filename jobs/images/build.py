@@ -10,6 +10,8 @@ what it cannot do here (no root, no debootstrap, no engine), with what to do ins
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import shlex
@@ -27,13 +29,11 @@ from typing import Any
 
 import yaml
 
-from varuna_core import __version__
+import varuna_core
 from vjob.jobs.errors import InputError
 from vjob.jobs.images.fetch import Say, Ticker, explain_failure, import_image, land, make_folder
-from vjob.jobs.images.kinds import SUFFIXES
-from vjob.jobs.images.store import remove_tree
-from vjob.jobs.images.tables import show_bytes
-from vjob.jobs.images.wheel import write_wheel
+from vjob.jobs.images.image import SUFFIXES
+from vjob.jobs.images.store import remove_tree, show_bytes
 from vjob.jobs.process import run_shown
 
 LEFT_OUT = ("dev/*", "dev/.*", "proc/*", "sys/*")
@@ -41,6 +41,20 @@ LEFT_OUT = ("dev/*", "dev/.*", "proc/*", "sys/*")
 OF_APT = ("var/cache/apt/*.bin", "var/cache/apt/archives/*.deb", "var/lib/apt/lists/*")
 ENGINES = ("podman", "docker")
 DEBIAN_SITE = "usr/lib/python3/dist-packages"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_METADATA = """\
+Metadata-Version: 2.1
+Name: varuna-core
+Version: {version}
+Summary: The training runtime of vjob
+Requires-Python: >=3.10
+"""
+_WHEEL = """\
+Wheel-Version: 1.0
+Generator: vjob {version}
+Root-Is-Purelib: true
+Tag: py3-none-any
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +294,7 @@ def build_dockerfile(path: Path, options: Options, say: Say) -> None:
             f"{path.name} is a Dockerfile, and {missing} is not on PATH here: build it where "
             "podman or docker and enroot are, and copy the file"
         )
-    tag = f"vjob-{path.name.removesuffix('.Dockerfile').lower()}:{__version__}"
+    tag = f"vjob-{path.name.removesuffix('.Dockerfile').lower()}:{varuna_core.__version__}"
     tag = f"localhost/{tag}" if engine == "podman" else tag
     with make_scratch(options.scratch) as folder:
         shutil.copyfile(path, folder / "Dockerfile")
@@ -293,3 +307,47 @@ def build_dockerfile(path: Path, options: Options, say: Say) -> None:
     scheme = "podman" if engine == "podman" else "dockerd"
     import_image(f"{scheme}://{tag}", options.output, say, again=True)
     say(f"{engine} keeps {tag} for the next build; `{engine} image rm {tag}` frees its disk")
+
+
+def write_wheel(folder: Path) -> Path:
+    """Pack varuna_core into a wheel, for an image whose ranks import it without the rest of vjob.
+
+    Made from the package that runs now, for an installed vjob has no source tree to build from; the
+    same sources give the same bytes.
+    """
+    files = render_wheel(collect_files(), varuna_core.__version__)
+    path = folder / f"varuna_core-{varuna_core.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+    return path
+
+
+def collect_files() -> dict[str, bytes]:
+    """Files of varuna_core: name in the wheel to content."""
+    root = Path(varuna_core.__file__).parent
+    return {
+        f"varuna_core/{path.relative_to(root)}": path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def render_wheel(files: dict[str, bytes], version: str) -> dict[str, bytes]:
+    """The files with what makes them a wheel (PEP 427)."""
+    info = f"varuna_core-{version}.dist-info"
+    found = {
+        **files,
+        f"{info}/METADATA": _METADATA.format(version=version).encode(),
+        f"{info}/WHEEL": _WHEEL.format(version=version).encode(),
+    }
+    record = f"{info}/RECORD"
+    rows = [f"{name},sha256={_hash(data)},{len(data)}" for name, data in found.items()]
+    return {**found, record: ("\n".join([*rows, f"{record},,"]) + "\n").encode()}
+
+
+def _hash(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -16,62 +16,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from vjob.containers.catalogue import find_trouble
-from vjob.containers.reference import BadReference, Reference, parse_reference
+from vjob.containers.reference import Reference
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.images.squashfs import explain_damage
+from vjob.jobs.images.image import explain_damage, read_reference
 from vjob.jobs.process import Result, run_shown
 
 Say = Callable[[str], None]
 
 TICK_S = 10.0
 """Between two words of work that says nothing itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Imported:
-    """An image file of the cache."""
-
-    name: str
-    path: str
-    bytes: int
-    time: float
-
-
-def find_cache(environ: Mapping[str, str]) -> Path:
-    """Where imported files lie, unless told otherwise: in the home folder, which nodes see."""
-    base = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "vjob" / "images"
-
-
-def find_imported(image: str, environ: Mapping[str, str]) -> Path | None:
-    """The file that an import of this reference made."""
-    path = find_cache(environ) / read_reference(image).file_name
-    return path if path.is_file() else None
-
-
-def list_imported(cache: Path) -> list[Imported]:
-    """Every image file of the cache."""
-    found = []
-    for path in sorted(cache.glob("*.sqsh")):
-        if path.name.startswith("."):
-            continue
-        with contextlib.suppress(OSError):  # removed meanwhile
-            facts = path.stat()
-            found.append(
-                Imported(name=path.name, path=str(path), bytes=facts.st_size, time=facts.st_mtime)
-            )
-    return found
-
-
-def read_reference(text: str) -> Reference:
-    try:
-        return parse_reference(text)
-    except BadReference as error:
-        raise InputError(str(error)) from None
 
 
 def import_image(

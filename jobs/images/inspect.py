@@ -1,4 +1,4 @@
-"""`vjob container inspect`: what an unpacked image or an image file holds."""
+"""`vjob container inspect`: the contents of an unpacked image or an image file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from typing import Any
 from vjob.jobs import process
 from vjob.jobs.conf.redact import REDACTED, is_secret
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.images.fetch import find_imported, list_imported
-from vjob.jobs.images.squashfs import explain_damage, read_squashfs
-from vjob.jobs.images.store import NodeStore, base_name, is_named
-from vjob.jobs.images.tables import show_bytes
+from vjob.jobs.images.image import explain_damage, find_imported, list_imported, read_squashfs
+from vjob.jobs.images.store import NodeStore, base_name, is_named, show_bytes
 
 RELEASES = ("usr/lib/os-release", "etc/os-release")
 ENVIRONMENT = "etc/environment"

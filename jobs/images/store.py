@@ -14,21 +14,17 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vjob.containers.store import find_base
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.images.tables import show_bytes, show_time
 
 Say = Callable[[str], None]
-
 FRESH_S = 60.0
 """Between the end of a preparation and the start of the ranks nobody holds a lock."""
-
 STALE_S = 86400.0
-
 IDLE, IN_USE, PREPARING, LEFT_OVER = "idle", "in use", "being prepared", "left over"
 
 
@@ -312,3 +308,31 @@ def describe(root: Root) -> tuple[str, str, str, str, str]:
 
 def _would_stay(root: Root) -> str:
     return f"it is {root.state}" if root.state in (IN_USE, PREPARING) else ""
+
+
+def render_table(head: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table below a head line, each column as wide as its longest word."""
+    if not rows:
+        return f"{head}: nothing"
+    table = [titles, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    return "\n".join([head, *(f"  {line}" for line in lines)])
+
+
+def show_time(moment: float) -> str:
+    """Age of a moment, such as `3 hours ago`."""
+    seconds = time.time() - moment
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return "just now"
+
+
+def show_bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit in ("B", "KiB") else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed
-from vjob.jobs.programs.start import Found, build_env, build_files, build_words
+from vjob.jobs.programs.start import ProgramFiles, build_env, build_files, build_words
 
 PORT = 29500
 """torchrun's own default, below the ephemeral range."""
@@ -39,7 +39,7 @@ class Machines:
     """How often torchrun starts the ranks again."""
 
 
-def build_scripts(conf: JobConf, found: Found, machines: Machines) -> dict[str, str]:
+def build_scripts(conf: JobConf, found: ProgramFiles, machines: Machines) -> dict[str, str]:
     """All files to write, by name."""
     nodes = deepspeed.list_groups(conf.cluster.nodes)
     if machines.elastic is None and len(machines.hosts) != len(nodes):

@@ -1,6 +1,6 @@
-"""How a conf's program is started, whatever its kind: command, environment, files beside it. Pure.
+"""The start of a conf's program, whatever its kind: command, environment, files beside it. Pure.
 
-What lies on disk comes in as an argument (`Found`, read by `look_for`).
+What lies on disk comes in as an argument (`ProgramFiles`, read by `read_program_files`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from vjob.jobs.programs import deepspeed, megatron
 from vjob.jobs.programs.megatron import Checkout, find_checkout
 from vjob.jobs.programs.training import build_training
 
+PROFILE_OUTPUT = "%{folder}/attempt-%{attempt}/ranks/%{rank}"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a program's own files say."""
+class ProgramFiles:
+    """Contents of the files that the start of a program depends on."""
 
     checkout: Checkout | None = None
     """Of Megatron-LM; None: today's, at the conf's path."""
@@ -31,11 +33,11 @@ class Found:
     """The user's ds_config."""
 
 
-def look_for(conf: JobConf) -> Found:
-    """Read what the start depends on."""
+def read_program_files(conf: JobConf) -> ProgramFiles:
+    """Read those files; InputError where they cannot do what the conf asks for."""
     program = conf.program
     if program.kind == "megatron" and program.path is not None:
-        found = Found(checkout=find_checkout(program.path))
+        found = ProgramFiles(checkout=find_checkout(program.path))
         problems = list(megatron.find_unable(conf, _get_checkout(conf, found)))
         if problems:
             raise InputError("\n  ".join(f"{key}: {message}" for key, _, message in problems))
@@ -48,11 +50,11 @@ def look_for(conf: JobConf) -> Found:
                 f"program.config {program.config} cannot be read here: {error}; it is completed "
                 "by the conf before the run, so a copy inside an image is not enough"
             ) from None
-        return Found(config=deepspeed.parse_config(text, program.config))
-    return Found()
+        return ProgramFiles(config=deepspeed.parse_config(text, program.config))
+    return ProgramFiles()
 
 
-def build_words(conf: JobConf, found: Found, folder: str) -> tuple[str, ...]:
+def build_words(conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
     """The script and its arguments; `folder` is where `build_files` go."""
     program, run = conf.program, RunFolder(Path(folder))
     if program.path is None:
@@ -70,7 +72,7 @@ def build_words(conf: JobConf, found: Found, folder: str) -> tuple[str, ...]:
     return (program.path, *program.args)
 
 
-def build_command(conf: JobConf, found: Found, folder: str, python: str) -> tuple[str, ...]:
+def build_command(conf: JobConf, found: ProgramFiles, folder: str, python: str) -> tuple[str, ...]:
     """What each rank runs, with words that differ by rank."""
     script, *args = map(escape_placeholders, build_words(conf, found, folder))
     own: list[str] = []
@@ -90,12 +92,12 @@ def explain_missing_module(python: str, *, in_container: bool) -> tuple[str, str
     )
 
 
-def marks_steps(conf: JobConf, found: Found) -> bool:
-    """Whether the program itself tells a profiler which steps to look at."""
+def marks_steps(conf: JobConf, found: ProgramFiles) -> bool:
+    """True where the program itself tells a profiler which steps to record."""
     return conf.program.kind == "megatron" and _get_checkout(conf, found).generation == "core"
 
 
-def build_files(conf: JobConf, found: Found, folder: str) -> dict[str, str]:
+def build_files(conf: JobConf, found: ProgramFiles, folder: str) -> dict[str, str]:
     """Files that the program reads, by name in the folder."""
     replicas = get_replicas(conf) or 1
     training = build_training(conf, replicas)
@@ -131,7 +133,29 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
         yield "profile.ncu", True, "cannot be together with profile.nsys; a rank has one profiler"
 
 
-def _get_checkout(conf: JobConf, found: Found) -> Checkout:
+def build_profiler_prefix(conf: JobConf, *, marks_steps: bool) -> tuple[str, ...]:
+    """NVIDIA's profiler with its options, before a rank's command; empty where none was asked for.
+
+    Its output lies beside the rank's own: `attempt-<n>/ranks/<rank>.nsys-rep` or `.ncu-rep`.
+    Megatron-LM marks the steps to profile by itself (`--profile`); a script is profiled whole,
+    unless it calls torch.cuda.profiler.start() and `profile.options` says so.
+    """
+    profile = conf.profile
+    if profile.nsys:
+        capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+        # No sampling of CPUs: it needs rights that clusters do not give.
+        words = ["nsys", "profile", f"--output={PROFILE_OUTPUT}", "--force-overwrite=true"]
+        words += ["--trace=cuda,nvtx,osrt", "--sample=none", "--cpuctxsw=none"]
+    elif profile.ncu:
+        capture = ["--profile-from-start=off"]
+        words = ["ncu", f"--export={PROFILE_OUTPUT}", "--force-overwrite", "--target-processes=all"]
+    else:
+        return ()
+    options = [word.replace("%{", "%{percent}{") for word in profile.options]
+    return (*words, *(capture if marks_steps else ()), *options)
+
+
+def _get_checkout(conf: JobConf, found: ProgramFiles) -> Checkout:
     path = conf.program.path or ""
     script = path if path.endswith(".py") else f"{path}/pretrain_gpt.py"
     return found.checkout or Checkout(script=script)

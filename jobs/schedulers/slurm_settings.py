@@ -6,24 +6,24 @@ import re
 from collections.abc import Callable
 
 from vjob.jobs.conf.schema import Cluster
-from vjob.jobs.finding import Finding, ask
+from vjob.jobs.diagnosis import Diagnosis, ask
 
 EXIT_S = 5
 """What the agents need after the grace, to end what is left and to write the exits."""
 
 
-def examine_slurm() -> list[Finding]:
+def examine_slurm() -> list[Diagnosis]:
     facts = read_slurm_config()
     if facts is None:
         return [
-            Finding(
+            Diagnosis(
                 name="slurm controller",
                 status="fail",
                 text="scontrol show config does not answer",
                 remedy="try `scontrol ping`; is SLURM_CONF right?",
             )
         ]
-    judges: tuple[Callable[[dict[str, str]], Finding], ...] = (
+    judges: tuple[Callable[[dict[str, str]], Diagnosis], ...] = (
         judge_version,
         judge_accounting,
         judge_het_steps,
@@ -49,25 +49,25 @@ def parse_config(text: str) -> dict[str, str]:
     }
 
 
-def judge_version(facts: dict[str, str]) -> Finding:
+def judge_version(facts: dict[str, str]) -> Diagnosis:
     text = facts.get("SLURM_VERSION", "")
     match = re.match(r"(\d+)\.(\d+)", text)
     version = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
     if version < (20, 11):
-        return Finding(
+        return Diagnosis(
             name="slurm version",
             status="fail" if match else "warn",
             text=f"Slurm {text or 'of unknown version'}",
             remedy="vjob needs 20.11 or later",
         )
-    return Finding(name="slurm version", status="ok", text=f"Slurm {text}")
+    return Diagnosis(name="slurm version", status="ok", text=f"Slurm {text}")
 
 
-def judge_accounting(facts: dict[str, str]) -> Finding:
+def judge_accounting(facts: dict[str, str]) -> Diagnosis:
     kind = facts.get("AccountingStorageType", "")
     if "slurmdbd" in kind:
-        return Finding(name="accounting", status="ok", text=kind)
-    return Finding(
+        return Diagnosis(name="accounting", status="ok", text=kind)
+    return Diagnosis(
         name="accounting",
         status="warn",
         text=f"{kind or 'none'}: Slurm forgets a job soon after its end "
@@ -76,31 +76,33 @@ def judge_accounting(facts: dict[str, str]) -> Finding:
     )
 
 
-def judge_het_steps(facts: dict[str, str]) -> Finding:
+def judge_het_steps(facts: dict[str, str]) -> Diagnosis:
     if "disable_hetjob_steps" in facts.get("SchedulerParameters", ""):
-        return Finding(
+        return Diagnosis(
             name="het jobs",
             status="warn",
             text="SchedulerParameters has disable_hetjob_steps: no step over several components",
             remedy="set cluster.hetero: split in confs with several node groups",
         )
     if "bf_hetjob_immediate" not in facts.get("SchedulerParameters", ""):
-        return Finding(
+        return Diagnosis(
             name="het jobs",
             status="note",
             text="het jobs start only by backfill, without bf_hetjob_immediate: longer waits",
             remedy="an admin may add bf_hetjob_immediate to SchedulerParameters; or hetero: split",
         )
-    return Finding(name="het jobs", status="ok", text="steps over components are allowed")
+    return Diagnosis(name="het jobs", status="ok", text="steps over components are allowed")
 
 
-def judge_preemption(facts: dict[str, str]) -> Finding:
+def judge_preemption(facts: dict[str, str]) -> Diagnosis:
     if facts.get("PreemptType", "preempt/none") == "preempt/none":
-        return Finding(name="preemption", status="ok", text="jobs are not preempted here")
+        return Diagnosis(name="preemption", status="ok", text="jobs are not preempted here")
     parameters = facts.get("PreemptParameters", "") + facts.get("SlurmctldParameters", "")
     if "send_user_signal" in parameters:
-        return Finding(name="preemption", status="ok", text="a job is told before it is preempted")
-    return Finding(
+        return Diagnosis(
+            name="preemption", status="ok", text="a job is told before it is preempted"
+        )
+    return Diagnosis(
         name="preemption",
         status="warn",
         text="preempted jobs get only TERM, and the grace time of their queue",
@@ -109,22 +111,22 @@ def judge_preemption(facts: dict[str, str]) -> Finding:
     )
 
 
-def judge_requeue(facts: dict[str, str]) -> Finding:
+def judge_requeue(facts: dict[str, str]) -> Diagnosis:
     match = re.search(r"cred_expire=(\d+)", facts.get("AuthInfo", ""))
     delay_s = int(match.group(1)) if match else 120
     text = f"a requeued job waits about {delay_s} s before it can start"
     if facts.get("JobRequeue", "1") == "0":
         text += "; JobRequeue=0, so only requeue: true in the conf asks for it"
-    return Finding(name="requeue", status="ok", text=text)
+    return Diagnosis(name="requeue", status="ok", text=text)
 
 
-def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -> Finding:
+def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -> Diagnosis:
     """Slurm kills all of a job KillWait after its TERM, whatever grace the conf gives."""
     match = re.match(r"(\d+)", facts.get("KillWait", ""))
     kill_wait_s = int(match.group(1)) if match else 30
     most_s = max(1, kill_wait_s - EXIT_S)
     if grace_s > most_s:
-        return Finding(
+        return Diagnosis(
             name="kill wait",
             status="warn",
             text=f"Slurm kills {kill_wait_s} s after TERM (KillWait), and cluster.grace_s is "
@@ -132,4 +134,4 @@ def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -
             remedy=f"set cluster.grace_s to {most_s} or less, or have KillWait raised",
         )
     text = f"KillWait is {kill_wait_s} s: cluster.grace_s up to {most_s} is kept"
-    return Finding(name="kill wait", status="ok", text=text)
+    return Diagnosis(name="kill wait", status="ok", text=text)

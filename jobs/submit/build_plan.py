@@ -17,7 +17,7 @@ from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
 from vjob.jobs.conf.layout import build_groups, require_number
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError
-from vjob.jobs.programs import nsight, start
+from vjob.jobs.programs import start
 
 BEAT_S = 5.0
 """Between two signs of life; more on a large run, for each is a file written anew."""
@@ -46,7 +46,7 @@ class Surroundings:
     image_kind: ImageKind = ImageKind.REFERENCE
     image_stamp: str = ""
     """Size and time of the image file."""
-    found: start.Found = field(default_factory=start.Found)
+    found: start.ProgramFiles = field(default_factory=start.ProgramFiles)
     """What the program's own files say."""
 
 
@@ -98,7 +98,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
             lost_s=max(conf.cluster.lost_s, 3 * beat_s),
             sample_s=conf.cluster.sample_s,
         ),
-        prefix=nsight.build_prefix(conf, marks_steps=start.marks_steps(conf, here.found)),
+        prefix=start.build_profiler_prefix(conf, marks_steps=start.marks_steps(conf, here.found)),
         prefixed=None if conf.profile.ranks == "all" else conf.profile.ranks,
         morphing=build_morphing(conf) if conf.morph.enabled else None,
     )

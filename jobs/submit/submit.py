@@ -31,7 +31,7 @@ from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
-from vjob.jobs.images.kinds import classify_image, resolve_image, stamp_image
+from vjob.jobs.images.image import classify_image, resolve_image, stamp_image
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.programs import start
 from vjob.jobs.runs.find import view_run
@@ -92,7 +92,7 @@ def prepare(
         folder=str(run.path),
         image_kind=classify_image(image or ""),
         image_stamp=stamp_image(image or ""),
-        found=start.look_for(conf),
+        found=start.read_program_files(conf),
     )
     return _build(resolved, conf, here, words, run)
 

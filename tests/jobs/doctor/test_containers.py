@@ -12,7 +12,7 @@ import pytest
 
 from vjob.containers.registry import RUNTIMES
 from vjob.jobs.doctor import containers as doctor
-from vjob.jobs.doctor.container_start import make_skeleton, try_start
+from vjob.jobs.doctor.containers import make_skeleton, try_start
 
 GIB = 1 << 30
 MOUNTS = """\
@@ -189,7 +189,7 @@ def test_a_runtime_that_may_not_start_says_why(tmp_path: Path) -> None:
     """In a user namespace that grants no more of them, as on a node whose sysctl is 0."""
     code = (
         "from vjob.containers.registry import RUNTIMES\n"
-        "from vjob.jobs.doctor.container_start import try_start\n"
+        "from vjob.jobs.doctor.containers import try_start\n"
         f"print(try_start(RUNTIMES['charliecloud'], {str(tmp_path)!r}))"
     )
     shell = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'

@@ -19,8 +19,14 @@ import pytest
 from tests.command import Vjob, wait_for
 from tests.jobs.standin import StandIns
 from vjob.jobs.errors import InputError
-from vjob.jobs.images.build import build_debootstrap, find_recipe, find_site, read_recipe
-from vjob.jobs.images.wheel import collect_files, write_wheel
+from vjob.jobs.images.build import (
+    build_debootstrap,
+    collect_files,
+    find_recipe,
+    find_site,
+    read_recipe,
+    write_wheel,
+)
 
 SITE = "usr/lib/python3/dist-packages"
 

@@ -20,7 +20,7 @@ from tests.jobs.programs.exported_scripts import find_free_port, run_scripts
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed
-from vjob.jobs.programs.start import Found
+from vjob.jobs.programs.start import ProgramFiles
 from vjob.jobs.submit.build_plan import Surroundings, build_plan
 
 HEAD = "name: x\nprogram: {deepspeed: train.py}\n"
@@ -137,7 +137,7 @@ def make_surroundings() -> Surroundings:
         user_id=1,
         environ={},
         folder="/log/r",
-        found=Found(),
+        found=ProgramFiles(),
     )
 
 

@@ -9,7 +9,7 @@ from tests.command import PROGRAMS, Vjob, read_out
 from tests.jobs.confs import SINGLE, make_conf, make_plan
 from varuna_core.records.plan import parse_plan, render_plan
 from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.programs.nsight import build_prefix
+from vjob.jobs.programs.start import build_profiler_prefix
 
 CONF = """
 name: who
@@ -41,10 +41,10 @@ def test_only_the_ranks_that_were_asked_for_have_the_profiler_before_them() -> N
 
 def test_a_program_that_marks_its_steps_is_profiled_there_alone() -> None:
     conf = make_conf(f"{SINGLE}profile: {{ncu: true}}\n")
-    assert "--profile-from-start=off" in build_prefix(conf, marks_steps=True)
-    assert "--profile-from-start=off" not in build_prefix(conf, marks_steps=False)
+    assert "--profile-from-start=off" in build_profiler_prefix(conf, marks_steps=True)
+    assert "--profile-from-start=off" not in build_profiler_prefix(conf, marks_steps=False)
     conf = make_conf(f"{SINGLE}profile: {{nsys: true}}\n")
-    assert "--capture-range=cudaProfilerApi" in build_prefix(conf, marks_steps=True)
+    assert "--capture-range=cudaProfilerApi" in build_profiler_prefix(conf, marks_steps=True)
     assert check_conf(conf, {}, require_paths=False) == []
 
 

@@ -21,10 +21,10 @@ from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs.megatron import Checkout
 from vjob.jobs.programs.shell_export import Machines, build_scripts
-from vjob.jobs.programs.start import Found
+from vjob.jobs.programs.start import ProgramFiles
 
 GOLDEN = ROOT / "tests/jobs/golden/external"
-V1 = Found(
+V1 = ProgramFiles(
     checkout=Checkout(script="/m/pretrain_gpt2.py", generation="v1", partition=None),
     config=recipes.DEEPSPEED_CONFIG,
 )

@@ -1,4 +1,4 @@
-"""What `vjob doctor` finds, and how it asks this machine."""
+"""One diagnosis of `vjob doctor`, and how this machine is asked for facts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ASK_S = 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing looked at."""
+class Diagnosis:
+    """State of one thing that `vjob doctor` examined, with a remedy where there is trouble."""
 
     name: str
     status: Status
@@ -28,7 +28,7 @@ class Finding:
 
 
 def ask(*command: str) -> str | None:
-    """What the command printed, or None where it failed or is not there."""
+    """Output of a command; None where it failed or is not there."""
     code, text = try_out(command)
     return text if code == 0 else None
 
@@ -36,7 +36,7 @@ def ask(*command: str) -> str | None:
 def try_out(
     command: tuple[str, ...], env: Mapping[str, str] | None = None, timeout_s: float = ASK_S
 ) -> tuple[int, str]:
-    """Exit code and what was said; 127 where it could not run, or not to its end."""
+    """Exit code and output of a command; 127 where it could not run, or not to its end."""
     try:
         result = process.run(command, env=env, timeout_s=timeout_s)
     except VjobError as error:
@@ -47,6 +47,7 @@ def try_out(
 
 
 def read_text(path: str) -> str | None:
+    """Text of a file; None where it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

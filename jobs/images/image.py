@@ -1,0 +1,193 @@
+"""What a conf's `container.image` is: a file of some kind, a folder, or a reference to a registry.
+
+A reference that was imported stands for its file. Refuses one that nobody imported where the
+runtime starts files alone, and a squashfs file that is none or is cut short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vjob.containers.reference import BadReference, Reference, parse_reference
+from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import ImageKind
+from vjob.jobs.conf.schema import Container
+from vjob.jobs.errors import InputError
+
+log = logging.getLogger(__name__)
+SUFFIXES = {
+    ".sqsh": ImageKind.SQUASHFS,
+    ".sqfs": ImageKind.SQUASHFS,
+    ".squashfs": ImageKind.SQUASHFS,
+    ".sif": ImageKind.SIF,
+    ".tar": ImageKind.ARCHIVE,
+    ".tar.gz": ImageKind.ARCHIVE,
+    ".tgz": ImageKind.ARCHIVE,
+    ".tar.xz": ImageKind.ARCHIVE,
+    ".tar.zst": ImageKind.ARCHIVE,
+}
+_SUPERBLOCK = struct.Struct("<4sIIIIHHHHHHQQ")
+"""Magic, inodes, time, block size, fragments, compressor, ... root inode, bytes used (4.0)."""
+_MAGIC = b"hsqs"
+_COMPRESSORS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
+
+
+def classify_image(image: str) -> ImageKind:
+    """Kind of an image by its name, and by what lies there: it may be on the nodes alone."""
+    if not image.startswith("/"):
+        return ImageKind.REFERENCE
+    for suffix, kind in SUFFIXES.items():
+        if image.endswith(suffix):
+            return kind
+    return ImageKind.SQUASHFS if os.path.isfile(image) else ImageKind.FOLDER
+
+
+def stamp_image(image: str) -> str:
+    """Stamp that changes whenever the image file does; empty where it is not here."""
+    try:
+        facts = os.stat(image)
+    except OSError:
+        return ""
+    return f"{facts.st_size}-{facts.st_mtime_ns}"
+
+
+def resolve_image(container: Container, environ: Mapping[str, str]) -> Container:
+    """The container section with its image as the nodes will see it."""
+    image = container.image
+    if image is None or container.runtime == "none":
+        return container
+    kind = classify_image(image)
+    if kind is ImageKind.SQUASHFS:
+        check_file(image)
+    if kind is not ImageKind.REFERENCE:
+        return container
+    takers = [kind for kind in RUNTIMES.values() if ImageKind.REFERENCE in kind.kinds]
+    if container.runtime in [kind.name for kind in takers]:
+        return container
+    path = find_imported(image, environ)
+    if path is not None:
+        check_file(str(path))
+        return replace(container, image=str(path))
+    how = f"vjob container import {shlex.quote(image)}"
+    automatic = [kind.name for kind in takers if kind.is_automatic]
+    if container.runtime == "auto" and automatic:
+        log.warning(
+            "container.image %s is not imported: only nodes with %s can run it; for enroot and "
+            "charliecloud run `%s` first",
+            image,
+            " or ".join(automatic),
+            how,
+        )
+        return container
+    what = "enroot" if container.runtime == "auto" else container.runtime
+    raise InputError(
+        f"container.image {image} is not imported, and {what} starts image files; fetch it once "
+        f"with\n  {how}"
+    )
+
+
+def check_file(image: str) -> None:
+    """InputError for an image file here that is none or is cut short."""
+    if not os.path.isfile(image):
+        return  # on the nodes alone: their preflight looks
+    try:
+        damage = explain_damage(Path(image))
+    except OSError as error:
+        damage = f"cannot be read: {error.strerror}"
+    if damage:
+        raise InputError(f"container.image {image} {damage}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """An image file of the cache."""
+
+    name: str
+    path: str
+    bytes: int
+    time: float
+
+
+def find_cache(environ: Mapping[str, str]) -> Path:
+    """Default folder of imported files: in the home folder, which the nodes see."""
+    base = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "vjob" / "images"
+
+
+def find_imported(image: str, environ: Mapping[str, str]) -> Path | None:
+    """The file that an import of this reference made."""
+    path = find_cache(environ) / read_reference(image).file_name
+    return path if path.is_file() else None
+
+
+def list_imported(cache: Path) -> list[Imported]:
+    """Every image file of the cache."""
+    found = []
+    for path in sorted(cache.glob("*.sqsh")):
+        if path.name.startswith("."):
+            continue
+        with contextlib.suppress(OSError):  # removed meanwhile
+            facts = path.stat()
+            found.append(
+                Imported(name=path.name, path=str(path), bytes=facts.st_size, time=facts.st_mtime)
+            )
+    return found
+
+
+def read_reference(text: str) -> Reference:
+    """A reference to a registry; InputError where it is none."""
+    try:
+        return parse_reference(text)
+    except BadReference as error:
+        raise InputError(str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squashfs:
+    """Superblock of a squashfs file, which mksquashfs writes last."""
+
+    num_entries: int
+    made: int
+    """Seconds since 1970."""
+    compression: str
+    used_bytes: int
+    """The file must have as many, or it is cut short."""
+
+
+def parse_superblock(data: bytes) -> Squashfs | None:
+    """The superblock at the start of a file; None where there is none."""
+    if len(data) < _SUPERBLOCK.size:
+        return None
+    fields = _SUPERBLOCK.unpack_from(data)
+    if fields[0] != _MAGIC or fields[9] != 4:
+        return None
+    return Squashfs(
+        num_entries=fields[1],
+        made=fields[2],
+        compression=_COMPRESSORS.get(fields[5], f"compressor {fields[5]}"),
+        used_bytes=fields[12],
+    )
+
+
+def read_squashfs(path: Path) -> Squashfs | None:
+    """Superblock of a file; None for no squashfs image, OSError where it cannot be read."""
+    with path.open("rb") as handle:
+        return parse_superblock(handle.read(_SUPERBLOCK.size))
+
+
+def explain_damage(path: Path) -> str:
+    """What is wrong with an image file, as far as its first bytes tell; empty for nothing."""
+    facts = read_squashfs(path)
+    if facts is None:
+        return "is not a squashfs image"
+    size = path.stat().st_size
+    if size < facts.used_bytes:
+        return f"is cut short: it has {size} of {facts.used_bytes} bytes; copy or make it again"
+    return ""
