@@ -38,7 +38,7 @@ from varuna_core.runtime.memory_copies.copies import KeptInMemory
 from varuna_core.runtime.optim.precision import choose_precision
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
-from varuna_core.runtime.settings import Settings, find_device, refuse_unknown, refuse_zero
+from varuna_core.runtime.settings import VarunaSettings, find_device, refuse_unknown, refuse_zero
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
@@ -87,7 +87,7 @@ class Varuna(KeptInMemory):
         """
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
         refuse_zero(zero, offload, recompute, tensor)
-        settings = Settings(
+        settings = VarunaSettings(
             batch_size=batch_size,
             chunk_size=chunk_size,
             precision=choose_precision(fp16, precision),
@@ -190,8 +190,8 @@ class Varuna(KeptInMemory):
         """The mean loss of the global batch without gradients, the same on every rank.
 
         With `outputs` instead what the model returns, of the replica's batch, as
-        `outputs.join_outputs` says: True on all ranks of the replica, "last" on the one that holds
-        the last stage (None elsewhere). The model need then return no loss.
+        `microbatch.join_outputs` says: True on all ranks of the replica, "last" on the one that
+        holds the last stage (None elsewhere). The model need then return no loss.
         """
 
         def run(microbatches: list[MicroBatch], size: int) -> Tensor:
@@ -258,7 +258,8 @@ class Varuna(KeptInMemory):
             raise RankFailed(f"{self.links.name} stops: {first_error}") from error
 
     def _settle_memory(self) -> None:
-        """From the second step on: the first one has measured what graphs hold."""
+        """Set the memory limit from the second step on: the first one has measured what graphs
+        hold."""
         meter, limit = self.engine.meter, self.memory_limit
         if meter is None or not self.iteration:
             return

@@ -72,7 +72,7 @@ def measure_peak(device: torch.device, run: Callable[[], None]) -> int:
 
 
 def count_bytes(tensors: Iterable[Any]) -> int:
-    """Of the values, as a message holds them."""
+    """Bytes of the tensors' values, as a message holds them."""
     return sum(t.numel() * t.itemsize for t in tensors if isinstance(t, Tensor))
 
 
@@ -83,7 +83,8 @@ def list_storages(tensors: Iterable[Any]) -> dict[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU, or of the host: its allocator's error is a plain RuntimeError (torch 2.13)."""
+    """True for an allocator's error, of a GPU or of the host, where it is a plain RuntimeError
+    (torch 2.13)."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -109,7 +110,7 @@ class Crossings:
         self._cuts: list[Cut] = []
 
     def make(self, segment: int, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """What comes into a segment for such a batch; the same on all ranks."""
+        """Tensors that enter a segment for such a batch; the same on all ranks."""
         if not segment:
             return ()
         shown = sign(dict(inputs))
@@ -132,7 +133,7 @@ def make_values(spec: TensorSpec, draw: torch.Generator, device: torch.device) -
 
 
 class Inlet:
-    """In place of a Receiver: the same message whenever one is asked for."""
+    """Stand-in for a Receiver: gives the same message each time."""
 
     def __init__(self) -> None:
         self.tensors: tuple[Tensor | None, ...] = ()
@@ -150,7 +151,8 @@ class Inlet:
 
 
 class Outlet:
-    """In place of a Sender: notes what is sent, and makes gradients of it for what comes back."""
+    """Stand-in for a Sender: notes the sizes of what is sent, and makes gradients of it for what
+    comes back."""
 
     def __init__(self, back: Inlet | None) -> None:
         self.back = back
@@ -192,7 +194,7 @@ BuildOptimizer = Callable[[list[nn.Parameter]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured of one segment at one micro-batch size and tensor degree."""
+    """Measurements of one segment at one micro-batch size and tensor degree."""
 
     forward_s: float
     backward_s: float
@@ -212,7 +214,8 @@ class Figures:
 def join_figures(
     given: Sequence[Figures], join: Callable[[Sequence[float]], float] = max
 ) -> Figures:
-    """Of ranks that did the same (the largest), or of equal segments (say, the median)."""
+    """Join the figures of ranks that did the same (the largest), or of equal segments (say, the
+    median)."""
     return Figures(
         **{f.name: join([getattr(one, f.name) for one in given]) for f in fields(Figures)}
     )
@@ -310,7 +313,7 @@ class Bench:
 
     @property
     def num_parameters(self) -> int:
-        """Of this rank's share, each tensor once."""
+        """Elements of this rank's share, each tensor counted once."""
         return sum(p.numel() for p in {id(p): p for p in self.stage.parameters().values()}.values())
 
     def measure(self, inputs: Mapping[str, Any], size: int) -> Figures:
@@ -371,7 +374,7 @@ class Bench:
         return int(rounds)
 
     def _measure_memory(self) -> tuple[int, int, int]:
-        """What is kept of a micro-batch without what goes out, what is kept with it, the peak."""
+        """Bytes kept of a micro-batch without what goes out, bytes kept with it, and the peak."""
         meter = self.engine.meter = GraphMeter(self.micro.size)
         self.incoming.copying = self.gradients_in.copying = True
         try:
@@ -386,7 +389,7 @@ class Bench:
         return max(0, held - leaving), held, peak
 
     def measure_optimizer(self, build: BuildOptimizer) -> float:
-        """What a step does once its gradients are there: their norm, the update, weights back."""
+        """Seconds of a step once its gradients are there: their norm, the update, weights back."""
         masters = [*{id(m): m for _, m in self.masters.pairs}.values()]
         if not masters:
             return 0.0

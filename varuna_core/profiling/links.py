@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from varuna_core.planner.profile.profile import LinkKey, LinkTime, Network, Where
-from varuna_core.profiling.ranks import Crew, RankPlace
+from varuna_core.profiling.ranks import Crew, ProfiledRank
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT
 from varuna_core.runtime.comm.wire import Transport, choose_transport
@@ -48,7 +48,7 @@ class Pair:
     where: Where
 
 
-def choose_pairs(places: Sequence[RankPlace]) -> list[Pair]:
+def choose_pairs(places: Sequence[ProfiledRank]) -> list[Pair]:
     """The first pair of each class."""
     pairs: dict[Any, Pair] = {}
     for a, b in itertools.combinations(places, 2):
@@ -59,7 +59,7 @@ def choose_pairs(places: Sequence[RankPlace]) -> list[Pair]:
 
 
 def choose_groups(
-    places: Sequence[RankPlace], used: Sequence[Sequence[int]] = ()
+    places: Sequence[ProfiledRank], used: Sequence[Sequence[int]] = ()
 ) -> dict[tuple[str, int, int], list[int]]:
     """Ranks by (kind, how many, how many of them on a node).
 
@@ -87,7 +87,7 @@ def choose_groups(
     return found
 
 
-def _by_node(places: Sequence[RankPlace]) -> dict[str, list[int]]:
+def _by_node(places: Sequence[ProfiledRank]) -> dict[str, list[int]]:
     nodes: dict[str, list[int]] = {}
     for place in places:
         nodes.setdefault(place.node, []).append(place.rank)
@@ -143,7 +143,7 @@ def make_link(times: dict[int, float]) -> LinkTime:
 def _measure_pair(
     crew: Crew, transport: Transport, pair: Pair, sizes: Sequence[int]
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """From a to b and from b to a, on all ranks."""
+    """Times from a to b and from b to a, on all ranks."""
     groups = [
         dist.new_group([pair.a, pair.b], backend=transport.backend, timeout=NO_TIMEOUT)
         for _ in range(2)
@@ -219,7 +219,7 @@ class _End:
         return took
 
     def answer(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Until the other end sends a 0."""
+        """Answer messages until the other end sends a 0."""
         word = self._make(SMALL)
         while True:
             (message,) = self.receiver.take().tensors
@@ -234,7 +234,7 @@ class _End:
 def _measure_sum(
     crew: Crew, transport: Transport, ranks: Sequence[int], sizes: Sequence[int]
 ) -> dict[int, float]:
-    """Of each size the slowest rank's median, on all ranks."""
+    """The slowest rank's median for each size, on all ranks."""
     group = dist.new_group(list(ranks), backend=transport.backend)
     times: dict[int, float] = {}
     error: BaseException | None = None

@@ -185,7 +185,7 @@ class Measuring:
         build: BuildOptimizer,
         limit_s: float | None,
     ) -> list[Measured]:
-        """Of each kind that has ranks for it, the same on all ranks.
+        """Measure each kind of GPU that has ranks for it; the result is the same on all ranks.
 
         A size that would, by the one before, end beyond `limit_s` is left out.
         """
@@ -205,7 +205,7 @@ class Measuring:
         return list(found.values())
 
     def _close(self) -> None:
-        """Those who wait for this rank go on, with an error: nobody here holds the group then."""
+        """Let go of the group, so that ranks that wait for this one go on, with an error."""
         group, self.group = self.group, None
         if self.sharding is not None:
             self.sharding.let_go()
@@ -314,7 +314,7 @@ class Measuring:
                 return
 
     def _foresee_too_large(self, measured: Mapping[int, Figures], growth: float) -> bool:
-        """Whether ranks that share layers had better not try the next size on these GPUs: one that
+        """True if ranks that share layers had better not try the next size on these GPUs: one that
         runs out leaves the others in a kernel of NCCL's that nothing ends."""
         device = self.crew.device
         if self.tensor == 1 or device.type != "cuda":
@@ -331,7 +331,7 @@ class Measuring:
                 self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
 
     def _measure_own(self, make_inputs: MakeInputs, size: int) -> tuple[dict[int, Figures], str]:
-        """Each segment's figures, or where memory ran out; what else is wrong ends all ranks."""
+        """Measure each own segment, or say where memory ran out; any other error ends all ranks."""
         measured: dict[int, Figures] = {}
         error: BaseException | None = None
         failed = ""
@@ -361,7 +361,7 @@ class Measuring:
         return measured, failed
 
     def _fill(self, measured: Mapping[int, T], join: Callable[[list[T]], T]) -> list[T]:
-        """Of every segment: its own, or what its measured equals have in common."""
+        """A value for every segment: its own, or what its measured equals have in common."""
         filled: dict[int, T] = {}
         for equals in self.classes:
             shared = join([measured[segment] for segment in equals if segment in measured])
@@ -370,6 +370,7 @@ class Measuring:
 
 
 def _merge(many: Sequence[Mapping[int, T]], join: Callable[[list[T]], T]) -> dict[int, T]:
-    """By segment; ranks that share layers have measured the same ones."""
+    """Join by segment what several ranks measured; ranks that share layers have measured the same
+    ones."""
     keys = sorted({key for one in many for key in one})
     return {key: join([one[key] for one in many if key in one]) for key in keys}

@@ -20,7 +20,7 @@ from varuna_core.records.files import write_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class Detail:
-    """How one kind of GPU was measured at one tensor degree."""
+    """A note on how one kind of GPU was measured at one tensor degree."""
 
     gpu: str
     tensor: int
@@ -36,7 +36,7 @@ class Detail:
 
 
 def build_cell(figures: Sequence[Figures], empty: Figures | None) -> Cell:
-    """Of each segment alone, without what it shares with an empty stage; None: nothing is known.
+    """A cell of each segment's own figures, less what an empty stage takes; None: nothing is known.
 
     A first segment that does next to nothing, and takes no message, may be quicker than that: it
     then counts as nothing.

@@ -226,7 +226,7 @@ class Profiler:
         return each, split_model(self.model, inputs, 3, [1, 0, count - 1], **more)
 
     def _describe(self, split: Split) -> Model:
-        """As far as it is known before anything is measured."""
+        """The model's entry in the profile, as far as it is known before anything is measured."""
         digest = self.digest
         if digest is None:
             digest = digest_model(self.model, self._make_inputs(1), self.precision.name)
@@ -278,7 +278,7 @@ def double_up(largest: int) -> list[int]:
 
 
 def remake_optimizer(optimizer: Any) -> BuildOptimizer:
-    """Of the same class and settings, for other parameters."""
+    """A builder of optimizers of the same class and settings, for other parameters."""
     group = {**getattr(optimizer, "defaults", {}), **optimizer.param_groups[0]}
     taken = inspect.signature(type(optimizer).__init__).parameters
     options = {key: value for key, value in group.items() if key in taken and key != "params"}

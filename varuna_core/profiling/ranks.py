@@ -24,7 +24,7 @@ from varuna_core.runtime.comm.failure import RankFailed
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankPlace:
+class ProfiledRank:
     """The GPU and node of one rank."""
 
     rank: int
@@ -34,7 +34,7 @@ class RankPlace:
 
 
 def name_kind(device: torch.device) -> str:
-    """As the planner's table calls the GPU, else as it calls itself; "cpu" without one."""
+    """The GPU's name in the planner's table, else its own; "cpu" without one."""
     if device.type != "cuda":
         return device.type
     name = torch.cuda.get_device_name(device)
@@ -56,8 +56,8 @@ class Crew:
         self.world_size = dist.get_world_size() if is_joined else 1
         self.device = device
         self._group: Any = dist.new_group(backend="gloo") if self.world_size > 1 else None
-        self.places: list[RankPlace] = self.gather(
-            RankPlace(
+        self.places: list[ProfiledRank] = self.gather(
+            ProfiledRank(
                 rank=self.rank,
                 kind=kind or name_kind(device),
                 node=os.environ.get("VJOB_NODE") or socket.gethostname(),
@@ -70,7 +70,7 @@ class Crew:
         return list(dict.fromkeys(place.kind for place in self.places))
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each rank gives, on all of them."""
+        """Collect each rank's object on all ranks."""
         if self._group is None:
             return [mine]
         found: list[Any] = [None] * self.world_size
@@ -91,7 +91,7 @@ class Crew:
             dist.barrier(group=self._group)
 
     def list_entries(self, tensor: int) -> dict[str, list[list[int]]]:
-        """Of each kind the groups of `tensor` neighbours on one node, all of that kind."""
+        """Groups of `tensor` neighbours on one node, all of one kind, by that kind."""
         entries: dict[str, list[list[int]]] = {}
         for first in range(0, self.world_size - tensor + 1, tensor):
             held = self.places[first : first + tensor]

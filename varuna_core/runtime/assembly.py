@@ -33,7 +33,7 @@ from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners, share_values
 from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
-from varuna_core.runtime.settings import Settings
+from varuna_core.runtime.settings import VarunaSettings
 from varuna_core.runtime.split.split import RankStages, Split, split_model
 from varuna_core.schedule.costs import Costs
 
@@ -49,7 +49,7 @@ SharedWeights = Mapping[tuple[int, ...], Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class RankParts:
-    """What one rank trains with."""
+    """Everything that one rank trains with."""
 
     place: int
     """This rank's field of the stage map."""
@@ -79,7 +79,7 @@ def assemble(
     model: nn.Module,
     stage_to_rank_map: str | Sequence[Sequence[int]],
     dummy_inputs: Mapping[str, Any] | GetBatch,
-    settings: Settings,
+    settings: VarunaSettings,
 ) -> RankParts:
     """Make all parts of this rank."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
@@ -114,7 +114,7 @@ def assemble(
 
 
 def cut_model(
-    model: nn.Module, dummies: Mapping[str, Any], ranks: StageMap, settings: Settings
+    model: nn.Module, dummies: Mapping[str, Any], ranks: StageMap, settings: VarunaSettings
 ) -> Split:
     """Split the model into the stages of all ranks, in the precision that was asked for."""
     return split_model(
@@ -129,7 +129,7 @@ def cut_model(
 
 
 def plan_schedule(
-    split: Split, ranks: StageMap, samples: Sequence[range], settings: Settings
+    split: Split, ranks: StageMap, samples: Sequence[range], settings: VarunaSettings
 ) -> Plans:
     """Choose the schedule, and with it where the stages lie; `samples` are each replica's."""
     costs = choose_costs(split, settings.costs)
@@ -159,7 +159,7 @@ def choose_costs(split: Split, given: Costs | None) -> Costs:
 
 
 def share_layers(
-    split: Split, stage_map: StageMap, rank: int, settings: Settings
+    split: Split, stage_map: StageMap, rank: int, settings: VarunaSettings
 ) -> Sharding | None:
     """Join the ranks that share the layers of this rank's place, where there are several."""
     if stage_map.tensor == 1:
@@ -173,7 +173,7 @@ def share_layers(
 
 
 def make_stages(
-    split: Split, indices: Sequence[int], sharding: Sharding | None, settings: Settings
+    split: Split, indices: Sequence[int], sharding: Sharding | None, settings: VarunaSettings
 ) -> RankStages:
     """Make this rank's stages; a model on the meta device gets its weights by the seed."""
     on_meta = any(parameter.is_meta for parameter in split.model.parameters())
@@ -191,7 +191,7 @@ def connect_rank(
     rank: int,
     shared: SharedWeights,
     sharding: Sharding | None,
-    settings: Settings,
+    settings: VarunaSettings,
 ) -> Links:
     """Connect this rank to those that it exchanges tensors with."""
     return connect(
@@ -212,7 +212,7 @@ def make_masters(
     shared: SharedWeights,
     links: Links,
     samples: Sequence[range],
-    settings: Settings,
+    settings: VarunaSettings,
 ) -> tuple[Masters, Owners | None]:
     """Make the weights equal on all ranks, and of them what the optimizer updates here."""
     full = stages.take_full()
@@ -233,7 +233,7 @@ def make_masters(
 
 
 def build_engine(
-    schedule: str, stages: RankStages, links: Links, gradients: Gradients, settings: Settings
+    schedule: str, stages: RankStages, links: Links, gradients: Gradients, settings: VarunaSettings
 ) -> Engine:
     """The engine, which tells `gradients` of each gradient that it makes."""
     weight_grads = WeightGrads(gradients.note)

@@ -73,8 +73,9 @@ class RankModule(nn.Module):
     # The module.
 
     def masters(self) -> dict[str, nn.Parameter]:
-        """What the optimizer updates, in fp32, under each of its names in the plain model; the
-        weights follow at the start of the next step. With ZeRO those that this rank owns."""
+        """The parameters that the optimizer updates, in fp32, under each of their names in the
+        plain model; the weights follow at the start of the next step. With ZeRO those that this
+        rank owns."""
         return dict(self._masters.by_name)
 
     def named_parameters(
@@ -200,7 +201,7 @@ class RankModule(nn.Module):
         self._calls.listen()
 
     def _heed_signals(self) -> None:
-        """Where a step begins: do what all ranks agreed on in the last one."""
+        """Do what all ranks agreed on in the last step; called where a step begins."""
         self._calls.claim_handlers()
         self.saving.step_begins()
         number = decode(self.agreement.told, CALLS)

@@ -18,8 +18,8 @@ SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "z
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a model is to be trained; docs/training.md says what each option means to a user."""
+class VarunaSettings:
+    """Options of a training; docs/training.md says what each means to a user."""
 
     batch_size: int
     """Samples of all replicas in a step."""

@@ -16,7 +16,7 @@ from tests.ranks.start import collect, start_ranks
 from varuna_core.planner.profile.profile_file import read_profile
 from varuna_core.profiling.links import SIZES as MESSAGES
 from varuna_core.profiling.links import choose_groups, choose_pairs, make_link
-from varuna_core.profiling.ranks import RankPlace, deal
+from varuna_core.profiling.ranks import ProfiledRank, deal
 
 pytestmark = pytest.mark.slow
 
@@ -95,12 +95,12 @@ def test_an_error_ends_all_ranks_with_its_words(folder: Path) -> None:
 # Who is measured, without ranks.
 
 
-def place_ranks(*nodes: tuple[str, int]) -> list[RankPlace]:
+def place_ranks(*nodes: tuple[str, int]) -> list[ProfiledRank]:
     """Nodes by the kind and the number of their GPUs."""
-    found: list[RankPlace] = []
+    found: list[ProfiledRank] = []
     for node, (kind, count) in enumerate(nodes):
         for _ in range(count):
-            found.append(RankPlace(rank=len(found), kind=kind, node=f"n{node}", memory_bytes=1))
+            found.append(ProfiledRank(rank=len(found), kind=kind, node=f"n{node}", memory_bytes=1))
     return found
 
 

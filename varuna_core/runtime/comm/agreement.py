@@ -89,7 +89,7 @@ class Agreement:
         return agreed[0].to(torch.get_default_dtype()), agreed[1]
 
     def answered(self) -> None:
-        """What was told is done: begin anew, on all ranks at the same place."""
+        """Clear the signal that was told and acted on; called on all ranks at the same place."""
         self.told = self._replica_heard = 0
 
     def forget(self) -> None:

@@ -83,7 +83,8 @@ class MessageLayout:
     structure: Structure | None
 
     def __eq__(self, other: object) -> bool:
-        """To the types of what crosses as it is: 1, 1.0 and True are equal, and not the same."""
+        """Equal to the types of values that are no tensors: 1, 1.0 and True are equal, and not the
+        same."""
         if not isinstance(other, MessageLayout) or self.specs != other.specs:
             return False
         mine, theirs = self.structure, other.structure

@@ -63,7 +63,7 @@ def is_connection_error(error: BaseException) -> bool:
 
 
 def close_group(group: Any) -> None:
-    """Who waits for this rank in the group gets an error at once."""
+    """Destroy the group; a rank that waits for this one in it gets an error at once."""
     try:
         dist.destroy_process_group(group)
     except (RuntimeError, ValueError, AssertionError) as error:  # gone already

@@ -72,7 +72,7 @@ class Wire:
         self.group.recv([text], self._place, 0).wait()
 
     def make(self, specs: Sequence[Any]) -> list[Any]:
-        """Room for a message; None where there is no tensor."""
+        """Allocate room for a message; None where there is no tensor."""
         return [None if s is None else torch.empty(s[0], dtype=s[1]) for s in specs]
 
     def receive(self, tensors: Sequence[Tensor]) -> None:
@@ -81,7 +81,7 @@ class Wire:
             work.wait()
 
     def bring(self, tensors: list[Any]) -> list[Any]:
-        """Where the stage wants them."""
+        """Move received tensors to the stage's device."""
         return tensors
 
     def let_go(self) -> None:
@@ -95,7 +95,7 @@ class Wire:
 
 
 class PinnedWire(Wire):
-    """From GPU to GPU through pinned memory."""
+    """Wire from GPU to GPU through pinned memory."""
 
     def __init__(self, group: Any, place: int, device: torch.device) -> None:
         super().__init__(group, place)
@@ -124,7 +124,7 @@ class PinnedWire(Wire):
 
 
 class NcclWire(Wire):
-    """From GPU to GPU by NCCL, on a group that has gloo for CPU memory."""
+    """Wire from GPU to GPU by NCCL, on a group that has gloo for CPU memory."""
 
     in_order = False
 
@@ -158,7 +158,7 @@ def record_use(tensors: Sequence[Any], device: torch.device) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """What all ranks use."""
+    """The device and backend of all ranks."""
 
     device: torch.device
     backend: str

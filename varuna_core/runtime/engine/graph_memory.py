@@ -76,7 +76,8 @@ def _measure(tensors: Iterable[Any]) -> dict[int, int]:
 
 
 def _find_memory(held: Any) -> Any:
-    """Of a DTensor its share; of what a collective is making what it makes (torch 2.13)."""
+    """The tensor that holds the memory: a DTensor's share, or what a collective is making (torch
+    2.13)."""
     if hasattr(held, "to_local"):
         with torch.no_grad():
             held = held.to_local()

@@ -167,7 +167,7 @@ def find_loss(output: Any) -> Tensor:
 
 
 def join_outputs(outputs: Sequence[Any], sizes: Sequence[int], dims: Iterable[int]) -> Any:
-    """Of micro-batches of `sizes` samples, in their order, in the structure that each of them has.
+    """Join the outputs of micro-batches of `sizes` samples, in their order and structure.
 
     A tensor is joined along the dimension that has the micro-batch's size, in each of them; where
     several have, one of `dims`, the inputs', before others. A single fraction (a loss) becomes the
@@ -214,7 +214,7 @@ def _grows(leaves: Sequence[Tensor], sizes: Sequence[int], dim: int) -> bool:
 
 
 def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
-    """From the rank `source` to all of a group, tensors on `device`."""
+    """Broadcast a value from the rank `source` to all of a group, tensors on `device`."""
     if group is None:
         return value
     is_source = dist.get_rank() == source

@@ -118,7 +118,8 @@ class Plans:
             return build("full", None)
 
     def _find_ahead(self, schedule: Schedule, held: PeakHeld) -> tuple[int, ...]:
-        """As many again as the schedule itself lets a rank hold inputs of, if there is room."""
+        """Forwards that each rank may run early: as many as it holds inputs of by the schedule, if
+        there is room."""
         if schedule.name != "varuna" or not self.opportunistic:
             return (0,) * schedule.num_ranks
         ahead = list(held.inputs)

@@ -29,7 +29,7 @@ def seed_segment(
 def build_seeder(
     seed: int, step: int, first_sample: int, device: torch.device = CPU
 ) -> Callable[[int], None]:
-    """What a stage calls as each segment begins.
+    """The function that a stage calls as each segment begins.
 
     Hashed once a micro-batch; segments are an odd stride apart, so no two of them are seeded alike.
     Not by `torch.manual_seed`: it formats a stack trace for devices that are not there, 0.1 ms and
@@ -51,6 +51,7 @@ def build_seeder(
 
 @contextmanager
 def kept_random_state(device: torch.device) -> Iterator[None]:
-    """What the caller draws afterwards does not depend on what was drawn within."""
+    """Restore the random state at the end: what the caller draws afterwards does not depend on what
+    was drawn within."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

@@ -64,7 +64,7 @@ class WeightGrads:
         self._waiting.append(PutOffProduct(make=make, parameters=tuple(parameters), done=done))
 
     def take(self) -> list[PutOffProduct]:
-        """What has been put off since the last call."""
+        """Products that have been put off since the last call."""
         taken, self._waiting = self._waiting, []
         return taken
 
@@ -90,7 +90,8 @@ class WeightGrads:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Of any class that leaves the forward as torch has it, and not shared by several ranks."""
+    """True for a linear layer of any class that keeps torch's forward, and not shared by several
+    ranks."""
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     return plain and not hasattr(module.weight, "placements")
 

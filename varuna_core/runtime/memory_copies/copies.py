@@ -35,7 +35,7 @@ class NodeCopies:
         )
 
     def load(self, copy: str) -> tuple[int, TrainingProgress] | None:
-        """What the nodes hold of this copy; None, with all ranks told why, where it is not whole.
+        """Load this copy from the nodes' memory; None, with a warning, where it is not whole.
 
         After that what the weights are is not known until another load.
         """
@@ -77,7 +77,8 @@ class NodeCopies:
         copies.lay(part, index, count, saving.line)
 
     def _find_share(self) -> tuple[int, int]:
-        """Which share is this rank's, and of how many; with ZeRO each replica has its own."""
+        """The number of this rank's share, and the count of shares; with ZeRO each replica has its
+        own."""
         links, tensor_rank = self._saving.links, self._saving.shares.tensor_rank
         stages = links.stage_map
         index = links.place * stages.tensor + tensor_rank
@@ -136,7 +137,7 @@ def _raise_first(errors: list[str]) -> None:
 
 
 def _remove_taken(home: Path) -> None:
-    """What was put together for the load."""
+    """Remove the folders that were put together for the load."""
     for path in home.glob("varuna_ckpt_*"):
         if path.suffix != ".partial":
             shutil.rmtree(path, ignore_errors=True)

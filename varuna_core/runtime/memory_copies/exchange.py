@@ -42,7 +42,7 @@ CHUNK_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Mark:
-    """What one rank of old laid, as its node tells of it."""
+    """The share that one rank of the earlier attempt wrote, as its node reports it."""
 
     rank: int
     share: int
@@ -91,7 +91,7 @@ class MemoryExchange:
         return target, self._errors
 
     def _gather_marks(self) -> dict[int, list[Mark]]:
-        """Of each node that holds any, by its leader."""
+        """Marks of each node that holds any, by its leader."""
         mine: list[Mark] = []
         if self.is_leader:
             with self._noted():
@@ -189,7 +189,7 @@ class MemoryExchange:
     # Words and bytes.
 
     def _gather(self, text: str) -> list[str]:
-        """What each rank says, on every rank."""
+        """Collect each rank's text on every rank."""
         if self._world == 1:
             return [text]
         data = text.encode()
@@ -215,7 +215,7 @@ class MemoryExchange:
 
 
 def list_files(manifest: Manifest, names: Iterable[str]) -> set[str]:
-    """Those that hold something of these tensors, their optimizer's state too."""
+    """Files that hold a part of these tensors, or of their optimizer's state."""
     leads = find_leads(manifest.state.ties)
     wanted = {leads.get(name, name) for name in names}
     return {
@@ -250,7 +250,7 @@ def _list_holders(held: Mapping[int, list[Mark]], wanted: Mark) -> list[tuple[in
 
 
 def _check(marker: Marker) -> str:
-    """Of all that its files hold, whatever their names."""
+    """Checksum of all that its files hold, whatever their names."""
     held = sorted(
         (name.partition(".")[0], file.size, file.head, [piece.checks for piece in file.pieces])
         for name, file in marker.files.items()

@@ -344,7 +344,7 @@ class Gradients:
         self._summed.clear()
 
     def square_norm(self) -> Tensor:
-        """Of this stage's gradients, in double precision."""
+        """Square of the norm of this stage's gradients, in double precision."""
         grads = [p.grad for p in self.counted if p.grad is not None]
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if grads:
@@ -355,7 +355,7 @@ class Gradients:
         return total
 
     def hold_any(self) -> bool:
-        """Whether a gradient other than zero waits for an update, or for more to be added."""
+        """True if a gradient other than zero waits for an update, or for more to be added."""
         grads = [master.grad for _, master in self.masters.pairs]
         return any(grad is not None and bool(grad.any()) for grad in grads)
 
@@ -364,7 +364,7 @@ class Gradients:
             place.grad = None
 
     def zero(self, set_to_none: bool) -> None:
-        """As an optimizer's `zero_grad`."""
+        """Clear the gradients, as an optimizer's `zero_grad`."""
         for _, master in self.masters.pairs:
             if set_to_none:
                 master.grad = None

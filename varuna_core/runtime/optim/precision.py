@@ -36,7 +36,7 @@ class Precision:
 
     @property
     def half(self) -> torch.dtype | None:
-        """None: the model's own types."""
+        """The half-precision type; None: the model's own types."""
         return TYPES[self.name]
 
     def choose_types(self, model: nn.Module) -> dict[int, torch.dtype]:
@@ -65,7 +65,7 @@ class Precision:
 
 
 def choose_precision(fp16: bool, precision: str | None) -> Precision:
-    """From Varuna's arguments, the ancestor's spelling and ours."""
+    """The precision of Varuna's arguments, in the ancestor's spelling or ours."""
     if precision is not None and precision not in TYPES:
         raise ValueError(f"precision {precision!r}: this version knows {', '.join(TYPES)}")
     if fp16 and precision not in (None, "fp16"):
@@ -74,7 +74,7 @@ def choose_precision(fp16: bool, precision: str | None) -> Precision:
 
 
 class Masters:
-    """What an optimizer updates, and where the gradients of a stage's parameters add up.
+    """The parameters that an optimizer updates, and the places where gradients add up.
 
         parameter   what the model computes with
         place       where its gradient adds up: itself in fp32, else something in fp32
@@ -141,11 +141,11 @@ class Masters:
         return self.owned is None or name in self.owned or name in self.slices
 
     def place_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Where the gradient of one of the stage's parameters adds up."""
+        """The place where the gradient of one of the stage's parameters adds up."""
         return self._place_of[id(parameter)]
 
     def list_places(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Each parameter of the stage once, and the place of its gradient."""
+        """Pairs of a parameter of the stage, each once, and the place of its gradient."""
         return [(parameter, self.place_of(parameter)) for parameter in self._parameters]
 
     @torch.no_grad()

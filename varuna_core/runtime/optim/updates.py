@@ -49,7 +49,7 @@ class LossScale:
 def build_loss_scale(
     loss_scale: float | Literal["dynamic"] | str, init_loss_scale: float, min_loss_scale: float
 ) -> LossScale:
-    """From `set_optimizer`'s arguments."""
+    """The loss scale of `set_optimizer`'s arguments."""
     if loss_scale == "dynamic":
         scale, least = (
             _read(init_loss_scale, "init_loss_scale"),

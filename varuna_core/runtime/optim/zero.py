@@ -67,7 +67,8 @@ def make_owners(
     shared: Mapping[tuple[int, ...], Sequence[str]],
     model: nn.Module,
 ) -> Owners | None:
-    """None without ZeRO, and where there is one replica; `model` is the whole one."""
+    """Deal the parameters to owners; None without ZeRO, and where there is one replica. `model` is
+    the whole one."""
     if not zero or links.replicas is None:
         return None
     everywhere = {name for held in shared.values() for name in held}
@@ -149,7 +150,8 @@ class WeightExchange:
 
     @torch.no_grad()
     def run(self, num_microbatches: int) -> None:
-        """Where a step or an evaluation of so many begins."""
+        """Exchange the weights; called where a step or an evaluation of so many micro-batches
+        begins."""
         self.owners.expect_alike(num_microbatches)
         for owner, weights in self.messages:
             if len(self._under_way) == NUM_UNDER_WAY:

@@ -174,7 +174,7 @@ def _runs_in_one_piece(split: Split, stage: Stage, calls: set[int]) -> bool:
 
 
 def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_half: bool) -> bool:
-    """Whether its parameters can be sharded: trained, used, and by nothing else than its calls."""
+    """True if its parameters can be sharded: trained, used, and by nothing else than its calls."""
     held = dict(module.named_parameters(prefix=name, remove_duplicate=False))
     for key, parameter in held.items():
         uses = split.record.uses.get(key)
@@ -188,7 +188,7 @@ def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_ha
 
 
 def refuse_optimizer(optimizer: Any) -> None:
-    """What looks at whole tensors, with slices; where their names tell."""
+    """Refuse an optimizer that looks at whole tensors, as far as its name tells."""
     kind = type(optimizer).__name__
     if any(word in kind.lower() for word in WHOLE_TENSOR):
         raise ValueError(

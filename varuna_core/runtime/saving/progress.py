@@ -17,7 +17,7 @@ from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """How far a training is, in words: the same on every rank."""
+    """Progress of a training: the same on every rank."""
 
     iteration: int = 0
     """Steps taken."""
@@ -51,7 +51,7 @@ class PendingSave:
         return self._writer.num_saves != self._number or not self._writer.is_writing
 
     def result(self) -> None:
-        """Until it is written; raises its error, unless the save after it has."""
+        """Wait until it is written; raises its error, unless the save after it has."""
         if self._writer.num_saves == self._number:
             self._writer.wait()
 

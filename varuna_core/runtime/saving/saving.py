@@ -156,7 +156,8 @@ class Saving:
     def take_part(
         self, progress: TrainingProgress, number: int, shard: bool, for_memory: bool = False
     ) -> RankPart:
-        """What this rank writes; `for_memory` all that it has, whatever others have too."""
+        """This rank's part of a checkpoint; `for_memory` all that it has, whatever others have
+        too."""
         replicas = self.links.stage_map.num_replicas
         owned = self.masters.owned is not None
         shared = (shard or owned) and replicas > 1
@@ -233,7 +234,7 @@ class Saving:
             return number, progress
 
     def load_folder(self, folder: Path) -> tuple[int, TrainingProgress]:
-        """Of one checkpoint, wherever it lies; an error is the same on all ranks."""
+        """Load one checkpoint, wherever it lies; an error is the same on all ranks."""
         found: list[Any] = []
         self.consensus.run_on_all(lambda: found.extend(self._load_part(folder)))
         number, line, progress = found
@@ -242,7 +243,7 @@ class Saving:
 
     @property
     def line(self) -> str:
-        """Of the training, as far as it has one: what was loaded, or was saved first, began it."""
+        """Identity of the training, if it has one: begun by what was loaded, or was saved first."""
         return next((writer.line for writer in self._writers.values()), self._line) or ""
 
     def list_names(self) -> list[str]:
@@ -355,6 +356,6 @@ class Saving:
             self._put_schedule(self._loaded)
 
     def step_begins(self) -> None:
-        """From here on what was loaded is left behind."""
+        """Forget what was loaded: a step begins."""
         self._loaded = None
         self.news.poll()

@@ -109,7 +109,7 @@ def _put_state(held: Any, parameters: Sequence[Tensor], found: Mapping[int, Any]
 
 
 def _find_options(group: Mapping[str, Any], found: Mapping[int, Any]) -> dict[str, Any]:
-    """What all parameters of a group say alike; the rest stays as the user made it."""
+    """Options that all parameters of a group have in common; the rest stays as the user made it."""
     said = [found[id(p)]["options"] for p in group["params"] if id(p) in found]
     options: dict[str, Any] = {}
     for key in said[0] if said else ():
@@ -193,7 +193,7 @@ def take_tensors(
 
 
 def take_buffers(split: Split, part: RankStages, kept: Collection[str]) -> dict[int, list[Entry]]:
-    """Those of `kept` that this rank's stages answer for."""
+    """Entries of those buffers in `kept` that this rank's stages answer for, by segment."""
     segments: dict[int, list[Entry]] = {}
     for name, buffer in part.buffers().items():
         if name in kept:

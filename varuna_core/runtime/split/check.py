@@ -33,7 +33,8 @@ def fill_nan(tensor: Tensor) -> Tensor:
 
 
 def fill_noise(tensor: Tensor) -> Tensor:
-    """What a largest of NaNs hides differs here; whole numbers stay a valid index."""
+    """Fill with noise: what a largest of NaNs hides differs here. Whole numbers stay a valid
+    index."""
     if not has_nan(tensor.dtype):
         return tensor.zero_()
     draw = torch.Generator().manual_seed(SEED)
@@ -198,7 +199,7 @@ def has_nan(dtype: torch.dtype) -> bool:
 
 
 def differ(clean: Sequence[Tensor], poisoned: Sequence[Tensor], wavers: bool = False) -> bool:
-    """By more than rounding."""
+    """True if they differ by more than rounding."""
     if len(clean) != len(poisoned):
         return True
     for a, b in zip(clean, poisoned, strict=True):

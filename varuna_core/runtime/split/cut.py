@@ -47,7 +47,7 @@ def watch(watcher: Watcher | None) -> Watcher | None:
 
 
 def unpack(values: tuple[Any, ...]) -> Any:
-    """What a CutPoint called with these values returns."""
+    """The value that a CutPoint called with these values returns."""
     return values[0] if len(values) == 1 else values
 
 

@@ -51,7 +51,7 @@ class Cut:
 
 @dataclass(kw_only=True)
 class Record:
-    """What one dry run saw."""
+    """Observations of one dry run."""
 
     calls: list[Call] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)

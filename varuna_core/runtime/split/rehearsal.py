@@ -36,7 +36,7 @@ VALUE_READS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__"}
 
 
 def list_shared_types() -> list[type]:
-    """What a model may hold and no copy can: both have the one object."""
+    """Types of objects that a model may hold and no copy can: both have the one object."""
     shared: list[type] = [types.ModuleType, type(threading.Lock()), type(threading.RLock())]
     shared += [torch.cuda.Stream, torch.cuda.Event]
     if dist.is_available():
@@ -300,7 +300,7 @@ def rehearse(
 
 
 def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any]) -> None:
-    """What a model given in eval mode will use and change when it is trained."""
+    """Add the uses and changes of training mode to the record of a model given in eval mode."""
     try:
         trained = rehearsal.run(inputs, training=True)
     except Exception as error:  # it may never be trained

@@ -49,7 +49,7 @@ class TiedWeight:
 def group_names(
     model: nn.Module, shared_weights: Sequence[Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Each parameter name to all names of its tensor: tied in the model, or named as shared."""
+    """All names of the tensor of each parameter name: tied in the model, or named as shared."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     order = {name: place for place, name in enumerate(parameters)}
     groups = {name: {name} for name in parameters}
@@ -273,8 +273,8 @@ class Split:
                 name for name, _ in self.model.named_buffers() if self.buffer_owner(name) == index
             ],
             early=early,
+            full=full,
         )
-        stage.full = full
         stage.install(plan, self.inputs)
         if check:
             moved = map_leaves(
@@ -392,7 +392,7 @@ class RankStages:
         return RankStages(stages)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By the plain model's names; a tied one under each of its names."""
+        """Parameters by the plain model's names; a tied one under each of its names."""
         return {n: p for stage in self.stages for n, p in stage.parameters().items()}
 
     def take_full(self) -> dict[str, Tensor]:
@@ -403,7 +403,7 @@ class RankStages:
         return full
 
     def buffers(self) -> dict[str, Tensor]:
-        """Those that the stages answer for, as they are now."""
+        """Buffers that the stages answer for, as they are now."""
         return {n: b for stage in self.stages for n, b in stage.buffers().items()}
 
     def train(self, mode: bool = True) -> None:

@@ -166,6 +166,7 @@ class Stage:
         parameters: dict[str, nn.Parameter],
         buffers: Sequence[str],
         early: Mapping[str, nn.Parameter],
+        full: dict[str, Tensor],
     ) -> None:
         self.index, self.segments, self.device = index, segments, device
         self.module, self.record, self.rehearsal = module, record, rehearsal
@@ -175,7 +176,7 @@ class Stage:
         self.copied: set[int] = set()
         """Received tensors that the model changes in place: they enter as copies."""
 
-        self.full: dict[str, Tensor] = {}
+        self.full = full
         """fp32 values of its trained parameters, where these are to be in half precision."""
 
         self.at_start: Callable[[], None] | None = None
@@ -201,7 +202,8 @@ class Stage:
     # What it owns.
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By the plain model's names; a parameter tied within the stage under each of its names."""
+        """Parameters by the plain model's names; one tied within the stage under each of its
+        names."""
         return dict(self._parameters)
 
     def give_up(self, names: Iterable[str]) -> None:
@@ -232,7 +234,7 @@ class Stage:
         received: Crossing | Sequence[Tensor] | None = None,
         on_segment: Callable[[int], None] | None = None,
     ) -> Any:
-        """What crosses to the next stage, a Crossing; on the last stage what the model returns.
+        """Run the stage: a Crossing for the next stage, on the last one what the model returns.
 
         `received` are the tensors of the previous stage, detached; those that carry a gradient get
         `requires_grad` set here. `on_segment(k)` is called as each segment of the stage begins.
@@ -355,7 +357,7 @@ class Stage:
         return self.module.training, sign(inputs)
 
     def plan_for(self, inputs: Mapping[str, Any]) -> StubPlan:
-        """What the stubs return for batches of this shape."""
+        """Stubs for batches of this shape."""
         return self._find(self.key_of(inputs), inputs).plan
 
     def _find(self, key: Any, inputs: Mapping[str, Any]) -> StubOutputs:

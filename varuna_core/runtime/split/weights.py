@@ -55,7 +55,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 class Weights:
-    """Where values come from: the state dict, or the seed, or the model itself."""
+    """Source of values: the state dict, or the seed, or the model itself."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Weights:
         return made
 
     def _apply_rules(self, names: tuple[str, ...], made: Tensor) -> None:
-        """In a copy of the model that has this one tensor and no other."""
+        """Fill the tensor in a copy of the model that has this one tensor and no other."""
         if self._skeleton is None:
             self._skeleton = copy_to_meta(self.model)
         slots = [find_slot(self._skeleton, name) for name in names]
@@ -163,7 +163,7 @@ def find_slot(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 
 
 def list_rules(model: nn.Module, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What fills a tensor, in order, each with the module that has the rule."""
+    """Rules that fill a tensor, in order, each with the module that has the rule."""
     above = [""]
     for word in name.split(".")[:-1]:
         above.append(f"{above[-1]}.{word}".lstrip("."))

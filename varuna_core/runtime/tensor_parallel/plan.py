@@ -73,7 +73,7 @@ TensorPlan = Mapping[str, ParallelStyle]
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How one parameter is shared."""
+    """The placement of one parameter on the ranks that share it."""
 
     placement: Placement
     parts: int = 1
@@ -144,7 +144,7 @@ def _check(path: str, module: nn.Module, style: Any) -> None:
 def place_parameters(
     model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
 ) -> dict[str, Sharing]:
-    """How each parameter that the styles touch is shared, under each of its names."""
+    """Sharing of each parameter that the styles touch, under each of its names."""
     placed: dict[str, Sharing] = {}
     bare = copy_to_meta(model)
     shapes = {name: p.shape for name, p in bare.named_parameters(remove_duplicate=False)}
@@ -182,7 +182,7 @@ def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: Device
 def settle_ties(
     groups: Mapping[str, tuple[str, ...]], placed: Mapping[str, Sharing]
 ) -> dict[str, Sharing]:
-    """By the first name of each parameter; names of one tensor must be shared alike."""
+    """Sharing by the first name of each parameter; names of one tensor must be shared alike."""
     settled: dict[str, Sharing] = {}
     for name, names in groups.items():
         if names[0] != name:

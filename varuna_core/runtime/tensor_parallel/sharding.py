@@ -83,7 +83,8 @@ class Sharding:
     def stand_in(
         self, name: str, original: Tensor, dtype: torch.dtype, device: torch.device, is_early: bool
     ) -> nn.Parameter:
-        """Of the whole shape and the memory of a column, for the check of the plain stage."""
+        """A parameter of the whole shape and the memory of a column, for the check of the plain
+        stage."""
         if is_early:
             raise SplitError(
                 f"the tensor plan shares {name!r}, which is read by code before the stage that "
@@ -158,7 +159,7 @@ class Sharding:
 
     @contextmanager
     def running(self, on_gradient: Callable[[nn.Parameter], None]) -> Iterator[None]:
-        """Around all that a step or an evaluation computes; `on_gradient` is called with each
+        """Context of all that a step or an evaluation computes. `on_gradient` is called with each
         local parameter that has got a gradient."""
         self._on_gradient = on_gradient
         for held, local in self._held:
@@ -169,7 +170,7 @@ class Sharding:
 
     @torch.no_grad()
     def _take_gradient(self, local: nn.Parameter, held: Any) -> None:
-        """What autograd has just given the DTensor, added to the local parameter's."""
+        """Add the gradient that autograd has just given the DTensor to the local parameter's."""
         gradient, held.grad = held.grad, None
         (own,), (placement,) = held.placements, gradient.placements
         if own.is_replicate() and placement.is_replicate():
@@ -261,7 +262,7 @@ def as_plain(tensor: Any) -> Tensor:
 
 
 def return_plain(value: Any) -> Any:
-    """What a model returns, whole."""
+    """The model's output with whole tensors in place of DTensors."""
 
     def convert(leaf: Any) -> Any:
         return arrive(leaf.full_tensor() if isinstance(leaf, DTensor) else leaf)
@@ -270,7 +271,7 @@ def return_plain(value: Any) -> Any:
 
 
 def leave_stage(values: Any) -> Any:
-    """What a cut gets, as it may cross."""
+    """The values that a cut gets, as they may cross."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, DTensor):
@@ -284,5 +285,5 @@ def leave_stage(values: Any) -> Any:
 
 
 def arrive(leaf: Any) -> Any:
-    """What a collective is still making is a tensor of another class (torch 2.13)."""
+    """Copy of a tensor that a collective is still making: it is of another class (torch 2.13)."""
     return leaf.clone() if isinstance(leaf, AsyncCollectiveTensor) else leaf

@@ -16,7 +16,8 @@ from varuna_core.checkpoint.store.reader import Wanted
 
 
 def find_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> Share:
-    """Of the places `held` along one dimension, in the order in which the rank has them."""
+    """The share made of the places `held` along one dimension, in the order in which the rank has
+    them."""
     shape = tuple(shape)
 
     def box(start: int, count: int, size: int) -> Box:
@@ -46,7 +47,7 @@ def _load(entry: Entry, part: Box) -> Tensor:
 
 
 class Shares:
-    """Those of one rank, by the first name of each tensor; what is not among them is whole."""
+    """Shares of one rank, by the first name of each tensor; a tensor not among them is whole."""
 
     def __init__(
         self,
@@ -58,14 +59,14 @@ class Shares:
         self._leads = leads
 
     def find(self, name: str) -> Share | None:
-        """None of a tensor that each of the T ranks holds whole."""
+        """The share of a tensor; None if each of the T ranks holds it whole."""
         share = self.by_name.get(self._leads.get(name, name))
         return None if share is None or share.is_whole else share
 
     # To a checkpoint.
 
     def place(self, segments: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
-        """What this rank writes of its entries: its pieces; of what is whole, the first rank's."""
+        """Entries that this rank writes: its pieces; of what is whole, the first rank's."""
         placed = {
             segment: [part for entry in entries for part in self._cut(entry)]
             for segment, entries in segments.items()
