@@ -15,7 +15,7 @@ crosses between two stages of one rank is the engine's matter.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from varuna_core.records.stage_map import StageMap
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.runtime.comm.failure import FailureBoard, close_group
-from varuna_core.runtime.comm.wire import choose_transport
+from varuna_core.runtime.comm.wire import Transport, choose_transport
 
 # A standing receive may wait through the user's longest pause; what has failed closes its groups.
 NO_TIMEOUT = timedelta(days=365)
@@ -156,46 +156,72 @@ def connect(
         tensor=tensor,
         on_abort=on_abort,
     )
-    patience = None if hang_timeout_s is None else timedelta(seconds=hang_timeout_s)
-
-    def make(ranks: Sequence[int], timeout: timedelta | None = patience) -> Any:
-        group = dist.new_group(list(ranks), backend=transport.backend, timeout=timeout)
-        return group if rank in ranks else None
-
-    def send_to(group: Any, peer: int) -> Sender:
-        return Sender(transport.make_wire(group, peer), peer, links.arrivals)
-
-    def receive_from(group: Any, peer: int, back: Sender) -> Receiver:
-        return Receiver(transport.make_wire(group, peer), peer, back, links.arrivals)
-
+    wiring = _Wiring(links, rank, transport)
     slices = [stage_map.slice(tensor_rank) for tensor_rank in range(stage_map.tensor)]
-    for r in range(stage_map.num_replicas):
+    for number in range(stage_map.num_replicas):
         everyone: list[int] = []
         for held in slices:
-            ranks = [held.ranks[p][r] for p in range(held.depth)]
+            ranks = [held.ranks[p][number] for p in range(held.depth)]
             everyone += ranks
-            for a, b in held.neighbours:
-                first, second = ranks[a], ranks[b]
-                forward, backward = (make((first, second), NO_TIMEOUT) for _ in range(2))
-                if rank == first:
-                    links.activations_out[b] = sender = send_to(forward, second)
-                    links.gradients_in[b] = receive_from(backward, second, sender)
-                if rank == second:
-                    links.gradients_out[a] = sender = send_to(backward, first)
-                    links.activations_in[a] = receive_from(forward, first, sender)
-            for places in sharing:
-                group = make([ranks[p] for p in places])
-                if group is not None:
-                    links.sharing[places] = group
+            wiring.connect_neighbours(ranks, held.neighbours)
+            wiring.join_sharing(ranks, sharing)
         if len(everyone) > 1:
-            links.pipeline = make(everyone) or links.pipeline
+            links.pipeline = wiring.make_group(everyone) or links.pipeline
     if stage_map.num_replicas > 1:
         for held in slices:
             for ranks_of_place in held.ranks:
-                links.replicas = make(ranks_of_place) or links.replicas
+                links.replicas = wiring.make_group(ranks_of_place) or links.replicas
                 if has_mesh:
-                    links.mesh = make(ranks_of_place) or links.mesh
+                    links.mesh = wiring.make_group(ranks_of_place) or links.mesh
     return links
+
+
+class _Wiring:
+    """Makes groups and channels of one rank. Every rank makes the same calls, in the same order."""
+
+    def __init__(self, links: Links, rank: int, transport: Transport) -> None:
+        self.links, self.rank, self.transport = links, rank, transport
+        self.timeout = to_timeout(links.arrivals.patience_s)
+
+    def make_group(self, ranks: Sequence[int]) -> Any:
+        """A group of these ranks; None where this one is not among them."""
+        return self._make_group(ranks, self.timeout)
+
+    def _make_group(self, ranks: Sequence[int], timeout: timedelta | None) -> Any:
+        group = dist.new_group(list(ranks), backend=self.transport.backend, timeout=timeout)
+        return group if self.rank in ranks else None
+
+    def connect_neighbours(
+        self, ranks: Sequence[int], neighbours: Iterable[tuple[int, int]]
+    ) -> None:
+        """Channels both ways for each two places, of those that `ranks` hold in one replica."""
+        links = self.links
+        for a, b in neighbours:
+            first, second = ranks[a], ranks[b]
+            forward, backward = (self._make_group((first, second), NO_TIMEOUT) for _ in range(2))
+            if self.rank == first:
+                links.activations_out[b] = sender = self._send_to(forward, second)
+                links.gradients_in[b] = self._receive_from(backward, second, sender)
+            if self.rank == second:
+                links.gradients_out[a] = sender = self._send_to(backward, first)
+                links.activations_in[a] = self._receive_from(forward, first, sender)
+
+    def join_sharing(self, ranks: Sequence[int], sharing: Sequence[tuple[int, ...]]) -> None:
+        """A group for each set of places that hold copies of a weight."""
+        for places in sharing:
+            group = self.make_group([ranks[p] for p in places])
+            if group is not None:
+                self.links.sharing[places] = group
+
+    def _send_to(self, group: Any, peer: int) -> Sender:
+        return Sender(self.transport.make_wire(group, peer), peer, self.links.arrivals)
+
+    def _receive_from(self, group: Any, peer: int, back: Sender) -> Receiver:
+        return Receiver(self.transport.make_wire(group, peer), peer, back, self.links.arrivals)
+
+
+def to_timeout(patience_s: float | None) -> timedelta | None:
+    return None if patience_s is None else timedelta(seconds=patience_s)
 
 
 def connect_sharing(
@@ -205,11 +231,11 @@ def connect_sharing(
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/{next(_numbers)}"
     transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
-    patience = None if hang_timeout_s is None else timedelta(seconds=hang_timeout_s)
+    timeout = to_timeout(hang_timeout_s)
     mine = None
     for place in range(stage_map.depth):
         for replica in range(stage_map.num_replicas):
             ranks = stage_map.sharing(place, replica)
-            group = dist.new_group(ranks, backend=transport.backend, timeout=patience)
+            group = dist.new_group(ranks, backend=transport.backend, timeout=timeout)
             mine = group if rank in ranks else mine
     return mine
