@@ -49,8 +49,7 @@ from vjob.jobs.elastic.growth import (
 from vjob.jobs.elastic.run_pace import AttemptPace
 from vjob.jobs.elastic.slow_nodes import find_slow_nodes
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.runs.find import RunView, view_run
-from vjob.jobs.runs.joined_jobs import cancel_joined, find_joined_over
+from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Executor
 from vjob.jobs.schedulers.slurm_commands import JobState, expand_nodes

@@ -42,8 +42,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
-from vjob.jobs.runs.find import RunView, name_host, view_run
-from vjob.jobs.runs.joined_jobs import cancel_joined, find_joined_over
+from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, name_host, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.submit.scripts import render_batch

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from varuna_core.records.formatting import align_columns
 from vjob.containers.store import find_base
 from vjob.jobs.errors import InputError, VjobError
 
@@ -314,10 +315,7 @@ def render_table(head: str, titles: Sequence[str], rows: Sequence[Sequence[str]]
     """A table below a head line, each column as wide as its longest word."""
     if not rows:
         return f"{head}: nothing"
-    table = [titles, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-    return "\n".join([head, *(f"  {line}" for line in lines)])
+    return "\n".join([head, *(f"  {line}" for line in align_columns([titles, *rows]))])
 
 
 def show_time(moment: float) -> str:

@@ -13,8 +13,7 @@ from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.runs.find import RunView, view_run
-from vjob.jobs.runs.joined_jobs import cancel_joined
+from vjob.jobs.runs.find import RunView, cancel_joined, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.slurm_commands import OVER, JobState
 

@@ -1,4 +1,9 @@
-"""Find a run by what the user types, bring its record up to date, adopt what a cut left behind."""
+"""Finds a run by what the user types, and brings its record up to date with the scheduler.
+
+Adopts the jobs of a submit that was cut off, records how a run ended, and ends the jobs that joined
+it. Those stand beside the run's own jobs, not among them: one that is cancelled or fails is lost
+nodes, and says nothing of how the run is or ended.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +21,11 @@ from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import Outcome, read_outcome
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import start_time
+from varuna_core.records.morphing import Join, JoinJob, read_join_job, read_joins, write_join_job
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
-from vjob.jobs.runs.joined_jobs import end_joined, list_joined
 from vjob.jobs.runs.outcome import explain_end, judge_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
@@ -28,7 +33,6 @@ from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_launch
 
 log = logging.getLogger(__name__)
-
 LIVE = (
     JobState.RUNNING,
     JobState.COMPLETING,
@@ -42,18 +46,20 @@ SUBMIT_S = 120.0
 """A submit on another host may still be at work for so long."""
 ORPHAN_S = 600.0
 """An intent without a job after this long was never given to the scheduler."""
+FRESH_S = 120.0
+"""A `vjob grow` on another host may still be at work for so long, and the scheduler show no job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run and what its scheduler says of it now."""
+    """A run, and the state of its jobs by the scheduler."""
 
     run: RunFolder
     record: RunRecord
     infos: tuple[JobInfo, ...]
     """One a component; empty where the scheduler has forgotten."""
     joined: tuple[JobInfo, ...] = ()
-    """Of jobs that brought more nodes to it (jobs/runs/joined_jobs.py)."""
+    """Components of the jobs that brought more nodes to it."""
     problem: str = ""
     """Why the scheduler did not answer."""
 
@@ -96,7 +102,7 @@ def find_run(job: str, here: Path) -> RunFolder:
 
 
 def _explain_removed(job: str) -> str:
-    """For a run whose folder is gone: whether its jobs go on."""
+    """A sentence for a run whose folder is gone and whose jobs go on; else empty."""
     with contextlib.suppress(VjobError):
         for run, infos in schedulers.choose_executor("slurm").find_orphans().items():
             ids = sorted({info.leader for info in infos})
@@ -157,7 +163,7 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
         if record.state == records.SUBMITTED and looked is not None:
             infos = [info for job in record.jobs for info in looked[job.id]]
             more = [info for job in joined[str(run.path)] for info in looked[job]]
-            record = settle(run, record, infos)
+            record = record_end(run, record, infos)
         problem = problems.get(record.scheduler, "") if record.state == records.SUBMITTED else ""
         view = RunView(
             run=run, record=record, infos=tuple(infos), joined=tuple(more), problem=problem
@@ -169,7 +175,7 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
 
 
 def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
-    """What can have changed without the scheduler: a submit cut off, an outcome that came late."""
+    """Update a record by what needs no scheduler: a submit cut off, an outcome that came late."""
     if record.state == records.INTENT:
         return adopt(run, record)
     if record.state == records.ENDED:
@@ -183,7 +189,7 @@ def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
-    """A submit was cut off: take over the jobs that carry this run's id, wherever they show."""
+    """Take over the jobs of a submit that was cut off: those that carry this run's id."""
     if _is_submitting(record):
         return record
     try:
@@ -217,7 +223,7 @@ def _refuse(record: RunRecord, message: str) -> RunRecord:
 
 
 def _is_submitting(record: RunRecord) -> bool:
-    """Whether the submit still runs; on another host, whether it is too young to tell."""
+    """True while the submit runs; on another host, while it is too young to tell."""
     if record.host == platform.node():
         return start_time(record.pid) == record.pid_start is not None
     return time.time() - record.submitted < SUBMIT_S
@@ -238,14 +244,14 @@ def find_jobs(run: RunFolder, record: RunRecord) -> tuple[JobRecord, ...]:
     return tuple(JobRecord(id=job, group=group) for job, group in groups.items())
 
 
-def settle(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRecord:
-    """Once every job is over, the record says how the run ended and who was the culprit."""
+def record_end(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRecord:
+    """Once every job is over, record how the run ended and who was the culprit."""
     if any(info.state not in OVER for info in infos):
         _end_rest(run, record, infos)
         return record
     known = {info.leader for info in infos}
     if not known.issuperset(job.id for job in record.jobs):
-        return _settle_forgotten(run, record)
+        return _record_forgotten(run, record)
     outcome = judge_run(run, infos)
     plan = read_plan(run.plan)
     if plan is not None and plan.morph:  # the others are nodes that it may lose
@@ -266,7 +272,7 @@ def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> No
                 schedulers.choose_executor(record.scheduler).cancel(info.leader)
 
 
-def _settle_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
+def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
     """The scheduler has forgotten a job: our own outcome is the last word, if there is one."""
     attempts = run.attempts()
     outcome = read_outcome(attempts[-1]) if attempts else None
@@ -300,3 +306,71 @@ def name_host(run: RunFolder, seat: int) -> str:
     """The host of a node of a run that may morph, as the node itself says."""
     value = read_json(run.morph.node(seat))
     return str(value.get("host")) if isinstance(value, dict) else f"node {seat}"
+
+
+FRESH_S = 120.0
+"""A `vjob grow` on another host may still be at work for so long, and the scheduler show no job."""
+
+
+def list_joined(run: RunFolder) -> dict[str, str]:
+    """Ids of the jobs that were given to the scheduler, and their groups."""
+    found = {}
+    for join in read_joins(run.morph):
+        said = read_join_job(run.morph, join)
+        if said is not None and said.job is not None:
+            found[said.job] = join.name
+    return found
+
+
+def find_joined_over(view: RunView) -> set[int]:
+    """Numbers of the joins whose nodes are gone for good, or never come."""
+    folder = view.run.morph
+    states = {info.leader: info.state for info in view.joined}
+    over = set()
+    for join in read_joins(folder):
+        said = read_join_job(folder, join)
+        is_fresh = time.time() - join.asked < FRESH_S
+        if said is None:
+            is_over = not _is_asking(join)
+        elif said.job is None:
+            is_over = True
+        elif said.job in states:
+            is_over = states[said.job] in OVER
+        else:  # forgotten, or asked for since the scheduler was
+            is_over = not is_fresh and not view.problem
+        if is_over:
+            over.add(join.number)
+    return over
+
+
+def _is_asking(join: Join) -> bool:
+    if join.host == platform.node():
+        return start_time(join.pid) == join.pid_start is not None
+    return time.time() - join.asked < FRESH_S
+
+
+def cancel_joined(view: RunView, joins: Sequence[Join] | None = None) -> None:
+    """End the jobs that joined, or these; those that are over already are no matter."""
+    folder = view.run.morph
+    executor = schedulers.choose_executor(view.record.scheduler)
+    over = find_joined_over(view)
+    for join in read_joins(folder) if joins is None else joins:
+        said = read_join_job(folder, join)
+        if said is None or said.job is None or join.number in over:
+            continue
+        with contextlib.suppress(VjobError):
+            executor.cancel(said.job)
+            write_join_job(folder, join, JoinJob(job=None, reason="cancelled"))
+
+
+def end_joined(view: RunView) -> None:
+    """The run has just ended. After a good end those that run go home by themselves."""
+    states = {info.leader: info.state for info in view.joined}
+    is_well = view.record.verdict == JobState.COMPLETED.value
+    joins = []
+    for join in read_joins(view.run.morph):
+        said = read_join_job(view.run.morph, join)
+        state = states.get(said.job) if said is not None and said.job is not None else None
+        if state is JobState.PENDING or not is_well:
+            joins.append(join)
+    cancel_joined(view, joins)

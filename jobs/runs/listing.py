@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from varuna_core.records.formatting import align_columns
 from varuna_core.records.logs.tail import clean
 from vjob.jobs.runs.find import RunView, view_runs
 from vjob.jobs.schedulers import run_index as index
@@ -43,20 +44,18 @@ def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
         message = clean(" ".join(str(row["message"]).split()))
         cells.append((",".join(row["jobs"]) or "-", row["state"], when, row["run"], message))
-    widths = [max(len(line[i]) for line in cells) for i in range(4)]
-    room = None if width is None else width - sum(widths) - 2 * len(widths)
-    return "\n".join(
-        "  ".join(
-            [*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), _cut(line[4], room)]
-        ).rstrip()
-        for line in cells
-    )
+    lines = align_columns(cells)
+    if width is not None:
+        start = 2 + max(map(len, align_columns([row[:-1] for row in cells])))
+        lines = [_cut_message(line, start, width) for line in lines]
+    return "\n".join(lines)
 
 
-def _cut(text: str, room: int | None) -> str:
-    if room is None or len(text) <= room:
-        return text
-    return text[: room - 3] + "..." if room > 3 else ""
+def _cut_message(line: str, start: int, width: int) -> str:
+    """The line cut at `width`, but never before the message, which starts at `start`."""
+    if len(line) <= width:
+        return line
+    return line[: width - 3] + "..." if width > start + 3 else line[:start].rstrip()
 
 
 def known_jobs() -> list[str]:

@@ -1,9 +1,9 @@
-"""Numbers and durations as people read them."""
+"""Numbers, durations and tables as people read them."""
 
 from __future__ import annotations
 
 import math
-from typing import Iterable, List
+from typing import Iterable, List, Sequence
 
 
 def format_duration(seconds: float) -> str:
@@ -33,3 +33,9 @@ def join_numbers(numbers: Iterable[int], between: str = ",") -> str:
         else:
             parts.append([number, number])
     return between.join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> List[str]:
+    """The rows of a table as lines: columns as wide as their widest cell, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows)]  # noqa: B905 - Python 3.8
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
