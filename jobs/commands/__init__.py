@@ -1,3 +1,6 @@
-"""The words of the `vjob` command: a file a group of commands, click only; each calls one function
-of another room. Nothing imports this room.
+"""The `vjob` command (`cli.main`): a file for each family of commands, click only.
+
+A command reads its words, calls one function of another room, prints and exits. It imports what it
+calls when it runs, not at the top of its file: `vjob --help`, shell completion and each other
+command stay quick, and need none of its libraries. Nothing imports this room.
 """

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
-
-COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -27,10 +24,3 @@ set_option = click.option(
     help="Override one key, such as --set parallel.pipeline=4.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
-
-
-def paint_rank(text: str, rank: int | None) -> str:
-    """Neighbours in different colours; click.echo drops them where none are shown."""
-    if os.environ.get("NO_COLOR"):
-        return text
-    return click.style(text, bold=True) if rank is None else click.style(text, fg=COLOURS[rank % 7])

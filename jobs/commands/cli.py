@@ -1,4 +1,4 @@
-"""The `vjob` command: reads words, calls one function, prints, exits. Imports nothing heavy.
+"""The `vjob` command, and those of its commands that belong to no larger family.
 
 Exit codes: 0 done, 1 failed, 2 your input, 10 and up verdicts, 130 Ctrl-C.
 """
@@ -15,23 +15,14 @@ from typing import Any
 import click
 
 from varuna_core import __version__
-from vjob.jobs.commands.arguments import (
-    conf_argument,
-    job_argument,
-    json_option,
-    paint_rank,
-    set_option,
-)
+from vjob.jobs.commands.arguments import job_argument, json_option
 from vjob.jobs.commands.container import container
 from vjob.jobs.commands.data import data
 from vjob.jobs.commands.elastic import grow, shrink, tend
-from vjob.jobs.commands.export import export
+from vjob.jobs.commands.monitor import logs, stacks, status, watch
 from vjob.jobs.commands.plan import plan
-from vjob.jobs.commands.profile import profile
 from vjob.jobs.commands.report import compare, report
-from vjob.jobs.commands.stacks import stacks
-from vjob.jobs.commands.status import status
-from vjob.jobs.commands.watch import watch
+from vjob.jobs.commands.submit import export, profile, submit
 from vjob.jobs.errors import InputError, VjobError
 
 EXAMPLES = """\b
@@ -71,63 +62,7 @@ def cli() -> None:
     """Train large models with pipeline parallelism on Slurm clusters, mixed or uniform."""
 
 
-@cli.command()
-@conf_argument
-@set_option
-@click.option(
-    "--plan",
-    "plan_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="A layout that `vjob plan --write` chose; --set counts over it.",
-)
-@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
-@click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
-@click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
-@json_option
-def submit(
-    conf: Path,
-    overrides: tuple[str, ...],
-    plan_file: Path | None,
-    dry_run: bool,
-    test_only: bool,
-    follow: bool,
-    as_json: bool,
-) -> None:
-    """Submit CONF: to its list of machines, to Slurm where sbatch is there, else to this machine.
-
-    \b
-    vjob submit conf.yaml --dry-run | less
-    vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
-    vjob submit conf.yaml --set cluster.machine_list=available_machines.out
-    """
-    from vjob.jobs.commands.submitted import tell_submitted
-    from vjob.jobs.planning.plan_file import describe_promise, read_plan_file
-    from vjob.jobs.planning.resolve_auto import resolve_conf
-    from vjob.jobs.submit import submit as submitting
-
-    plan = None if plan_file is None else read_plan_file(plan_file, overrides)
-    resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
-    if dry_run:
-        from vjob.jobs.submit.preview import render_preview
-
-        click.echo(render_preview(submitting.prepare(resolved, for_preview=True)), nl=False)
-        return
-    if test_only:
-        from vjob.jobs.submit.preview import test_only as ask
-
-        click.echo(ask(submitting.prepare(resolved)))
-        return
-    run, record = submitting.submit(resolved)
-    promise = None if as_json else describe_promise(run)
-    more = {"plan": promise} if promise else {}
-    tell_submitted(run, record, more, as_json=as_json, follow=follow)
-
-
-cli.add_command(status)
-
-
-@cli.command(name="list")
+@click.command(name="list")
 @click.option("--all", "-a", "show_all", is_flag=True, help="All known runs, not the last 20.")
 @json_option
 def list_(show_all: bool, as_json: bool) -> None:
@@ -144,7 +79,7 @@ def list_(show_all: bool, as_json: bool) -> None:
     click.echo(json.dumps(rows, indent=1) if as_json else listing.render(rows, width))
 
 
-@cli.command()
+@click.command()
 @job_argument
 @click.option("--now", is_flag=True, help="Do not ask the ranks to checkpoint first.")
 @click.option(
@@ -169,68 +104,7 @@ def cancel(job: str, now: bool, wait_s: int) -> None:
     click.echo(cancel_run(find_run(job, Path.cwd()), now=now, wait_s=wait_s, say=click.echo))
 
 
-@cli.command()
-@job_argument
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
-@click.option("--node", "nodes", multiple=True, metavar="NAME", help="Only this node (repeatable).")
-@click.option(
-    "--rank", "ranks", multiple=True, type=int, metavar="N", help="Only this rank (repeatable)."
-)
-@click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
-@click.option("--err", "only_err", is_flag=True, help="Only standard error.")
-@click.option("--attempt", type=int, help="Which start of the ranks; default: the last.")
-@click.option("--lines", "-n", type=int, help="Only the last N lines of each file.")
-@click.option("--errors", is_flag=True, help="The first error, with what stands around it.")
-@click.option("--raw", is_flag=True, help="File after file, and every rank's lines by themselves.")
-def logs(
-    job: str,
-    follow: bool,
-    nodes: tuple[str, ...],
-    ranks: tuple[int, ...],
-    pattern: str | None,
-    only_err: bool,
-    attempt: int | None,
-    lines: int | None,
-    errors: bool,
-    raw: bool,
-) -> None:
-    """Print the lines of JOB's nodes, or of some ranks, in the order of time.
-
-    A line of standard error begins with `n060 err |`, one that many ranks print alike with
-    `x64 all ranks |`.
-
-    \b
-    vjob logs last --errors
-    vjob logs last --rank 3 --grep loss
-    vjob logs -f 4711 --node n060
-    """
-    from vjob.jobs.monitor.log_lines import print_logs as reading
-    from vjob.jobs.runs.find import find_run
-
-    run = find_run(job, Path.cwd())
-    wanted = reading.Wanted.make(
-        nodes=nodes, ranks=ranks, pattern=pattern, only_err=only_err, raw=raw, paint=paint_rank
-    )
-    if errors:
-        reading.print_errors(run, click.echo, wanted, attempt=attempt)
-        return
-    if follow:
-        sys.exit(reading.follow_run(run, click.echo, wanted))
-    reading.print_logs(run, click.echo, wanted, attempt=attempt, num_lines=lines)
-
-
-cli.add_command(grow)
-cli.add_command(shrink)
-cli.add_command(tend)
-cli.add_command(stacks)
-cli.add_command(watch)
-cli.add_command(plan)
-cli.add_command(profile)
-cli.add_command(report)
-cli.add_command(compare)
-
-
-@cli.command()
+@click.command()
 @click.option(
     "--from",
     "shell_conf",
@@ -257,12 +131,7 @@ def init(shell_conf: Path | None) -> None:
         click.echo(f"note: {note}", err=True)
 
 
-cli.add_command(container)
-cli.add_command(data)
-cli.add_command(export)
-
-
-@cli.command()
+@click.command()
 @json_option
 def doctor(as_json: bool) -> None:
     """Look at this machine and its Slurm, and say what to mend before the first job.
@@ -281,7 +150,7 @@ def doctor(as_json: bool) -> None:
     sys.exit(1 if any(finding.status == "fail" for finding in findings) else 0)
 
 
-@cli.command()
+@click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL.
@@ -296,6 +165,32 @@ def completion(shell: str) -> None:
     if kind is None:
         raise InputError(f"no completion for {shell}")
     click.echo(kind(cli, {}, "vjob", "_VJOB_COMPLETE").source())
+
+
+# In the order of use, which is that of `vjob --help`.
+for command in (
+    submit,
+    status,
+    list_,
+    cancel,
+    logs,
+    grow,
+    shrink,
+    tend,
+    stacks,
+    watch,
+    plan,
+    profile,
+    report,
+    compare,
+    init,
+    container,
+    data,
+    export,
+    doctor,
+    completion,
+):
+    cli.add_command(command)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The `vjob container` commands: images made, fetched, looked at and cleared away.
 
-Imports nothing heavy; each command's work is in jobs/images.
+The work is in jobs/images.
 """
 
 from __future__ import annotations

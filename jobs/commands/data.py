@@ -1,6 +1,6 @@
 """The `vjob data` commands: text made into token files, looked at, and read as a run reads it.
 
-Imports nothing heavy; the work is in varuna_core/data/.
+The work is in varuna_core/data.
 """
 
 from __future__ import annotations

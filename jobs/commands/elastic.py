@@ -1,4 +1,4 @@
-"""`vjob grow`, `vjob shrink` and `vjob tend`."""
+"""`vjob grow`, `vjob shrink` and `vjob tend`: nodes of a run that may morph come and go."""
 
 from __future__ import annotations
 

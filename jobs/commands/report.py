@@ -1,4 +1,4 @@
-"""`vjob report` and `vjob compare`, as words of the command line."""
+"""`vjob report` and `vjob compare`: where the time of a job went, and how jobs differ."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def compare_jobs(
     names: Sequence[str], here: Path, say: Say, *, as_json: bool, page: Path | None, cdn: bool
 ) -> None:
-    """The table, unless something else is asked for."""
+    """Print the jobs' figures as a table, or as JSON, or write them as a page."""
     if len(names) < 2:
         raise InputError("two jobs at least, such as: vjob compare 4711 last")
     folders = [find_folder(name, here) for name in names]
@@ -64,7 +64,7 @@ def _load(folder: Path, run: RunFolder | None) -> Compared:
 
 
 def _read_conf(run: RunFolder) -> object:
-    """The resolved conf, in which secrets are hidden; nothing where it cannot be read."""
+    """The resolved conf, its secrets redacted; empty where it cannot be read."""
     try:
         return yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

@@ -1,9 +1,16 @@
-"""`vjob report`: finds the job's files and hands them to `reports`, which only this imports."""
+"""`vjob report`: finds the job's files and hands them to `reports`; the page, also as a picture.
+
+The picture is made by a browser, not by kaleido: that draws plotly's figures alone, and drives a
+Chrome for it too; the timeline is a canvas of the page's own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import re
+import shutil
 import tempfile
 import webbrowser
 from collections.abc import Callable
@@ -15,8 +22,8 @@ from typing import TYPE_CHECKING
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.reporting.page_screenshot import write_png
 from vjob.jobs.runs.find import find_run, view_run
 
 if TYPE_CHECKING:
@@ -24,7 +31,11 @@ if TYPE_CHECKING:
     from vjob.reports.load.tables import Job
 
 Say = Callable[[str], object]
-
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+WIDTH_PX = 1280
+TALLEST_PX = 16_000
+"""Chromium's pictures end a little above."""
+BROWSER_TIMEOUT_S = 180.0
 MORE_EVENTS = 200_000
 """Of steps that nothing singles out, for the page's selector: some two megabytes."""
 
@@ -50,7 +61,7 @@ class Wanted:
 
 
 def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
-    """JOB as everywhere, or the path of any folder of logs, or of one log."""
+    """The folder of JOB, which may also be the path of a folder of logs, or of one log."""
     try:
         run = find_run(job, here)
     except InputError:
@@ -62,7 +73,7 @@ def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
 
 
 def is_partial(run: RunFolder | None) -> bool:
-    """Whether more may still come; what nobody knows is taken as ended."""
+    """True while the run goes on; a run of unknown state is taken as ended."""
     if run is None:
         return False
     with contextlib.suppress(VjobError):
@@ -71,7 +82,7 @@ def is_partial(run: RunFolder | None) -> bool:
 
 
 def write_report(job: str, here: Path, say: Say, wanted: Wanted) -> None:
-    """All that is wanted of one job."""
+    """Write everything that is wanted of one job."""
     folder, run = find_folder(job, here)
     check_libraries(*(("plotly", "jinja2") if wanted.has_page or wanted.png else ()))
     from vjob.reports.analysis import findings
@@ -137,16 +148,50 @@ def _write_page(page: str, wanted: Wanted, here: Path, folder: Path, say: Say) -
 
 
 def _choose_page(folder: Path) -> Path:
-    """In the job's folder; beside a lone log."""
+    """The page's path: in the job's folder, or beside a lone log."""
     if folder.is_dir():
         return RunFolder(folder).report
     return folder.with_name(f"{folder.name}.report.html")
 
 
 def check_libraries(*more: str) -> None:
-    """Those that all reports need, and more."""
+    """VjobError where a library is missing that all reports need, or one of `more`."""
     for name in ("numpy", "pandas", "pyarrow", *more):
         if importlib.util.find_spec(name) is None:
             raise VjobError(
                 f"reports need {name}, which is not installed: pip install 'vjob[report]'"
             )
+
+
+def write_png(page: Path, target: Path) -> None:
+    """Take a picture of the whole page, 1280 pixels wide, with the browser that is there."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise VjobError(
+            f"a picture needs one of {', '.join(BROWSERS)} on PATH, and none is: install chromium, "
+            "or open the page elsewhere and print it"
+        )
+    with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
+        command = [
+            browser,
+            "--headless",
+            f"--user-data-dir={folder}",
+            "--hide-scrollbars",
+            "--disable-gpu",
+            # The page says when it is drawn; until then its time runs as fast as it can.
+            "--virtual-time-budget=60000",
+            *(["--no-sandbox"] if os.getuid() == 0 else []),
+        ]
+        asked = [*command, f"--window-size={WIDTH_PX},900", "--dump-dom", page.as_uri()]
+        found = re.search(
+            r'<html[^>]*\bdata-height="(\d+)"', process.run(asked, timeout_s=BROWSER_TIMEOUT_S).out
+        )
+        if found is None:
+            raise VjobError(f"{browser} did not draw the page")
+        height = min(TALLEST_PX, int(found.group(1)))
+        shot = Path(folder) / "page.png"
+        size = [f"--window-size={WIDTH_PX},{height}", f"--screenshot={shot}"]
+        done = process.run([*command, *size, page.as_uri()], timeout_s=BROWSER_TIMEOUT_S)
+        if not shot.exists():
+            raise VjobError(f"{browser} wrote no picture: {done.err.strip()[-300:]}")
+        shutil.copyfile(shot, target)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.command import Vjob, read_out
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.commands.profile import build_words, choose_output
+from vjob.jobs.commands.submit import build_words, choose_output
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.errors import InputError
 

@@ -15,7 +15,7 @@ from tests.jobs.planning.test_plan_command import CONF, NAME, put_profile
 from varuna_core.planner.search.space import SCHEDULES
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
-from vjob.jobs.commands.profile import choose_output
+from vjob.jobs.commands.submit import choose_output
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.schema import Parallel
 from vjob.jobs.errors import ConfError, InputError

@@ -1,0 +1,288 @@
+"""Commands that start from a conf: `vjob submit`, `profile` and `export`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vjob.jobs.commands.arguments import conf_argument, json_option, set_option
+from vjob.jobs.errors import InputError, VjobError
+
+if TYPE_CHECKING:
+    from varuna_core.records.record import RunRecord
+    from varuna_core.records.runfolder import RunFolder
+    from vjob.jobs.conf.schema import JobConf
+
+CANCEL_S = 60
+"""For ranks to save in after Ctrl-C."""
+
+
+@click.command()
+@conf_argument
+@set_option
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A layout that `vjob plan --write` chose; --set counts over it.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
+@json_option
+def submit(
+    conf: Path,
+    overrides: tuple[str, ...],
+    plan_file: Path | None,
+    dry_run: bool,
+    test_only: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Submit CONF: to its list of machines, to Slurm where sbatch is there, else to this machine.
+
+    \b
+    vjob submit conf.yaml --dry-run | less
+    vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
+    vjob submit conf.yaml --set cluster.machine_list=available_machines.out
+    """
+    from vjob.jobs.planning.plan_file import describe_promise, read_plan_file
+    from vjob.jobs.planning.resolve_auto import resolve_conf
+    from vjob.jobs.submit import submit as submitting
+
+    plan = None if plan_file is None else read_plan_file(plan_file, overrides)
+    resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
+    if dry_run:
+        from vjob.jobs.submit.preview import render_preview
+
+        click.echo(render_preview(submitting.prepare(resolved, for_preview=True)), nl=False)
+        return
+    if test_only:
+        from vjob.jobs.submit.preview import test_only as ask
+
+        click.echo(ask(submitting.prepare(resolved)))
+        return
+    run, record = submitting.submit(resolved)
+    promise = None if as_json else describe_promise(run)
+    more = {"plan": promise} if promise else {}
+    tell_submitted(run, record, more, as_json=as_json, follow=follow)
+
+
+def tell_submitted(
+    run: RunFolder,
+    record: RunRecord,
+    more: Mapping[str, str],
+    *,
+    as_json: bool,
+    follow: bool,
+) -> None:
+    """Print the job and where its files are, then warnings, then its lines if followed."""
+    from vjob.jobs.submit.submit import look_for_trouble
+
+    ids = [job.id for job in record.jobs]
+    if as_json:
+        click.echo(json.dumps({"run": run.name, "folder": str(run.path), "jobs": ids, **more}))
+    else:
+        click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
+        look = {"status": f"vjob status {ids[0]}", "logs": f"vjob logs -f {ids[0]}"}
+        for label, text in {**more, "files": str(run.path), **look}.items():
+            click.echo(f"  {label:<8}{text}")
+    for warning in look_for_trouble(run):
+        click.echo(f"vjob: {warning}", err=True)
+    if follow:
+        sys.exit(_follow(run, record))
+
+
+def _follow(run: RunFolder, record: RunRecord) -> int:
+    """Print the run's lines to its end, and return its exit code.
+
+    On a list of machines nobody but this process keeps the run: Ctrl-C ends it.
+    """
+    from vjob.jobs.monitor.log_lines.print_logs import follow_run
+
+    try:
+        return follow_run(run, click.echo)
+    except KeyboardInterrupt:
+        if record.scheduler != "ssh":
+            raise
+    from vjob.jobs.runs.cancel import cancel_run
+
+    click.echo(cancel_run(run, now=False, wait_s=CANCEL_S, say=click.echo))
+    return 128 + signal.SIGINT
+
+
+def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Check the numbers of an option: `1,2,4`, each 1 or more."""
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise click.BadParameter(f"{text!r}: want numbers such as 1,2,4")
+    return ",".join(words)
+
+
+@click.command()
+@conf_argument
+@set_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the profile goes; default: parallel.profile of CONF.",
+)
+@click.option(
+    "--sizes",
+    callback=read_numbers,
+    metavar="1,2,..",
+    help="Micro-batch sizes; default: doubled until memory or ten minutes run out.",
+)
+@click.option(
+    "--tensor",
+    callback=read_numbers,
+    metavar="1,2,..",
+    help="Tensor-parallel degrees; default: 1 and the conf's parallel.tensor.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
+@json_option
+def profile(
+    conf: Path,
+    overrides: tuple[str, ...],
+    output: Path | None,
+    sizes: str | None,
+    tensor: str | None,
+    dry_run: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Measure what CONF's model costs on its nodes, for the planner.
+
+    A job with CONF's nodes times every kind of layer on every kind of GPU, and the links between
+    them. The profile goes to the run folder and to --output; one that is there is extended.
+
+    \b
+    vjob profile conf.yaml --follow
+    vjob profile conf.yaml --sizes 1,2,4 --tensor 1,2
+    """
+    from vjob.jobs.planning.resolve_auto import resolve_unplanned
+    from vjob.jobs.submit import submit as submitting
+
+    # A job on all of the conf's nodes, whatever a planner would choose.
+    resolved = resolve_unplanned(conf, overrides, require_env=not dry_run)
+    target = choose_output(resolved.conf, resolved.path.parent, output)
+    words = build_words(target, sizes, tensor)
+    if dry_run:
+        from vjob.jobs.submit.preview import render_preview
+
+        ready = submitting.prepare(resolved, words, for_preview=True)
+        click.echo(render_preview(ready), nl=False)
+        return
+    run, record = submitting.submit(resolved, words)
+    tell_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
+
+
+def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
+    """The profile's path; InputError where the ranks would not see it, or cannot profile at all."""
+    from vjob.jobs.conf.schema import BUILT_IN
+    from vjob.jobs.planning.inputs import name_profile
+    from vjob.jobs.submit.build_plan import parse_mount
+
+    if conf.program.kind not in BUILT_IN:
+        raise InputError(
+            f"vjob profile measures {' and '.join(BUILT_IN)}; a script of your own measures its "
+            "model with varuna_core.Profiler and is submitted like any other (docs/profiling.md)"
+        )
+    target = name_profile(conf, base) if output is None else Path.cwd() / output
+    assert target is not None, "check_program refuses a conf without model"
+    container = conf.container
+    if container.image is not None and container.runtime != "none":
+        seen = [Path(parse_mount(mount).target) for mount in container.mounts]
+        seen += [Path(conf.log_folder)]
+        seen += [] if container.workdir else [Path(conf.workdir or base)]
+        if not any(target.is_relative_to(path) for path in seen):
+            raise InputError(
+                f"--output {target}: the container does not see that folder; choose one below "
+                f"{', '.join(map(str, seen))}"
+            )
+    return target
+
+
+def build_words(target: Path, sizes: str | None, tensor: str | None) -> Sequence[str]:
+    """Further arguments of the built-in program."""
+    words = ["--profile", str(target)]
+    words += ["--sizes", sizes] if sizes else []
+    return words + (["--tensor", tensor] if tensor else [])
+
+
+@click.command()
+@conf_argument
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--host", "hosts", multiple=True, help="A machine; once for each node, in order.")
+@click.option("--elastic", help="MIN:MAX nodes, by torchrun's own rendezvous.")
+@click.option("--restarts", default=0, help="How often torchrun starts failed ranks again.")
+@set_option
+def export(
+    conf: Path,
+    folder: Path,
+    hosts: tuple[str, ...],
+    elastic: str | None,
+    restarts: int,
+    overrides: tuple[str, ...],
+) -> None:
+    """Write CONF as scripts into FOLDER, for machines without Slurm and without vjob.
+
+    \b
+    vjob export conf.yaml byhand                             one machine
+    vjob export conf.yaml byhand --host 10.0.0.1 --host 10.0.0.2
+    vjob export conf.yaml byhand --host 10.0.0.1 --elastic 1:4 --restarts 3
+
+    FOLDER must be seen under the same path on every machine. The container is yours to start: call
+    the scripts inside.
+    """
+    from varuna_core.agent.bundle import write_program
+    from varuna_core.records.files import write_atomic
+    from varuna_core.records.runfolder import RunFolder
+    from vjob.jobs.conf.schema import BUILT_IN
+    from vjob.jobs.planning.resolve_auto import resolve_conf
+    from vjob.jobs.programs.shell_export import Machines, build_scripts
+    from vjob.jobs.programs.start import read_program_files
+
+    found = resolve_conf(conf, overrides, require_env=False).conf
+    machines = Machines(
+        hosts=hosts or ("localhost",),
+        folder=str(folder.resolve()),
+        workdir=found.workdir or str(conf.resolve().parent),
+        elastic=None if elastic is None else _parse_range(elastic),
+        restarts=restarts,
+    )
+    files = build_scripts(found, read_program_files(found), machines)
+    written = [folder / name for name in files]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_atomic(folder / name, text)
+            # A script may hold secrets of `env`: for its owner alone.
+            os.chmod(folder / name, 0o700 if name.endswith(".sh") else 0o600)
+        if found.program.kind in BUILT_IN:
+            write_program(RunFolder(folder).program)
+            written.append(RunFolder(folder).program)
+    except OSError as error:
+        raise VjobError(f"{folder} cannot be written: {error.strerror}") from None
+    for path in written:
+        click.echo(path)
+
+
+def _parse_range(text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    if not (low.isdecimal() and colon and high.isdecimal()):
+        raise InputError(f"--elastic {text}: give the fewest and the most nodes, as 1:4")
+    return int(low), int(high)
