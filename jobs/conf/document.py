@@ -1,4 +1,8 @@
-"""docs/conf.md, made from the types of `jobs.conf` and the doc lines under their fields."""
+"""docs/conf.md and the commented conf of `vjob init`, both made from the schema.
+
+A field's type, bounds, default and doc line are all that is said of a key: `render_conf_doc` puts
+them in tables, `render_init` beside the keys, of which the few needed ones are active.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from vjob.jobs.conf import schema as conf_types
-from vjob.jobs.conf.parse import describe, get_annotations, get_hints, get_members
+from vjob.jobs.conf.parse import describe, get_annotations, get_hints, get_section_class
 from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.conf.yaml_tree import join_key
@@ -58,6 +62,30 @@ program: {deepspeed: train.py, config: ds.json, args: [--epochs, 3]}
 | `megatron` | text | | Folder of a Megatron-LM checkout, or a pretraining script in it. |
 | `deepspeed` | text | | Training script that uses DeepSpeed. |
 """
+# Active keys of the starter conf: it runs as it is, anywhere, without data.
+STARTER: Mapping[str, object] = {
+    "name": "my-run",
+    "program": {"script": "train.py", "args": ["--lr", "1.5e-4"]},
+    "parallel.pipeline": 1,
+    "cluster.walltime_min": 60,
+    "cluster.nodes[].group": "master",
+    "cluster.nodes[].count": 1,
+    "cluster.nodes[].ranks": 1,
+}
+FORMS: Mapping[type, tuple[str, ...]] = {
+    Program: (
+        "or pretrain_gpt, or pretrain_bert: they need model and data",
+        "or {megatron: Megatron-LM, args: [...]}",
+        "or {deepspeed: train.py, config: ds.json, args: [...]}",
+    ),
+    Model: ("or {layers: 12, hidden: 768, heads: 12, sequence: 1024, vocab: 50257, dropout: 0.1}",),
+}
+HEAD = """\
+# A conf of vjob. Set program.script first: your training script, which every rank runs.
+# Keys that begin with # show their defaults; docs/conf.md explains them all.
+# Paths are relative to this file's folder. `vjob submit --dry-run` shows what a conf makes.
+"""
+_COLUMNS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +95,6 @@ class Section:
     key: str
     cls: type
     doc: str
-
-
-def get_section_class(hint: Any) -> type | None:
-    """The dataclass that a field holds, alone, optional or in a list."""
-    for member in get_members(hint):
-        inner = get_args(member)[0] if get_origin(member) is tuple else member
-        if is_dataclass(inner) and isinstance(inner, type):
-            return inner
-    return None
 
 
 def list_sections(cls: type = JobConf, key: str = "") -> Iterator[Section]:
@@ -171,32 +190,6 @@ def _render_models() -> str:
         numbers = " | ".join(str(getattr(model, field)) for field in names)
         lines.append(f"| `{name}` | {numbers} |")
     return "Names that stand for a shape:\n\n" + "\n".join(lines) + "\n"
-
-
-# Runs anywhere, without data, as it is.
-STARTER: Mapping[str, object] = {
-    "name": "my-run",
-    "program": {"script": "train.py", "args": ["--lr", "1.5e-4"]},
-    "parallel.pipeline": 1,
-    "cluster.walltime_min": 60,
-    "cluster.nodes[].group": "master",
-    "cluster.nodes[].count": 1,
-    "cluster.nodes[].ranks": 1,
-}
-FORMS: Mapping[type, tuple[str, ...]] = {
-    Program: (
-        "or pretrain_gpt, or pretrain_bert: they need model and data",
-        "or {megatron: Megatron-LM, args: [...]}",
-        "or {deepspeed: train.py, config: ds.json, args: [...]}",
-    ),
-    Model: ("or {layers: 12, hidden: 768, heads: 12, sequence: 1024, vocab: 50257, dropout: 0.1}",),
-}
-HEAD = """\
-# A conf of vjob. Set program.script first: your training script, which every rank runs.
-# Keys that begin with # show their defaults; docs/conf.md explains them all.
-# Paths are relative to this file's folder. `vjob submit --dry-run` shows what a conf makes.
-"""
-_COLUMNS = 100
 
 
 def render_init() -> str:

@@ -1,6 +1,8 @@
-"""A tree of nodes to the types of `jobs.conf`, noting every problem instead of stopping at one.
+"""Parses a tree of YAML nodes into the types of the schema, noting every problem on the way.
 
-It is driven by the dataclasses themselves; only `program` and `model` have spellings of their own.
+The dataclasses drive it; only `program` and `model` have spellings of their own. The type of a
+field decides what a scalar is, never YAML's guess: `12:30`, `0-11-8` and `no` are text in a text
+field, `1e-5` is a number in a number field, and environment values are the text that was written.
 """
 
 from __future__ import annotations
@@ -25,6 +27,35 @@ _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
 _ORDER = {bool: 1, int: 2, float: 3, str: 4}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
+    "script": ("args", "python"),
+    "megatron": ("args", "python"),
+    "deepspeed": ("config", "args", "python"),
+}
+MODEL_ALLOWED = f"must be one of {', '.join(MODELS)}, or a mapping with layers, hidden and heads"
+PROGRAM_ALLOWED = (
+    f"must be {' or '.join(BUILT_IN)}, or a mapping: {{script: train.py}}, "
+    "{megatron: checkout} or {deepspeed: train.py, config: ds.json}"
+)
+# What people write who think of Slurm, torchrun or the old shell conf.
+OTHER_WORDS: Mapping[str, str] = {
+    "partition": "queue",
+    "time": "walltime_min",
+    "walltime": "walltime_min",
+    "gres": "gpus",
+    "mem": "memory_gb",
+    "memory": "memory_gb",
+    "cpus_per_task": "cpus",
+    "ntasks_per_node": "ranks",
+    "nproc_per_node": "ranks",
+    "nodes": "count",
+    "num_nodes": "count",
+    "name": "group",
+    "iterations": "steps",
+    "train_iters": "steps",
+    "batch_size": "global_batch_size",
+    "master_port": "port",
+}
 
 
 def get_members(hint: Any) -> tuple[Any, ...]:
@@ -41,7 +72,7 @@ def is_scalar(hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """The type in words, such as `a whole number or auto`; bounds, if the hint has them, too."""
+    """A type in words, such as `a whole number or auto`, with bounds where the hint has them."""
     members = [member for member in get_members(hint) if member is not types.NoneType]
     if len(members) > 1 or (is_optional(hint) and not is_dataclass(members[0])):
         words = [describe(member) for member in members]
@@ -110,7 +141,7 @@ def _guess(node: Scalar) -> Any:
 
 
 def find_text_problem(text: str) -> str:
-    """Why no program could be given this text; empty where it could."""
+    """Reason why no program can be given this text; empty where there is none."""
     if "\0" in text:
         return "must not contain a NUL character"
     if any("\ud800" <= char <= "\udfff" for char in text):
@@ -129,37 +160,6 @@ def suggest(word: str, words: Iterable[str], *, what: str = "keys") -> str:
 
 def kind_of(node: Node) -> str:
     return {Scalar: "a value", Items: "a list", Table: "a mapping"}[type(node)]
-
-
-PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
-    "script": ("args", "python"),
-    "megatron": ("args", "python"),
-    "deepspeed": ("config", "args", "python"),
-}
-MODEL_ALLOWED = f"must be one of {', '.join(MODELS)}, or a mapping with layers, hidden and heads"
-PROGRAM_ALLOWED = (
-    f"must be {' or '.join(BUILT_IN)}, or a mapping: {{script: train.py}}, "
-    "{megatron: checkout} or {deepspeed: train.py, config: ds.json}"
-)
-# What people write who think of Slurm, torchrun or the old shell conf.
-OTHER_WORDS: Mapping[str, str] = {
-    "partition": "queue",
-    "time": "walltime_min",
-    "walltime": "walltime_min",
-    "gres": "gpus",
-    "mem": "memory_gb",
-    "memory": "memory_gb",
-    "cpus_per_task": "cpus",
-    "ntasks_per_node": "ranks",
-    "nproc_per_node": "ranks",
-    "nodes": "count",
-    "num_nodes": "count",
-    "name": "group",
-    "iterations": "steps",
-    "train_iters": "steps",
-    "batch_size": "global_batch_size",
-    "master_port": "port",
-}
 
 
 @cache
@@ -185,6 +185,15 @@ def find_bounds(hint: Any) -> tuple[Bound, ...]:
     return ()
 
 
+def get_section_class(hint: Any) -> type | None:
+    """The dataclass that a field holds, alone, optional or in a list."""
+    for member in get_members(hint):
+        inner = get_args(member)[0] if get_origin(member) is tuple else member
+        if is_dataclass(inner) and isinstance(inner, type):
+            return inner
+    return None
+
+
 @cache
 def list_conf_keys(cls: type = JobConf, parent: str = "") -> tuple[str, ...]:
     """Every dotted key of a conf."""
@@ -192,15 +201,14 @@ def list_conf_keys(cls: type = JobConf, parent: str = "") -> tuple[str, ...]:
     for name, hint in get_hints(cls).items():
         key = join_key(parent, name)
         keys.append(key)
-        for member in get_members(hint):
-            inner = get_args(member)[0] if get_origin(member) is tuple else member
-            if is_dataclass(inner) and isinstance(inner, type) and inner is not Program:
-                keys.extend(list_conf_keys(inner, key + ("[]" if inner is NodeGroup else "")))
+        inner = get_section_class(hint)
+        if inner is not None and inner is not Program:
+            keys.extend(list_conf_keys(inner, key + ("[]" if inner is NodeGroup else "")))
     return tuple(keys)
 
 
-class Reader:
-    """Reads one tree; `lines` maps each key that was written to its place."""
+class ConfReader:
+    """Parses one tree; `lines` maps each key that was written to its place."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -211,7 +219,7 @@ class Reader:
         self.problems.append(Problem(where=where, key=key, value=shown, message=message))
 
     def read(self, node: Node) -> Any:
-        """The whole conf, or FAILED."""
+        """The whole conf; FAILED where a problem was noted."""
         self.lines[""] = node.where
         if isinstance(node, Scalar) and node.is_null:
             node = Table(entries={}, where=node.where)
@@ -295,7 +303,7 @@ class Reader:
         return FAILED if FAILED in values.values() else cls(**values)
 
     def suggest_key(self, name: str, hints: Mapping[str, Any]) -> str:
-        """What may have been meant: a key here by another word, one elsewhere, one close to it."""
+        """The key that may have been meant: one by another word, one elsewhere, one close to it."""
         other = OTHER_WORDS.get(name.lower().replace("-", "_"))
         if other in hints:
             return f'did you mean "{other}"?'

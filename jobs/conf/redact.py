@@ -149,7 +149,7 @@ def _find_hidden(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 class _Place:
-    """Where the next scalar goes: a key, the value of one, or an item after another."""
+    """Position of the next scalar: a key, the value of one, or an item after another."""
 
     def __init__(self, *, secret: bool, is_table: bool) -> None:
         self.secret, self.is_table = secret, is_table

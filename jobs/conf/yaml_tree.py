@@ -1,4 +1,4 @@
-"""YAML text to a tree in which every key and every value knows its line.
+"""Parses YAML text into a tree in which every key and every value knows its line.
 
 PyYAML's own loader forgets lines, keeps the last of two equal keys, guesses types (`12:30` is 750,
 `1e-5` is text) and expands aliases without bound. So this reads its events: scalars keep their text
@@ -45,7 +45,7 @@ class Items:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a key of a mapping holds."""
+    """Value of a key in a mapping."""
 
     node: Node
     where: str

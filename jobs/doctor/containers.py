@@ -131,7 +131,7 @@ def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Di
 
 
 def judge_namespaces(sysctls: Mapping[str, str | None]) -> Diagnosis:
-    """Each may be missing: then the kernel has no such switch."""
+    """Sysctls of user namespaces; one that is missing is a switch that the kernel does not have."""
     values = {name: value.strip() for name, value in sysctls.items() if value}
     name = "user namespaces"
     most = values.get("user.max_user_namespaces")

@@ -42,7 +42,7 @@ def examine() -> list[Diagnosis]:
 
 
 def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagnosis:
-    """By their packages' own word: importing torch takes seconds."""
+    """Versions from the packages' metadata: importing torch takes seconds."""
     missing = [name for name, version in (("torch", torch), ("numpy", numpy)) if version is None]
     if missing:
         return Diagnosis(

@@ -68,7 +68,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to build, whatever is built."""
+    """Options of every kind of build."""
 
     output: Path
     again: bool = False
@@ -91,7 +91,7 @@ def build_recipe(name: str, options: Options, say: Say) -> None:
 
 
 def find_recipe(name: str) -> Path:
-    """By name, or by path where that has a slash or names a file here."""
+    """A recipe by name, or by path where that has a slash or names a file here."""
     own = Path(str(files("vjob.containers") / "recipes"))
     if "/" in name or Path(name).is_file():
         if not Path(name).is_file():

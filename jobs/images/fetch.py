@@ -125,7 +125,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def lock_file(target: Path, say: Say) -> Iterator[None]:
-    """While one makes this file, others wait. A file system without locks goes without."""
+    """Exclusive lock on the making of a file; none where the file system has no locks."""
     path = target.with_name(f".{target.name}.lock")
     fd = _open_locked(path, target, say)
     try:

@@ -1,4 +1,4 @@
-"""What a conf's `container.image` is: a file of some kind, a folder, or a reference to a registry.
+"""The image of a conf's container: a file of some kind, a folder, or a reference to a registry.
 
 A reference that was imported stands for its file. Refuses one that nobody imported where the
 runtime starts files alone, and a squashfs file that is none or is cut short.
@@ -183,7 +183,7 @@ def read_squashfs(path: Path) -> Squashfs | None:
 
 
 def explain_damage(path: Path) -> str:
-    """What is wrong with an image file, as far as its first bytes tell; empty for nothing."""
+    """Damage of an image file, as far as its first bytes tell; empty for none."""
     facts = read_squashfs(path)
     if facts is None:
         return "is not a squashfs image"

@@ -134,7 +134,7 @@ def render(found: Mapping[str, Any]) -> str:
 
 
 def _ask(*command: str) -> str:
-    """What a command printed; empty where it failed or is not there."""
+    """Output of a command; empty where it failed or is not there."""
     try:
         result = process.run(command)
     except VjobError:

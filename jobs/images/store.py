@@ -153,7 +153,7 @@ class NodeStore:
         return ""
 
     def sweep(self) -> None:
-        """What killed runs and their tools left beside the trees: whatever is older than a day."""
+        """Remove leftovers of killed runs and their tools beside the trees, if older than a day."""
         for name in ("conf", "runtime", "temp", "cache"):
             folder = self.base / name
             if folder.is_dir() and not folder.is_symlink():
@@ -164,19 +164,19 @@ class NodeStore:
 
 
 def base_name(name: str) -> str:
-    """Of a tree, or of what was to become one: `vjob-1a2b.part.77` is of `vjob-1a2b`."""
+    """Name of a tree, or of what was to become one: `vjob-1a2b` for `vjob-1a2b.part.77`."""
     return name.partition(".part.")[0]
 
 
 def is_held(path: Path, kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether somebody's hold on a lock excludes this kind of hold."""
+    """True where another process holds a lock in a way that excludes this one."""
     with hold(path, kind, make=False) as is_free:
         return not is_free
 
 
 @contextlib.contextmanager
 def hold(path: Path, kind: int = fcntl.LOCK_EX, *, make: bool = True) -> Iterator[bool]:
-    """Hold a lock, alone unless shared, if nobody's hold excludes that; whether that is so."""
+    """Hold a lock, alone unless shared; yields False where another hold excludes that."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
     try:
         fd = os.open(path, flags, 0o600)
@@ -294,7 +294,7 @@ def clean(
 
 
 def is_named(root: Root, name: str) -> bool:
-    """By its own name, or by the image that it was unpacked from, however that path is written."""
+    """True where a word is the name of a tree, or its image, however that path is written."""
     if name in (root.name, base_name(root.name), root.image):
         return True
     return bool(root.image) and os.path.realpath(name) == os.path.realpath(root.image)

@@ -71,12 +71,12 @@ def parse_config(text: str, name: str) -> dict[str, Any]:
 
 
 def build_env(nodes: Sequence[NodeGroup]) -> dict[str, str]:
-    """Without GPUs DeepSpeed is told so; else it looks for CUDA's compiler."""
+    """Variables of every rank: told of no GPUs, DeepSpeed does not look for CUDA's compiler."""
     return {} if any(group.num_gpus for group in nodes) else {"DS_ACCELERATOR": "cpu"}
 
 
 def build_group_env(group: NodeGroup) -> dict[str, str]:
-    """What its own launcher sets beyond torchrun's names, as far as a node knows it."""
+    """Variables that DeepSpeed's launcher sets beyond torchrun's, as far as a node knows them."""
     return {"LOCAL_SIZE": str(group.num_ranks)}
 
 
@@ -104,7 +104,7 @@ def spell_include(nodes: Sequence[NodeGroup], hosts: Sequence[str]) -> str:
 
 
 def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """What DeepSpeed cannot do, from the conf alone."""
+    """Settings that DeepSpeed cannot do, from the conf alone."""
     parallel = conf.parallel
     if parallel.zero > 1 and require_number(parallel.pipeline) > 1:
         message = "its pipeline engine works with 0 and 1 only; or pipeline: 1"

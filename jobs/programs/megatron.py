@@ -31,7 +31,7 @@ SCRIPTS = ("pretrain_gpt.py", "pretrain_gpt2.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """What of a Megatron-LM decides how it is called; the defaults are today's."""
+    """Traits of a Megatron-LM that decide how it is called; the defaults are today's."""
 
     script: str = "pretrain_gpt.py"
     """File to run, relative to the folder or absolute."""
@@ -273,7 +273,7 @@ def _build_profile(conf: JobConf, checkout: Checkout, world: int) -> Options:
 
 
 def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """What no Megatron-LM can do, from the conf alone."""
+    """Settings that no Megatron-LM can do, from the conf alone."""
     parallel, named = conf.parallel, name_flags(conf.program.args)
     if conf.model is None:
         yield "model", None, "is required by megatron: a name such as gpt2-small, or a mapping"
@@ -300,7 +300,7 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[KeyProblem]:
-    """What this checkout cannot do, although others can; the conf has no other problems."""
+    """Settings that this checkout cannot do, although others can; the conf is checked before."""
     parallel, parts, model = conf.parallel, split_layers(conf), conf.model
     assert model is not None, "find_problems refuses a conf without one"
     if checkout.partition is None and parts is not None and len(set(parts)) > 1:

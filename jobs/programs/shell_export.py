@@ -26,7 +26,7 @@ HOSTFILE = "hostfile"
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Where the scripts are to be called."""
+    """Machines that the scripts are made for."""
 
     hosts: tuple[str, ...]
     """One a node, in the conf's order; the first is the master."""

@@ -73,7 +73,7 @@ def build_words(conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, .
 
 
 def build_command(conf: JobConf, found: ProgramFiles, folder: str, python: str) -> tuple[str, ...]:
-    """What each rank runs, with words that differ by rank."""
+    """Command of each rank, with placeholders for words that differ by rank."""
     script, *args = map(escape_placeholders, build_words(conf, found, folder))
     own: list[str] = []
     if conf.program.kind == "deepspeed":  # as DeepSpeed's own launcher calls scripts
@@ -124,7 +124,7 @@ def build_group_env(conf: JobConf, group: NodeGroup) -> dict[str, str]:
 
 
 def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """What the program cannot do of what the conf says."""
+    """Settings of the conf that the program cannot do."""
     if conf.program.kind == "megatron":
         yield from megatron.find_problems(conf)
     elif conf.program.kind == "deepspeed":

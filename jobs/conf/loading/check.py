@@ -295,7 +295,7 @@ def get_value(conf: object, key: str) -> object:
 
 
 def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]:
-    """Files that the job would miss, without those that may lie in the image or on the nodes."""
+    """Files that the job would miss, but for those that may lie in the image or on the nodes."""
     program = conf.program
     if program.path is not None and not _may_be_elsewhere(program.path, conf.container, base):
         key = f"program.{program.kind}"
@@ -353,12 +353,12 @@ def _is_under(path: str, base: Path) -> bool:
 
 
 def _may_be_elsewhere(path: str, container: Container, base: Path | None) -> bool:
-    """With an image, a path outside the conf's folder may be one inside the image."""
+    """True for a path outside the conf's folder that may lie inside the image."""
     return container.image is not None and (base is None or not _is_under(path, base))
 
 
 def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
-    """What a conf may say and this version of vjob does not do yet; the documents say the same."""
+    """Settings that this version of vjob does not support yet, as the documents say."""
     runtime = conf.container.runtime
     if conf.program.kind in BUILT_IN:
         yield from _check_built_in_supported(conf)

@@ -1,4 +1,4 @@
-"""The cluster of a conf: groups of nodes, port, and what must be left to our own sbatch options."""
+"""Checks of a conf's cluster: node groups, port, and sbatch options that vjob sets itself."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ OWN_SBATCH: Mapping[str, str] = {
 
 
 def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
-    """Each group by itself, its numbers apart: those have bounds in the schema."""
+    """Check each group by itself, but for its numbers: those have bounds in the schema."""
     if not conf.cluster.nodes:
         yield "cluster.nodes", (), "must have at least one group, such as {group: master}"
     seen: dict[str, int] = {}
@@ -148,7 +148,7 @@ def check_cluster(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_machines(cluster: Cluster) -> Iterator[KeyProblem]:
-    """Of a run on a list of machines."""
+    """Keys of a run on a list of machines."""
     listed = cluster.machine_list
     if cluster.scheduler == "machines" and listed is None:
         message = "needs cluster.machine_list, a file with a host a line"

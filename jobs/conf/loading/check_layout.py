@@ -1,4 +1,4 @@
-"""The layout of a conf against its ranks, its batch and its model."""
+"""Checks of a conf's layout against its ranks, its batch and its model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
-    """What the planner needs to choose the rest."""
+    """Keys that the planner needs to choose the rest."""
     key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
     if conf.train.global_batch_size is None:
         message = "must be set where a layout is to be chosen: its default would change with it"
@@ -97,7 +97,7 @@ def _check_model(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
-    """What the built-in programs do not do with shared layers."""
+    """Combinations with shared layers that the built-in programs lack."""
     parallel, model, train = conf.parallel, conf.model, conf.train
     if conf.program.kind not in BUILT_IN:
         return
@@ -163,7 +163,7 @@ def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def check_ranks(conf: JobConf) -> Iterator[KeyProblem]:
-    """Profiled ranks exist."""
+    """Check that the profiled ranks exist."""
     world = get_world(conf)
     if conf.profile.ranks == "all":
         return

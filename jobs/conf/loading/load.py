@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vjob.jobs.conf.layout import close_layout, require_number
 from vjob.jobs.conf.loading.check import check_conf, find_unset, locate
-from vjob.jobs.conf.parse import Reader
+from vjob.jobs.conf.parse import ConfReader
 from vjob.jobs.conf.paths import resolve_paths
 from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.schema import JobConf, NodeGroup
@@ -138,7 +138,7 @@ def parse_conf_lines(
     """The conf, and for each key that was written its place, as check_conf wants them."""
     tree, problems = parse_tree(text, source)
     tree, set_problems = apply_overrides(tree, overrides)
-    reader = Reader()
+    reader = ConfReader()
     conf = reader.read(tree)
     problems = [*problems, *set_problems, *reader.problems]
     if problems:
