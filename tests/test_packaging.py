@@ -197,7 +197,7 @@ def test_varuna_core_is_a_package_of_its_own(wheel: Path, tmp_path: Path) -> Non
     """In an image: without the rest of vjob, torch, numpy, or any other wheel."""
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path, [x for x in packed.namelist() if x.startswith("varuna_core/")])
-    parts = ("agent.cli", "launch.cli", "morph.cli", "records.plan", "schedule.choice")
+    parts = ("agent.cli", "launch.cli", "morph.cli", "records.plan", "schedule.registry")
     code = NO_SITE + "import varuna_core" + "".join(f", varuna_core.{part}" for part in parts)
     call(sys.executable, "-I", "-S", "-c", code, tmp_path)
     call(sys.executable, "-I", "-S", "-c", NO_SITE + "import varuna_core.checkpoint.cli", tmp_path)

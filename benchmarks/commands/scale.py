@@ -123,7 +123,8 @@ def measure_manager(folder: Path, nodes: int) -> Points:
 
 
 def measure_simulator(folder: Path, nodes: int) -> Points:
-    from varuna_core.planner.model.compiled import compile_by_name, list_costs, list_hops
+    from varuna_core.planner.model.schedule_model import find_schedule_model
+    from varuna_core.schedule.compiled import list_costs, list_hops
     from varuna_core.schedule.costs import build_even_costs
 
     points: Points = {}
@@ -131,7 +132,7 @@ def measure_simulator(folder: Path, nodes: int) -> Points:
 
     even = build_even_costs(stages, hop=0.1)
     with timed(points, "simulator: its lists of actions"):
-        compiled = compile_by_name("1f1b", stages, 512)
+        compiled = find_schedule_model("1f1b", stages, 512, "none").compiled
     with timed(points, "simulator: a step"):
         compiled.run(list_costs(even), list_hops(even))
     return points

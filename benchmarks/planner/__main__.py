@@ -33,19 +33,14 @@ from benchmarks.planner.fasop import Peer, time_in_our_model
 from benchmarks.planner.public import render_rows
 from benchmarks.planner.vtrain import render_vtrain
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.compiled import (
-    Compiled,
-    compile_by_name,
-    find_schedule_model,
-    list_costs,
-    list_hops,
-)
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.result.plan import LayoutPlan
 from varuna_core.planner.search.search import Search, Searched
 from varuna_core.planner.search.space import Placements
+from varuna_core.schedule.compiled import Compiled, list_costs, list_hops
 from varuna_core.schedule.costs import build_even_costs
 
 RESULT = Path(__file__).parent / "results" / "planner.md"
@@ -73,8 +68,8 @@ def list_small(rounds: int) -> list[str]:
     costs, hops = list_costs(even), list_hops(even)
 
     def make() -> Compiled:
-        compile_by_name.cache_clear()
-        return compile_by_name("1f1b", 64, 512)
+        find_schedule_model.cache_clear()
+        return find_schedule_model("1f1b", 64, 512, "none").compiled
 
     compiled, took = measure(make, rounds)
     rows.append(f"| 1f1b of 64 stages, 512 micro-batches: list and dependencies, once | {took} |")

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.planner.cases import GPT2_XL, INTER_GB_S, INTRA_GB_S
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, Placed, place
-from varuna_core.planner.model.compiled import compile_by_name, find_schedule_model
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.profile import Profile
@@ -117,7 +117,9 @@ class Peer:
                 if all(route.where == "intra" for route in placed.boundaries[boundary].routes):
                     rate = INTRA_GB_S[kinds[boundary]] / INTRA_LOSS
                 hops[hop] = sent / (rate * 1e9)
-        return compile_by_name("1f1b", stages, count).find_makespan(costs, hops)
+        return find_schedule_model("1f1b", stages, count, "none").compiled.find_makespan(
+            costs, hops
+        )
 
     def _time_sum(self, parameters: int, shape: Shape, kind: str) -> float:
         n = shape.replicas

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from varuna_core.planner.model.compiled import KINDS, compile_by_name
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import Column, StepCosts, StepTime, simulate_step
 from varuna_core.planner.profile.profile import LinkTime
+from varuna_core.schedule.compiled import KINDS
 
 MODEL = "OPT-350"
 Sends = Literal["overlap", "wait", "meet"]
@@ -102,7 +103,7 @@ class Published:
             for layers, stage in zip(stages, held, strict=True)
         ]
         return simulate_step(
-            compile_by_name("1f1b", len(stages), m),
+            find_schedule_model("1f1b", len(stages), m, "none").compiled,
             StepCosts(
                 columns=tuple(columns),
                 reduce_s=tuple(reduce),

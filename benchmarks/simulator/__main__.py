@@ -31,7 +31,7 @@ from benchmarks.pipeline import network
 from benchmarks.pipeline.ranks import run_ranks
 from benchmarks.simulator.layouts import LAUNCHES, QUICK, Launch, Layout, place
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.compiled import find_schedule_model
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import StepTime, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training

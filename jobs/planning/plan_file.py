@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from varuna_core.records.files import write_atomic
 from varuna_core.records.plan import Prediction, parse_prediction, read_plan
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.schedule.registry import SCHEDULES
 from vjob.jobs.conf.loading.check import get_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import resolve_conf
@@ -108,7 +109,7 @@ def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
         zero=option.shape.zero,  # type: ignore[arg-type]  # 0 or 1
         order="data",
     )
-    if option.schedule == "varuna":  # it recomputes whatever the conf says
+    if SCHEDULES[option.schedule].recomputes:  # it recomputes whatever the conf says
         parallel = replace(parallel, recompute="full")
     return replace(
         conf,

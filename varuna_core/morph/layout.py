@@ -56,6 +56,9 @@ class AttemptPlan:
 
 
 Chooser = Callable[[Question], Optional[Layout]]
+SEVERAL_STAGES = ("interleaved", "zbv")
+"""Schedules with several stages a rank. schedule/registry.py knows them, but needs a newer Python
+than the agent has; a test holds the two equal."""
 
 
 def choose_layout(question: Question) -> Optional[Layout]:
@@ -96,7 +99,7 @@ def find_layout(
     if planned is not None or is_room:
         return planned or asked
     chunks = 1
-    if training.schedule in ("interleaved", "zbv"):
+    if training.schedule in SEVERAL_STAGES:
         parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
         chunks = max(parts // plan.pipeline, 1)
     return choose(

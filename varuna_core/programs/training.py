@@ -34,9 +34,10 @@ from varuna_core.programs.lines import Lines
 from varuna_core.programs.place import Place
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
-from varuna_core.records.stage_map import count_stages_per_rank, parse_stage_map
+from varuna_core.records.stage_map import parse_stage_map
 from varuna_core.records.training import Training
 from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
+from varuna_core.schedule.registry import count_stages_per_rank, place_stages
 from varuna_core.varuna import Varuna
 
 MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert": Bert}
@@ -59,7 +60,7 @@ def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
     stages = parse_stage_map(place.stage_map, place.world, place.tensor)
     position, replica = stages.find(place.rank)
     per_rank = count_stages_per_rank(training.schedule, training.partition, stages.depth)
-    stages = stages.with_stages(training.schedule, per_rank)
+    stages = stages.with_placement(place_stages(training.schedule, stages.depth, per_rank))
     facts: dict[str, Any] = {"device": "CPU"}
     if place.device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(place.device)

@@ -17,9 +17,7 @@ tensor rank t are a layout of their own, a slice: one StageMap is one slice.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, List, Optional, Sequence, Tuple
-
-from varuna_core.records.partition import parse_counts
+from typing import Dict, List, Sequence, Tuple
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,9 @@ class StageMap:
             held += f", tensor rank {rank % self.tensor}"
         return f"rank {rank} ({held})"
 
-    def with_stages(self, schedule: str, stages_per_rank: int) -> StageMap:
-        """The same ranks with the stages as this schedule places them."""
-        if schedule == "zbv":
-            return replace(self, placement=place_v(self.depth))
-        stages = range(self.depth * stages_per_rank)
-        return replace(self, placement=tuple(stage % self.depth for stage in stages))
+    def with_placement(self, placement: Sequence[int]) -> StageMap:
+        """The same ranks with several stages a place, as a schedule places them."""
+        return replace(self, placement=tuple(placement))
 
     def __str__(self) -> str:
         """As it was given: the entries."""
@@ -156,33 +151,17 @@ def parse_stage_map(
     )
 
 
-def locate_ranks(
-    text: str, tensor: int = 1, schedule: str = "", stages_per_rank: int = 1
-) -> Dict[int, RankPlace]:
-    """The place of every rank. Without a schedule each place counts as one stage."""
+def locate_ranks(text: str, tensor: int = 1, placement: Sequence[int] = ()) -> Dict[int, RankPlace]:
+    """The place of every rank. Without the placement of stages each place counts as one stage."""
     fields = decode_stage_map(text)
     ranks = tuple(tuple(entry * tensor for entry in entries) for entries in fields)
-    layout = StageMap(ranks=ranks, tensor=tensor).with_stages(schedule, stages_per_rank)
+    layout = StageMap(ranks=ranks, placement=tuple(placement), tensor=tensor)
     return {
         first + tensor_rank: RankPlace(place, replica, layout.stages_of(place))
         for place, replicas in enumerate(ranks)
         for replica, first in enumerate(replicas)
         for tensor_rank in range(tensor)
     }
-
-
-def count_stages_per_rank(schedule: str, partition: Optional[str], depth: int) -> int:
-    """As the partition has it; without one, two where the schedule wants several."""
-    if schedule == "zbv":
-        return 2
-    if schedule != "interleaved":
-        return 1
-    return 2 if partition is None else len(parse_counts(partition)) // depth
-
-
-def place_v(num_ranks: int) -> tuple[int, ...]:
-    """The ranks of 2p stages: 0 1 2 3 3 2 1 0."""
-    return (*range(num_ranks), *reversed(range(num_ranks)))
 
 
 def build_stages(pipeline: int, data: int, order: str) -> List[List[int]]:

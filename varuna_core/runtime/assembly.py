@@ -26,7 +26,7 @@ from varuna_core.runtime.engine.microbatch import (
     deal_samples,
     read_dummies,
 )
-from varuna_core.runtime.engine.plans import Plans, place_stages
+from varuna_core.runtime.engine.plans import Plans, settle_stages
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients, list_shared
 from varuna_core.runtime.optim.precision import Masters
@@ -36,12 +36,10 @@ from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
 from varuna_core.runtime.settings import VarunaSettings
 from varuna_core.runtime.split.split import RankStages, Split, split_model
 from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.registry import may_split_backward
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
-
-SPLIT_BACKWARD = ("zero_bubble", "zbv", "auto")
-"""Schedules that may put off weight gradients."""
 
 SharedWeights = Mapping[tuple[int, ...], Sequence[str]]
 """Names of the weights that several places hold, by those places."""
@@ -134,7 +132,9 @@ def plan_schedule(
     """Choose the schedule, and with it where the stages lie; `samples` are each replica's."""
     costs = choose_costs(split, settings.costs)
     usual = max(1, -(-len(samples[0]) // settings.chunk_size))
-    stage_map, name = place_stages(ranks, settings.schedule, settings.stages_per_rank, usual, costs)
+    stage_map, name = settle_stages(
+        ranks, settings.schedule, settings.stages_per_rank, usual, costs
+    )
     return Plans(
         name,
         stage_map,
@@ -250,5 +250,5 @@ def build_engine(
         meter=GraphMeter(settings.chunk_size) if settings.recompute == "auto" else None,
     )
     for stage in () if gradients.masters.slices else stages.stages:
-        weight_grads.install(stage.module, schedule in SPLIT_BACKWARD)
+        weight_grads.install(stage.module, may_split_backward(schedule))
     return engine

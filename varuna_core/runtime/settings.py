@@ -13,8 +13,7 @@ from varuna_core.runtime.engine.engine import Trace
 from varuna_core.runtime.optim.precision import Precision
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
-
-SCHEDULES = ("auto", "gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
+from varuna_core.schedule.registry import AUTO, SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +85,9 @@ def refuse_unknown(
     batch_size: int,
     chunk_size: int,
 ) -> None:
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule {schedule!r}: there are {', '.join(SCHEDULES)}")
+    known = (AUTO, *SCHEDULES)
+    if schedule not in known:
+        raise ValueError(f"schedule {schedule!r}: there are {', '.join(known)}")
     if recompute not in ("none", "full", "auto"):
         raise ValueError(f"recompute {recompute!r}: there are 'none', 'full' and 'auto'")
     if batch_size < 1 or chunk_size < 1:

@@ -121,9 +121,14 @@ def build_interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: in
     return Schedule(
         name="interleaved",
         ranks=tuple(ranks),
-        placement=tuple(stage % num_ranks for stage in range(num_ranks * stages_per_rank)),
+        placement=place_in_rounds(num_ranks, stages_per_rank),
         num_microbatches=num_microbatches,
     )
+
+
+def place_in_rounds(num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
+    """The ranks of the stages: 0 1 2 0 1 2."""
+    return tuple(stage % num_ranks for stage in range(num_ranks * stages_per_rank))
 
 
 def check_sizes(num_ranks: int, num_microbatches: int) -> None:

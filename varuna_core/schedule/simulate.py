@@ -1,17 +1,12 @@
-"""How long a schedule takes, given what its actions cost: no clock, no threads, no randomness.
-
-A rank runs its list in order and starts an action when it is free and what the action takes has
-arrived. Sends cost the rank nothing; messages from one rank to another use the link one after
-another, each for the time of its hop, as on a link that is slow for want of bandwidth.
-"""
+"""The time a schedule takes, given what its actions cost, and its drawing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule, ScheduleError
+from varuna_core.schedule.actions import Action, Schedule, ScheduleError
+from varuna_core.schedule.compiled import Compiled, list_costs, list_hops
 from varuna_core.schedule.costs import Costs
-from varuna_core.schedule.order import walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,37 +33,12 @@ def simulate(schedule: Schedule, costs: Costs) -> Timing:
     """The schedule's timing; ScheduleError if its ranks get stuck."""
     if costs.num_stages != schedule.num_stages:
         raise ScheduleError(f"{schedule}: costs of {costs.num_stages} stages given")
-    placement, last = schedule.placement, schedule.num_stages - 1
-    by_kind, hops = costs.by_kind, costs.hops
-    free = [0.0] * schedule.num_ranks
-    busy = [0.0] * schedule.num_ranks
+    compiled = Compiled(schedule)
+    timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
     starts: list[list[float]] = [[] for _ in schedule.ranks]
-    link_free: dict[tuple[int, int], float] = {}
-    arrival: dict[tuple[bool, int, int], float] = {}
-    for rank, action in walk(schedule):
-        stage, microbatch = action.stage, action.microbatch
-        forward = action.kind in FORWARDS
-        moves = forward or action.kind in BACKWARDS
-        start = free[rank]
-        if moves and (stage > 0 if forward else stage < last):
-            start = max(start, arrival.pop((forward, stage, microbatch)))
-        cost = by_kind[action.kind][stage]
-        end = start + cost
-        free[rank] = end
-        busy[rank] += cost
-        starts[rank].append(start)
-        if moves and (stage < last if forward else stage > 0):
-            target = stage + 1 if forward else stage - 1
-            to = placement[target]
-            if to == rank:
-                arrival[forward, target, microbatch] = end
-            else:
-                sent = max(end, link_free.get((rank, to), 0.0)) + hops[min(stage, target)]
-                link_free[rank, to] = sent
-                arrival[forward, target, microbatch] = sent
-    return Timing(
-        makespan=max(free, default=0.0), busy=tuple(busy), starts=tuple(map(tuple, starts))
-    )
+    for start, op in zip(timed.starts, compiled.ops, strict=True):
+        starts[op[0]].append(start)
+    return Timing(makespan=timed.makespan, busy=timed.busy, starts=tuple(map(tuple, starts)))
 
 
 def render_drawing(schedule: Schedule, costs: Costs) -> str:

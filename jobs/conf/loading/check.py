@@ -13,6 +13,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.schedule.registry import may_split_backward
 from vjob.containers.registry import RUNTIMES
 from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
@@ -176,7 +177,7 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
         if len(split_blend(conf.data.prefix)) > 1:
             message = "a BERT takes one data set; put the texts into one with `vjob data prepare`"
             yield "data.prefix", conf.data.prefix, message
-    if conf.train.compile and conf.parallel.schedule in ("auto", "zero_bubble", "zbv"):
+    if conf.train.compile and may_split_backward(conf.parallel.schedule):
         message = (
             f"cannot be with parallel.schedule: {conf.parallel.schedule}, which may put weight "
             "gradients off; use 1f1b, gpipe, varuna or interleaved"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from varuna_core.records.partition import PartitionError, find_problem, parse_counts
+from varuna_core.schedule.registry import AUTO, SCHEDULES
 from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import KeyProblem
@@ -120,7 +121,7 @@ def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
-    """A number for each stage (each chunk with interleaved and zbv), summing to the model."""
+    """A number for each stage (each chunk where ranks have several), summing to the model."""
     text, schedule = conf.parallel.partition, conf.parallel.schedule
     key = "parallel.partition"
     if text == "auto":
@@ -131,14 +132,19 @@ def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
         yield key, text, "must be auto, or layers per stage such as 0-11-8-8-8-8-5-0"
         return
     pipeline = len(parts) if conf.parallel.pipeline == "auto" else conf.parallel.pipeline
-    if schedule == "zbv":
-        if len(parts) != 2 * pipeline:
-            message = f"has {len(parts)} numbers; zbv has two chunks a stage: {2 * pipeline}"
+    chunks = 1 if schedule == AUTO else SCHEDULES[schedule].stages_per_rank
+    if chunks is not None and chunks > 1:
+        if len(parts) != chunks * pipeline:
+            word = "two" if chunks == 2 else str(chunks)
+            message = (
+                f"has {len(parts)} numbers; {schedule} has {word} chunks a stage: "
+                f"{chunks * pipeline}"
+            )
             yield key, text, message
-    elif schedule == "interleaved":
+    elif chunks is None:
         if len(parts) % pipeline or len(parts) == pipeline:
             message = (
-                f"has {len(parts)} numbers; interleaved has the same number of chunks on each of "
+                f"has {len(parts)} numbers; {schedule} has the same number of chunks on each of "
                 f"{pipeline} stages: {2 * pipeline}, {3 * pipeline}, ..."
             )
             yield key, text, message

@@ -12,8 +12,9 @@ from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.stage_map import RankPlace, count_stages_per_rank, locate_ranks
+from varuna_core.records.stage_map import RankPlace, locate_ranks
 from varuna_core.records.training import read_training
+from varuna_core.schedule.registry import count_stages_per_rank, place_stages
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import AttemptView, Line, Node, Progress, Rank
 from vjob.jobs.monitor.readers.node_files import (
@@ -331,10 +332,12 @@ class AttemptReader:
 def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:
     """As a built-in program's schedule has it; that of a user's own is only in its traces."""
     for path in (attempt.training, RunFolder(attempt.path.parent).training):
-        with contextlib.suppress(ValueError):
+        # KeyError: a schedule that this version does not have.
+        with contextlib.suppress(ValueError, KeyError):
             own = read_training(path)
             per_rank = count_stages_per_rank(own.schedule, own.partition, plan.pipeline)
-            return locate_ranks(plan.stage_map, plan.tensor, own.schedule, per_rank)
+            placement = place_stages(own.schedule, plan.pipeline, per_rank)
+            return locate_ranks(plan.stage_map, plan.tensor, placement)
     return locate_ranks(plan.stage_map, plan.tensor)
 
 

@@ -14,7 +14,7 @@ from varuna_core.morph.gain import forecast
 from varuna_core.morph.layout import build_attempt
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import NodeKind, place_in_turn
-from varuna_core.planner.model.compiled import find_schedule_model
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.search.partition import is_allowed

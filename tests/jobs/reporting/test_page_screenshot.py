@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.reports.traces import write_simulated
-from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import build_even_costs
+from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.commands.cli import cli
 
 

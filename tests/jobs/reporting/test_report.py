@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from tests.reports.traces import write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
-from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import build_even_costs
+from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.commands.cli import cli
 
 

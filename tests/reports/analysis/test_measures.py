@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
-from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs, build_even_costs
+from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.conf.schema import JobConf
 from vjob.reports.analysis.balance import find_medians_of_others
 from vjob.reports.analysis.findings import Finding, find_all

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
-from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import build_even_costs
+from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.load.tables import Job, load_job

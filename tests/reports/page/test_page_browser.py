@@ -12,8 +12,8 @@ import pytest
 from tests.reports.page.browser import Tab, start_browser
 from tests.reports.traces import write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration, format_job_info
-from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.load.tables import load_job

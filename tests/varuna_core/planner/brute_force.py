@@ -29,12 +29,13 @@ from varuna_core.planner.model.cluster import (
     list_blocks,
     place,
 )
-from varuna_core.planner.model.compiled import Compiled
+from varuna_core.planner.model.schedule_model import Levels
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.search.space import Wishes
-from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.compiled import Compiled
+from varuna_core.schedule.registry import build_schedule
 
 Array = Any
 MOST_ORDERS = 100_000
@@ -326,7 +327,7 @@ class _Timer:
             np.concatenate, zip(*(rows for _, rows in held), strict=True)
         )
         training, compiled = self.tables.training, self.compiled
-        makespan, free, begun = compiled.run_batch(costs, hops, holds)
+        makespan, free, begun = Levels(compiled).run(costs, hops, holds)
         lag = (holds - hops).max(axis=1, initial=0.0)
         last = np.stack([costs[:, compiled.find_last_cost(s)] for s in range(self.stages)], axis=1)
         done = begun + last

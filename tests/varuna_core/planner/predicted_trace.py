@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from varuna_core.planner.model.compiled import Compiled, Timed, list_stages
 from varuna_core.planner.model.step import StepCosts, StepTime
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.records.files import write_atomic
 from varuna_core.records.logs.trace import COLUMNS, FORMAT
+from varuna_core.schedule.compiled import Compiled, Timed, list_stages
 
 HOST = "predicted"
 

@@ -7,7 +7,7 @@ import random
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Boundary, Placed, Route, Site
-from varuna_core.planner.model.compiled import Way, find_schedule_model
+from varuna_core.planner.model.schedule_model import Way, find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.profile import (

@@ -1,4 +1,4 @@
-"""The planner's timing is the schedule's own, for every schedule."""
+"""The timing of every schedule is that of a plain walk through its actions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from varuna_core.planner.model.compiled import (
-    Compiled,
+from varuna_core.planner.model.schedule_model import (
+    Levels,
     Way,
-    compile_by_name,
     find_schedule_model,
-    list_costs,
-    list_hops,
     model_schedule,
 )
 from varuna_core.planner.model.step import (
@@ -26,9 +23,12 @@ from varuna_core.planner.model.step import (
     simulate_step,
     trace_memory,
 )
-from varuna_core.schedule.choice import build_schedule
+from varuna_core.schedule.actions import Schedule
+from varuna_core.schedule.compiled import Compiled, list_costs, list_hops
 from varuna_core.schedule.costs import Costs, build_even_costs
+from varuna_core.schedule.order import find_source, find_target, walk
 from varuna_core.schedule.recompute import Memory, measure_memory
+from varuna_core.schedule.registry import build_schedule
 from varuna_core.schedule.simulate import simulate
 
 NAMES = ("gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
@@ -49,6 +49,31 @@ def draw_costs(draw: random.Random, stages: int) -> Costs:
     )
 
 
+def time_plainly(schedule: Schedule, costs: Costs) -> tuple[list[float], list[float]]:
+    """The end of each rank and the start of each action, by the rules and nothing else."""
+    placement, last = schedule.placement, schedule.num_stages - 1
+    free = [0.0] * schedule.num_ranks
+    links: dict[tuple[int, int], float] = {}
+    arrivals: dict[tuple[bool, int, int], float] = {}
+    starts = []
+    for rank, action in walk(schedule):
+        source = find_source(action, last + 1)
+        start = free[rank]
+        if source is not None:
+            start = max(start, arrivals.pop((source[0], action.stage, action.microbatch)))
+        starts.append(start)
+        free[rank] = end = start + costs.by_kind[action.kind][action.stage]
+        target = find_target(action, last + 1)
+        if target is not None:
+            forward, stage = target
+            to = placement[stage]
+            if to != rank:
+                end = max(end, links.get((rank, to), 0.0)) + costs.hops[min(stage, action.stage)]
+                links[rank, to] = end
+            arrivals[forward, stage, action.microbatch] = end
+    return free, starts
+
+
 def make(name: str, draw: random.Random) -> tuple[Compiled, Costs]:
     ranks, count = draw.randint(1, 5), draw.randint(1, 9)
     each = 2 if name in ("interleaved", "zbv") else 1
@@ -65,24 +90,28 @@ def make(name: str, draw: random.Random) -> tuple[Compiled, Costs]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_times_as_the_schedules_simulation(name: str) -> None:
+def test_it_times_as_a_plain_walk_does(name: str) -> None:
     draw = random.Random(name)
     for _ in range(12):
         compiled, costs = make(name, draw)
+        free, starts = time_plainly(compiled.schedule, costs)
         timing = simulate(compiled.schedule, costs)
         timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
-        assert timed.makespan == pytest.approx(timing.makespan, rel=1e-12)
-        assert timed.busy == pytest.approx(timing.busy, rel=1e-12)
-        assert sorted(timed.starts) == pytest.approx(sorted(sum(timing.starts, ())), rel=1e-12)
+        assert timed.ends == pytest.approx(free, rel=1e-12)
+        assert timed.starts == pytest.approx(starts, rel=1e-12)
+        assert (timing.makespan, timing.busy) == (max(free), timed.busy)
+        assert sorted(timed.starts) == sorted(sum(timing.starts, ()))
         assert compiled.find_makespan(list_costs(costs), list_hops(costs)) == timed.makespan
         other = draw_costs(draw, compiled.num_stages)
         several = [costs, other, costs]
-        makespans, ends, last = compiled.run_batch(
+        makespans, ends, last = Levels(compiled).run(
             np.array(list(map(list_costs, several))),
             np.array([list_hops(one) for one in several]).reshape(3, -1),
         )
         assert makespans[0] == makespans[2] == pytest.approx(timed.makespan, rel=1e-12)
-        assert makespans[1] == pytest.approx(simulate(compiled.schedule, other).makespan, rel=1e-12)
+        assert makespans[1] == pytest.approx(
+            max(time_plainly(compiled.schedule, other)[0]), rel=1e-12
+        )
         assert ends[0] == pytest.approx(timed.ends, rel=1e-12)
         assert last[0] == pytest.approx(timed.last_backward, rel=1e-12)
 
@@ -135,7 +164,7 @@ def make_step(**changes: object) -> StepCosts:
 
 
 def test_a_step_is_its_pipeline_and_what_follows_it() -> None:
-    compiled = compile_by_name("1f1b", 2, 4)
+    compiled = find_schedule_model("1f1b", 2, 4, "none").compiled
     # F, B of 2 units each stage: (4 + 1) x 3.
     assert simulate_step(compiled, make_step()).step_s == 15
     assert simulate_step(compiled, make_step(optimizer_s=(1.0, 3.0))).step_s == 18
@@ -152,14 +181,14 @@ def test_a_step_is_its_pipeline_and_what_follows_it() -> None:
 
 
 def test_replicas_that_differ_wait_for_the_slowest() -> None:
-    compiled = compile_by_name("1f1b", 2, 4)
+    compiled = find_schedule_model("1f1b", 2, 4, "none").compiled
     even, slow = build_even_costs(2), build_even_costs(2, forward=2.0)
     columns = tuple(Column(costs=tuple(list_costs(c)), hops=(0.0, 0.0)) for c in (even, slow))
     assert simulate_step(compiled, make_step(columns=columns)).step_s == 20
 
 
 def test_jitter_only_adds_and_repeats_with_its_seed() -> None:
-    compiled = compile_by_name("1f1b", 2, 4)
+    compiled = find_schedule_model("1f1b", 2, 4, "none").compiled
     times = [
         simulate_step(compiled, make_step(), jitter=Jitter(share=0.1, seed=seed)).step_s
         for seed in (1, 1, 2)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.varuna_core.planner.predicted_trace import write_trace
 from tests.varuna_core.planner.profiles import make_chain
-from varuna_core.planner.model.compiled import KINDS
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.search.partition import find_partition
+from varuna_core.schedule.compiled import KINDS
 from vjob.reports.load.trace_reader import read_events, read_traces
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.varuna_core.planner.predicted_trace import write_trace
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, place
-from varuna_core.planner.model.compiled import find_schedule_model
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import Jitter, StepTime, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training

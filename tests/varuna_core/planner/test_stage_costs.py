@@ -10,7 +10,7 @@ import pytest
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Boundary, Cluster, NodeKind, Placed, Route, Site
-from varuna_core.planner.model.compiled import find_schedule_model
+from varuna_core.planner.model.schedule_model import Levels, find_schedule_model
 from varuna_core.planner.model.step import find_peaks, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import Training
@@ -95,7 +95,8 @@ def test_a_link_that_is_full_holds_up_what_follows() -> None:
     # one after the other, but where the link is full the fourth message begins 15 later.
     assert free.makespan == 1 + 2 + 4 + 4 + 2 + 1
     assert full.makespan == 1 + 15 + 2 + 1 + 1 + 15 + 2 + 1
-    rows = [compiled.run_batch([costs], [[2.0] * 2], [[hold] * 2])[0][0] for hold in (0.5, 5.0)]
+    levels = Levels(compiled)
+    rows = [levels.run([costs], [[2.0] * 2], [[hold] * 2])[0][0] for hold in (0.5, 5.0)]
     assert rows == [free.makespan, full.makespan]
 
 

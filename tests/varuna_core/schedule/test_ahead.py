@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, parse_action
-from varuna_core.schedule.ahead import run_ahead
-from varuna_core.schedule.choice import build_schedule
-from varuna_core.schedule.order import Channel, find_source, find_target
+from varuna_core.schedule.order import Channel, find_source, find_target, run_ahead
+from varuna_core.schedule.registry import build_schedule
 from varuna_core.schedule.verify import verify
 
 

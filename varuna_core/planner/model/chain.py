@@ -24,9 +24,10 @@ from functools import cached_property
 import numpy as np
 
 from varuna_core.planner.model.cluster import Placed
-from varuna_core.planner.model.compiled import Compiled, ScheduleModel
+from varuna_core.planner.model.schedule_model import ScheduleModel
 from varuna_core.planner.model.step import Column, StageMemory, StepCosts, simulate_step
 from varuna_core.planner.model.tables import Array, Shape, StageTable, Tables, find_stage
+from varuna_core.schedule.compiled import Compiled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -328,7 +329,7 @@ class Chain:
             for s in stages[:-1]:
                 hops[:, 2 * s : 2 * s + 2] = self.hops[s][:2, ends[:, s]].T
                 holds[:, 2 * s : 2 * s + 2] = self.hops[s][2:, ends[:, s]].T
-        makespan, free, last = self.compiled.run_batch(costs, hops, holds)
+        makespan, free, last = self.schedule.levels.run(costs, hops, holds)
         lag = (holds - hops).max(axis=1, initial=0.0)
         return lag + self._add_tail(begins, ends, costs, makespan, free, last)
 

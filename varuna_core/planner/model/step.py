@@ -16,8 +16,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from varuna_core.planner.model.compiled import Compiled, Timed, list_stages
 from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.schedule.compiled import Compiled, Timed, list_stages
 
 BUCKET_BYTES = 25 * 2**20
 """As varuna_core/runtime/optim/grads.py fills them."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from varuna_core.planner.model.cluster import Boundary, Site
-from varuna_core.planner.model.compiled import Role
+from varuna_core.planner.model.schedule_model import Role
 from varuna_core.planner.model.step import BUCKET_BYTES
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.profile import TIMES, Cell, Profile

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, Placed
-from varuna_core.planner.model.compiled import find_schedule_model
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import StepTime, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.search.search import Candidate, Proof, Searched

@@ -34,6 +34,7 @@ from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, Site
 from varuna_core.planner.model.tables import Array, Shape, Tables
 from varuna_core.planner.search.space import Option
+from varuna_core.schedule.registry import SCHEDULES
 
 ROUNDING = 1e-12
 
@@ -253,10 +254,10 @@ class Floors:
             return np.full(len(counts), np.inf)
         slowest = self._find_slowest(windows, counts)
         bound = m * slowest
-        if option.schedule == "zero_bubble":
+        if not _is_order_known(option):
             return bound + data_s
         stages = counts.sum(axis=1)
-        ahead = {"gpipe": 0 * stages, "1f1b": stages - 1}.get(option.schedule, stages)
+        ahead = _count_ahead(option, stages)
         factor = np.maximum(0.0, m - 1 - np.minimum(ahead, m - 1) * windows.ratio)
         each, hop, tie = self._find_tail(option.shape)
         crossings = np.maximum(0, -(-stages // each) - 1)
@@ -290,7 +291,7 @@ class Floors:
         ones: for each pair of limits the work of one micro-batch is least, exactly.
         """
         m, size = option.num_microbatches, self.size - 2
-        if self.size < 3 or option.schedule == "zero_bubble":
+        if self.size < 3 or not _is_order_known(option):
             return np.zeros(len(counts))
         windows = self._find_windows(option, tuple(columns))
         if not len(windows.limits):
@@ -299,7 +300,7 @@ class Floors:
         endings = [row[0] for row in tails]
         data_s = self.tables.training.data_s
         stages = counts.sum(axis=1)
-        ahead = {"gpipe": 0 * stages, "1f1b": stages - 1}.get(option.schedule, stages)
+        ahead = _count_ahead(option, stages)
         factor = np.maximum(0.0, m - 1 - np.minimum(ahead, m - 1) * windows.ratio)
         each, hop, tie = self._find_tail(option.shape)
         after = data_s + np.where(stages > each, tie, 0.0)
@@ -374,7 +375,7 @@ class Floors:
         return found
 
     def _count_graphs(self, option: Option) -> int:
-        all_at_once = option.schedule == "gpipe" and option.recompute == "none"
+        all_at_once = SCHEDULES[option.schedule].gradients_last and option.recompute == "none"
         return option.num_microbatches if all_at_once else 1
 
     def _make_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
@@ -445,6 +446,23 @@ class Floors:
                     tie = min(tie, total)
             self._tails[key] = each, hop, tie
         return self._tails[key]
+
+
+def _is_order_known(option: Option) -> bool:
+    """Whether forwards and backwards alternate after so many forwards, whatever things cost."""
+    return SCHEDULES[option.schedule].count_ahead is not None
+
+
+def _count_ahead(option: Option, stages: Array) -> Array:
+    """Forwards that the first stage may run while it waits for its first gradient, by the number
+    of stages; none count where all gradients come last."""
+    kind = SCHEDULES[option.schedule]
+    assert kind.count_ahead is not None
+    if kind.gradients_last:
+        return 0 * stages
+    most = int(stages.max(initial=0))
+    ahead = [kind.count_ahead(n - 1, option.num_microbatches) - 1 for n in range(1, most + 1)]
+    return np.array([0, *ahead])[stages]
 
 
 def _add_up(figures: Mapping[str, Array]) -> Array:

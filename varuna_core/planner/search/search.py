@@ -24,7 +24,7 @@ import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, Placed
-from varuna_core.planner.model.compiled import find_schedule_model
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.errors import PlanningError

@@ -29,9 +29,10 @@ from varuna_core.planner.model.training import Training
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.schedule.recompute import Recompute
+from varuna_core.schedule.registry import SCHEDULES, has_one_stage_a_rank
 
-SCHEDULES = ("1f1b", "gpipe", "varuna")
-"""Those whose order depends on no costs; `zero_bubble` is made for each partition's own."""
+SEARCHED = ("1f1b", "gpipe", "varuna")
+"""Looked through unless the conf names a schedule: those whose order depends on no costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +84,9 @@ def list_options(
     micro_batches = _choose(
         "micro_batch", wishes.micro_batch, [n for n in divisors if n <= max(sizes, default=0)]
     )
-    schedules = [wishes.schedule] if wishes.schedule else list(SCHEDULES)
-    known = (*SCHEDULES, "zero_bubble")
+    schedules = [wishes.schedule] if wishes.schedule else list(SEARCHED)
+    others = (name for name in SCHEDULES if name not in SEARCHED and has_one_stage_a_rank(name))
+    known = (*SEARCHED, *others)
     if wishes.schedule and wishes.schedule not in known:
         raise PlanningError(f"schedule {wishes.schedule!r} is not planned; {', '.join(known)} are")
     ways: list[Literal["none", "full"]] = ["none", "full"]
@@ -99,11 +101,13 @@ def list_options(
         if not number:
             continue
         for schedule, way, zero in itertools.product(schedules, ways, zeros):
-            always = schedule == "varuna"
+            always = SCHEDULES[schedule].recomputes
             if always != (way == "full") and always:
                 if wishes.recompute != "none" or wishes.schedule is None:
                     continue
-                raise PlanningError("schedule varuna recomputes: recompute none contradicts it")
+                raise PlanningError(
+                    f"schedule {schedule} recomputes: recompute none contradicts it"
+                )
             if zero and count == 1 and wishes.zero is None:
                 continue
             shape = Shape(tensor=tensor, replicas=count, micro_batch=size, zero=zero)

@@ -30,7 +30,7 @@ from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import FORWARDS, Action
-from varuna_core.schedule.ahead import run_ahead
+from varuna_core.schedule.order import run_ahead
 
 Trace = Callable[[str, float, float, float], None]
 """Called after an action: its spelling, then when it began, had its message, and ended (seconds

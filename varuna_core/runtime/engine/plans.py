@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from varuna_core.records.stage_map import StageMap
 from varuna_core.schedule.actions import Schedule, ScheduleError
-from varuna_core.schedule.choice import build_schedule
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.order import find_capacity
 from varuna_core.schedule.recompute import Memory, Recompute, measure_memory
+from varuna_core.schedule.registry import AUTO, SCHEDULES, build_schedule, place_stages
 from varuna_core.schedule.verify import PeakHeld, verify
 
 log = logging.getLogger(__name__)
@@ -35,17 +35,19 @@ class StepPlan:
 
 
 def count_stages(schedule: str, stages_per_rank: int) -> int:
-    """Stages a rank; zbv has two whatever is left unsaid."""
+    """Stages a rank; a schedule with a number of its own has it whatever is left unsaid."""
     if stages_per_rank < 1:
         raise ValueError(f"stages_per_rank {stages_per_rank} must be 1 or more")
-    if schedule == "zbv" and stages_per_rank in (1, 2):
-        return 2
-    if stages_per_rank > 1 and schedule not in ("interleaved", "auto"):
-        raise ValueError(
-            f"schedule {schedule!r} does not take stages_per_rank {stages_per_rank}: "
-            "interleaved and auto do, zbv has 2"
-        )
-    return stages_per_rank
+    own = None if schedule == AUTO else SCHEDULES[schedule].stages_per_rank
+    if own is None or stages_per_rank in (1, own):
+        return own or stages_per_rank
+    takers = [name for name, kind in SCHEDULES.items() if kind.stages_per_rank is None]
+    fixed = [(name, kind.stages_per_rank) for name, kind in SCHEDULES.items()]
+    raise ValueError(
+        f"schedule {schedule!r} does not take stages_per_rank {stages_per_rank}: "
+        f"{' and '.join([*takers, AUTO])} do, "
+        + ", ".join(f"{name} has {count}" for name, count in fixed if count not in (None, 1))
+    )
 
 
 class Plans:
@@ -120,7 +122,7 @@ class Plans:
     def _find_ahead(self, schedule: Schedule, held: PeakHeld) -> tuple[int, ...]:
         """Forwards that each rank may run early: as many as it holds inputs of by the schedule, if
         there is room."""
-        if schedule.name != "varuna" or not self.opportunistic:
+        if not SCHEDULES[schedule.name].runs_ahead or not self.opportunistic:
             return (0,) * schedule.num_ranks
         ahead = list(held.inputs)
         if self._memory is not None:
@@ -131,7 +133,7 @@ class Plans:
         return tuple(ahead)
 
 
-def place_stages(
+def settle_stages(
     stage_map: StageMap, name: str, stages_per_rank: int, num_microbatches: int, costs: Costs
 ) -> tuple[StageMap, str]:
     """The map with all stages, and the schedule's name.
@@ -139,9 +141,10 @@ def place_stages(
     With several stages a rank `auto` is settled here, for a full batch: where the stages lie
     depends on it, and they lie there for good.
     """
-    if name == "auto" and stages_per_rank > 1:
+    if name == AUTO and stages_per_rank > 1:
         best = build_schedule(
             name, stage_map.depth, num_microbatches, stages_per_rank=stages_per_rank, costs=costs
         )
         name = best.name
-    return stage_map.with_stages(name, stages_per_rank), name
+    placement = place_stages(name, stage_map.depth, stages_per_rank)
+    return stage_map.with_placement(placement), name

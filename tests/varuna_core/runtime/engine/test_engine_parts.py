@@ -20,6 +20,7 @@ from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples, f
 from varuna_core.runtime.engine.random_streams import seed_segment
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.schedule.registry import place_stages
 
 CPU = torch.device("cpu")
 
@@ -38,13 +39,13 @@ def test_a_stage_map_is_read_as_varuna_writes_it() -> None:
 
 def test_stages_lie_round_and_round_or_down_and_up() -> None:
     ranks = parse_stage_map("0,3;1,4;2,5;", 6)
-    around = ranks.with_stages("interleaved", 2)
+    around = ranks.with_placement(place_stages("interleaved", 3, 2))
     assert around.stages_of(1) == (1, 4) and around.name(4) == "rank 4 (stages 1 and 4, replica 1)"
     assert around.neighbours == ((0, 1), (1, 2), (2, 0))
-    bent = ranks.with_stages("zbv", 2)
+    bent = ranks.with_placement(place_stages("zbv", 3, 2))
     assert bent.stages_of(0) == (0, 5) and bent.places_of((5, 2, 0)) == (0, 2)
     assert bent.neighbours == ((0, 1), (1, 2), (2, 1), (1, 0))
-    assert ranks.with_stages("1f1b", 1) == ranks and str(bent) == str(ranks)
+    assert ranks.with_placement(place_stages("1f1b", 3, 1)) == ranks and str(bent) == str(ranks)
 
 
 @pytest.mark.parametrize(

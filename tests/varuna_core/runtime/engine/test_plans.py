@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from varuna_core.records.stage_map import StageMap, parse_stage_map
-from varuna_core.runtime.engine.plans import CAPACITY, Plans, place_stages
+from varuna_core.runtime.engine.plans import CAPACITY, Plans, settle_stages
 from varuna_core.schedule.actions import ScheduleError
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.recompute import Memory, measure_memory
+from varuna_core.schedule.registry import place_stages
 
 RANKS = parse_stage_map("0;1;2;3;", 4)
 
@@ -62,10 +63,10 @@ def test_only_varuna_runs_ahead_and_never_beyond_memory() -> None:
 
 
 def test_auto_with_several_stages_is_settled_at_once() -> None:
-    placed, name = place_stages(RANKS, "auto", 2, 8, build_even_costs(8))
+    placed, name = settle_stages(RANKS, "auto", 2, 8, build_even_costs(8))
     assert name in ("zbv", "interleaved")
-    assert placed == RANKS.with_stages(name, 2)
-    assert place_stages(RANKS, "auto", 1, 8, build_even_costs(4)) == (
+    assert placed == RANKS.with_placement(place_stages(name, RANKS.depth, 2))
+    assert settle_stages(RANKS, "auto", 1, 8, build_even_costs(4)) == (
         StageMap(ranks=RANKS.ranks),
         "auto",
     )

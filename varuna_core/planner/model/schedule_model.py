@@ -1,0 +1,193 @@
+"""Schedules as the search uses them: what each stage is asked for, and many timings at once.
+
+A role is known without making the schedule, where the registry says how far it runs ahead: most
+plans are refused before a partition is to be timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action
+from varuna_core.schedule.compiled import KINDS, Compiled, Counts
+from varuna_core.schedule.registry import SCHEDULES, ScheduleKind, build_schedule
+
+Array = Any
+"""A numpy array: its stubs make every element Any anyway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """What a schedule asks of one stage."""
+
+    uses: tuple[int, ...]
+    """How often each kind of action runs."""
+    held: tuple[Counts, ...]
+    ahead: int
+    """Forwards before the first backward."""
+    num_microbatches: int
+    gradients_last: bool
+    """All forwards of all stages come before any backward."""
+
+
+class Levels:
+    """The actions of a compiled schedule by level: those of a level need nothing of each other.
+
+    Times many sets of costs at once, as `Compiled.run` times one.
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.num_ranks, self.num_stages = compiled.num_ranks, compiled.num_stages
+        self.num_slots, self.num_links = compiled.num_slots, compiled.num_links
+        self._levels = _find_levels(compiled)
+
+    def run(
+        self, costs: Array, hops: Array, holds: Array | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Rows of candidates: (makespans, ends of ranks, last backwards' begins)."""
+        holds = hops if holds is None else holds
+        size = len(costs)
+        free = np.zeros((self.num_ranks, size))
+        link_free = np.zeros((self.num_links + 1, size))
+        arrival = np.zeros((self.num_slots + 1, size))  # the last row stays 0: takes of nothing
+        costs = np.ascontiguousarray(np.asarray(costs).T)
+        hops, holds = (
+            np.concatenate([np.asarray(rows).T, np.zeros((1, size))]) for rows in (hops, holds)
+        )
+        begins = np.zeros((self.num_stages, size))
+        for ranks, cost, takes, senders, makes, link, hop, of_link, final, stages in self._levels:
+            start = np.maximum(free[ranks], arrival[takes])
+            end = start + costs[cost]
+            free[ranks] = end
+            if len(senders):
+                sent = end[senders]
+                if of_link:
+                    sent = np.maximum(sent, link_free[link])
+                    link_free[link] = sent + holds[hop]
+                    sent += hops[hop]
+                    link_free[-1] = 0.0  # what is handed over within a rank waits for no link
+                arrival[makes] = sent
+            if len(final):
+                begins[stages] = start[final]
+        return free.max(axis=0), free.T, begins.T
+
+
+def _find_levels(compiled: Compiled) -> list[tuple[Array, ...]]:
+    of_rank = [0] * compiled.num_ranks
+    of_slot = [0] * compiled.num_slots
+    rows: list[list[int]] = []
+    for index, (rank, _, takes, makes, _, _) in enumerate(compiled.ops):
+        level = max(of_rank[rank], of_slot[takes] if takes >= 0 else 0)
+        of_rank[rank] = level + 1
+        if makes >= 0:
+            of_slot[makes] = level + 1
+        while len(rows) <= level:
+            rows.append([])
+        rows[level].append(index)
+    finals = {index: stage for stage, index in enumerate(compiled.final)}
+    levels = []
+    for row in rows:
+        table = np.array([compiled.ops[index] for index in row])
+        ranks, cost, takes, makes, link, hop = table.T
+        senders = np.flatnonzero(makes >= 0)
+        final = [place for place, index in enumerate(row) if index in finals]
+        stages = [finals[row[place]] for place in final]
+        levels.append(
+            (
+                ranks,
+                cost,
+                takes,
+                senders,
+                makes[senders],
+                link[senders],
+                hop[senders],
+                bool((link[senders] >= 0).any()),
+                np.array(final, dtype=int),
+                np.array(stages, dtype=int),
+            )
+        )
+    return levels
+
+
+def _count_ahead(actions: Sequence[Action]) -> int:
+    kinds = [action.kind for action in actions if action.kind in FORWARDS + BACKWARDS]
+    return next((i for i, kind in enumerate(kinds) if kind in BACKWARDS), len(kinds))
+
+
+Way = Literal["none", "full"]
+
+
+class ScheduleModel:
+    """A schedule of one stage a rank: the stages' roles, and the actions once asked for."""
+
+    def __init__(self, roles: tuple[Role, ...], make: Callable[[], Compiled]) -> None:
+        self.roles, self._make = roles, make
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return self._make()
+
+    @cached_property
+    def levels(self) -> Levels:
+        return Levels(self.compiled)
+
+
+@lru_cache(maxsize=1024)
+def find_schedule_model(
+    schedule: str, stages: int, num_microbatches: int, recompute: Way
+) -> ScheduleModel:
+    """Of a schedule by its name, made for even costs."""
+
+    def make() -> Compiled:
+        return Compiled(build_schedule(schedule, stages, num_microbatches, recompute=recompute))
+
+    kind = SCHEDULES[schedule]
+    if kind.count_ahead is None:
+        return model_schedule(make())
+    roles = tuple(
+        _build_role(kind, kind.count_ahead, stages - 1 - stage, num_microbatches, recompute)
+        for stage in range(stages)
+    )
+    return ScheduleModel(roles, make)
+
+
+def model_schedule(compiled: Compiled) -> ScheduleModel:
+    """Of a schedule that was made."""
+    roles = tuple(find_role(compiled, stage) for stage in range(compiled.num_stages))
+    return ScheduleModel(roles, lambda: compiled)
+
+
+def find_role(compiled: Compiled, stage: int) -> Role:
+    """Of a schedule that was made, with one stage a rank."""
+    schedule = compiled.schedule
+    rank = schedule.placement[stage]
+    kind = SCHEDULES.get(schedule.name)
+    return Role(
+        uses=tuple(compiled.uses[i * compiled.num_stages + stage] for i in range(len(KINDS))),
+        held=compiled.held[rank],
+        ahead=_count_ahead(schedule.ranks[rank]),
+        num_microbatches=schedule.num_microbatches,
+        gradients_last=kind is not None and kind.gradients_last,
+    )
+
+
+def _build_role(
+    kind: ScheduleKind, count_ahead: Callable[[int, int], int], behind: int, m: int, recompute: Way
+) -> Role:
+    """With so many stages behind this one."""
+    ahead = min(count_ahead(behind, m), m)
+    # A graph that is used at once is kept: to recompute it would save nothing.
+    again = (recompute == "full" or kind.recomputes) and ahead > 1
+    held = ((1, ahead - 1), (0, ahead)) if again else ((ahead, 0),)
+    return Role(
+        uses=(0, m, m, m, 0, 0) if again else (m, 0, 0, m, 0, 0),
+        held=held,
+        ahead=ahead,
+        num_microbatches=m,
+        gradients_last=kind.gradients_last,
+    )

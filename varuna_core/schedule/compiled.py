@@ -1,0 +1,212 @@
+"""A schedule as numbers: its dependencies found once, timed as often as costs are given.
+
+```
+action           rank   takes          makes
+1F2              1      activation 7   activation 8 ──► over a channel, in order, each for a hop
+1B2              1      gradient 40    gradient 41
+```
+
+A rank runs its list in order and starts an action when it is free and what the action takes has
+arrived. Sends cost the rank nothing; messages from one rank to another use the link one after
+another, each for the time of its hop, as on a link that is slow for want of bandwidth. No clock,
+no threads, no randomness.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Kind, Schedule
+from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.order import walk
+
+KINDS: tuple[Kind, ...] = ("F", "f", "R", "B", "I", "W")
+_INDEX = {kind: index for index, kind in enumerate(KINDS)}
+
+Counts = tuple[int, ...]
+"""Of one rank at one moment: graphs held and inputs held, in turn, of each of its stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """When things ended, in the unit of the costs."""
+
+    makespan: float
+    ends: tuple[float, ...]
+    """Of each rank, its last action's end."""
+    busy: tuple[float, ...]
+    """Of each rank, its work."""
+    last_backward: tuple[float, ...]
+    """Of each stage, the begin of the last action that makes weight gradients."""
+    starts: tuple[float, ...] = ()
+    """Of each action, in the order of `Compiled.actions`; only if asked for."""
+
+
+class Compiled:
+    """One schedule's actions in an order in which they can run."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.num_ranks, self.num_stages = schedule.num_ranks, schedule.num_stages
+        placement, last = schedule.placement, self.num_stages - 1
+        stages = self.num_stages
+        slots: dict[tuple[bool, int, int], int] = {}
+        links: dict[tuple[int, int], int] = {}
+        self.ops: list[tuple[int, int, int, int, int, int]] = []
+        """(rank, cost, slot it takes, slot it makes, link, hop), -1 for none.
+
+        The cost is kind x stages + stage, the hop 2 x boundary (+ 1 for gradients)."""
+        self.actions: list[tuple[int, str, int, int]] = []
+        count = 0
+        for rank, action in walk(schedule):
+            kind, stage, microbatch = action.kind, action.stage, action.microbatch
+            forward = kind in FORWARDS
+            takes = makes = link = hop = -1
+            if forward or kind in BACKWARDS:
+                if stage > 0 if forward else stage < last:
+                    takes = slots.pop((forward, stage, microbatch))
+                if stage < last if forward else stage > 0:
+                    target = stage + 1 if forward else stage - 1
+                    makes = slots[forward, target, microbatch] = count
+                    count += 1
+                    if placement[target] != rank:
+                        link = links.setdefault((rank, placement[target]), len(links))
+                        hop = 2 * min(stage, target) + (not forward)
+            self.ops.append((rank, _INDEX[kind] * stages + stage, takes, makes, link, hop))
+            self.actions.append((rank, kind, stage, microbatch))
+        self.num_slots, self.num_links = count, len(links)
+
+    @cached_property
+    def held(self) -> tuple[tuple[Counts, ...], ...]:
+        """Of each rank, by `count_held`."""
+        return count_held(self.schedule)
+
+    @cached_property
+    def uses(self) -> Counter[int]:
+        """How often each cost is paid."""
+        return Counter(op[1] for op in self.ops)
+
+    @cached_property
+    def final(self) -> tuple[int, ...]:
+        """Of each stage, the index of the last action that makes weight gradients."""
+        final = {action[2]: i for i, action in enumerate(self.actions) if action[1] in "BW"}
+        return tuple(final.get(stage, -1) for stage in range(self.num_stages))
+
+    def find_last_cost(self, stage: int) -> int:
+        """Which cost the stage's last action that makes weight gradients has."""
+        return self.ops[self.final[stage]][1]
+
+    def run(
+        self,
+        costs: Sequence[float],
+        hops: Sequence[float],
+        *,
+        holds: Sequence[float] | None = None,
+        keep_starts: bool = False,
+        factors: Sequence[float] | None = None,
+    ) -> Timed:
+        """`costs` by `list_costs`, `hops` 2 a boundary; `factors` multiply each action's cost.
+
+        A message keeps its link for its hop, or for what `holds` says.
+        """
+        holds = hops if holds is None else holds
+        free = [0.0] * self.num_ranks
+        busy = [0.0] * self.num_ranks
+        link_free = [0.0] * self.num_links
+        arrival = [0.0] * self.num_slots
+        starts: list[float] = []
+        final = dict.fromkeys(self.final, 0.0)
+        for index, (rank, cost, takes, makes, link, hop) in enumerate(self.ops):
+            start = free[rank]
+            if takes >= 0 and arrival[takes] > start:
+                start = arrival[takes]
+            took = costs[cost]
+            if factors is not None:
+                took *= factors[index]
+            end = start + took
+            free[rank] = end
+            busy[rank] += took
+            if makes >= 0:
+                if link >= 0:
+                    if link_free[link] > end:
+                        end = link_free[link]
+                    link_free[link] = end + holds[hop]
+                    end += hops[hop]
+                arrival[makes] = end
+            if keep_starts:
+                starts.append(start)
+            if index in final:
+                final[index] = start
+        return Timed(
+            makespan=max(free, default=0.0),
+            ends=tuple(free),
+            busy=tuple(busy),
+            last_backward=tuple(final[index] for index in self.final),
+            starts=tuple(starts),
+        )
+
+    def find_makespan(self, costs: Sequence[float], hops: Sequence[float]) -> float:
+        """The makespan alone: `run` without what it keeps."""
+        free = [0.0] * self.num_ranks
+        link_free = [0.0] * self.num_links
+        arrival = [0.0] * self.num_slots
+        for rank, cost, takes, makes, link, hop in self.ops:
+            end = free[rank]
+            if takes >= 0 and arrival[takes] > end:
+                end = arrival[takes]
+            end += costs[cost]
+            free[rank] = end
+            if makes >= 0:
+                if link >= 0:
+                    if link_free[link] > end:
+                        end = link_free[link]
+                    end += hops[hop]
+                    link_free[link] = end
+                arrival[makes] = end
+        return max(free, default=0.0)
+
+
+def count_held(schedule: Schedule) -> tuple[tuple[Counts, ...], ...]:
+    """What each rank may hold at once; only counts that no others exceed in every place."""
+    held = []
+    for rank, actions in enumerate(schedule.ranks):
+        place = {s: 2 * i for i, s in enumerate(list_stages(schedule, rank))}
+        now = [0] * (2 * len(place))
+        seen: set[Counts] = set()
+        for action in actions:
+            kind, at = action.kind, place[action.stage]
+            if kind == "f":
+                now[at + 1] += 1
+            elif kind in ("F", "R"):
+                now[at] += 1
+                now[at + 1] -= kind == "R"
+            seen.add(tuple(now))
+            if kind in ("B", "W"):
+                now[at] -= 1
+        held.append(_keep_largest(seen))
+    return tuple(held)
+
+
+def list_stages(schedule: Schedule, rank: int) -> list[int]:
+    return [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
+
+
+def _keep_largest(counts: set[Counts]) -> tuple[Counts, ...]:
+    kept: list[Counts] = []
+    for one in sorted(counts, reverse=True):
+        if not any(all(a <= b for a, b in zip(one, other, strict=True)) for other in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def list_costs(costs: Costs) -> list[float]:
+    """As `Compiled.run` takes them: by kind, then by stage."""
+    return [cost for kind in KINDS for cost in costs.by_kind[kind]]
+
+
+def list_hops(costs: Costs) -> list[float]:
+    """The same both ways."""
+    return [hop for hop in costs.hops for _ in range(2)]

@@ -1,0 +1,231 @@
+"""The schedules there are, by the name that a conf gives them, and the making of one.
+
+A new schedule is a function that makes it and a row in `SCHEDULES`. The conf, the runtime, the
+stage map and the planner ask the row; only the conf's `Literal` (jobs/conf/schema.py), which a type
+checker must be able to read, spells the names again, and a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from varuna_core.records.partition import parse_counts
+from varuna_core.schedule.actions import Schedule, ScheduleError
+from varuna_core.schedule.costs import Costs, build_even_costs
+from varuna_core.schedule.generators import (
+    build_gpipe,
+    build_interleaved,
+    build_one_f_one_b,
+    build_varuna,
+    place_in_rounds,
+)
+from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute, measure_memory
+from varuna_core.schedule.simulate import simulate
+from varuna_core.schedule.zero_bubble import build_zbv, build_zero_bubble, place_v
+
+AUTO = "auto"
+"""The name that leaves the choice to us: the shortest of those that fit, as simulated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRequest:
+    """What a schedule is made for."""
+
+    num_ranks: int
+    num_microbatches: int
+    stages_per_rank: int
+    costs: Costs
+    """Of all stages."""
+    recompute: Recompute
+    memory: Memory | None
+
+    @property
+    def max_graphs(self) -> int | None:
+        """Graphs that fit on the smallest rank; None where memory sets no bound."""
+        if self.memory is None or self.recompute != "none":
+            return None
+        bound = _count_graphs(self.memory)
+        return max(self.stages_per_rank, min(bound, self.num_ranks * self.stages_per_rank))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleKind:
+    """One way to order the actions of a step, and what its users must know of it."""
+
+    build: Callable[[ScheduleRequest], Schedule]
+    stages_per_rank: int | None = 1
+    """None where it takes any number."""
+    place: Callable[[int, int], tuple[int, ...]] = place_in_rounds
+    """The rank of each stage, from the number of ranks and of stages a rank."""
+    splits_backward: bool = False
+    """It may put weight gradients off: `I` and `W` in place of `B`."""
+    recomputes: bool = False
+    """It always recomputes, and `build` sees to it: recompute `none` is `full` to it."""
+    runs_ahead: bool = False
+    """A rank that waits for a gradient may run the next forward before its turn."""
+    gradients_last: bool = False
+    """All forwards of all stages come before any backward."""
+    count_ahead: Callable[[int, int], int] | None = None
+    """The forwards of a stage before its first backward, from the number of stages behind it and
+    of micro-batches; then forwards and backwards alternate. None where the order depends on costs
+    or is another one: the planner then makes the schedule to know."""
+
+
+SCHEDULES: dict[str, ScheduleKind] = {
+    "gpipe": ScheduleKind(
+        build=lambda wanted: build_gpipe(wanted.num_ranks, wanted.num_microbatches),
+        gradients_last=True,
+        count_ahead=lambda behind, microbatches: microbatches,
+    ),
+    "1f1b": ScheduleKind(
+        build=lambda wanted: build_one_f_one_b(wanted.num_ranks, wanted.num_microbatches),
+        count_ahead=lambda behind, microbatches: behind + 1,
+    ),
+    "varuna": ScheduleKind(
+        build=lambda wanted: build_varuna(
+            wanted.num_ranks,
+            wanted.num_microbatches,
+            wanted.costs,
+            recompute=wanted.recompute,
+            memory=wanted.memory,
+        ),
+        recomputes=True,
+        runs_ahead=True,
+        count_ahead=lambda behind, microbatches: behind + 1 + (behind > 0),
+    ),
+    "zero_bubble": ScheduleKind(
+        build=lambda wanted: build_zero_bubble(
+            wanted.num_ranks, wanted.num_microbatches, wanted.costs, wanted.max_graphs
+        ),
+        splits_backward=True,
+    ),
+    "interleaved": ScheduleKind(
+        build=lambda wanted: build_interleaved(
+            wanted.num_ranks, wanted.num_microbatches, wanted.stages_per_rank
+        ),
+        stages_per_rank=None,
+    ),
+    "zbv": ScheduleKind(
+        build=lambda wanted: build_zbv(
+            wanted.num_ranks, wanted.num_microbatches, wanted.costs, wanted.max_graphs
+        ),
+        stages_per_rank=2,
+        place=lambda num_ranks, stages_per_rank: place_v(num_ranks),
+        splits_backward=True,
+    ),
+}
+
+
+def has_one_stage_a_rank(name: str) -> bool:
+    """Also of `auto`, unless more are asked for."""
+    return name == AUTO or SCHEDULES[name].stages_per_rank == 1
+
+
+def may_split_backward(name: str) -> bool:
+    """Also of `auto`, which may choose such a schedule."""
+    return name == AUTO or SCHEDULES[name].splits_backward
+
+
+def count_stages_per_rank(name: str, partition: str | None, depth: int) -> int:
+    """As the partition has it; without one, two where the schedule wants several."""
+    own = 1 if name == AUTO else SCHEDULES[name].stages_per_rank
+    if own is not None:
+        return own
+    return 2 if partition is None else len(parse_counts(partition)) // depth
+
+
+def place_stages(name: str, num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
+    """The rank of each stage; `auto` is settled before, where ranks have several."""
+    place = place_in_rounds if name == AUTO else SCHEDULES[name].place
+    return place(num_ranks, stages_per_rank)
+
+
+def build_schedule(
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    stages_per_rank: int = 1,
+    costs: Costs | None = None,
+    recompute: Recompute = "none",
+    memory: Memory | None = None,
+) -> Schedule:
+    """The schedule `name`, recomputing as asked (varuna always does: `none` is `full` to it).
+
+    Costs are those of all stages, even if not given. With `memory`, what does not fit is refused.
+    """
+    num_stages = num_ranks * stages_per_rank
+    if name not in (*SCHEDULES, AUTO):
+        raise ScheduleError(f"no schedule {name!r}; there are {', '.join((*SCHEDULES, AUTO))}")
+    costs = costs or build_even_costs(num_stages)
+    if costs.num_stages != num_stages:
+        raise ScheduleError(f"{name}: costs of {costs.num_stages} stages, {num_stages} expected")
+    wanted = ScheduleRequest(
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        stages_per_rank=stages_per_rank,
+        costs=costs,
+        recompute=recompute,
+        memory=memory,
+    )
+    return _find_best(wanted) if name == AUTO else _build(name, wanted)
+
+
+def _build(name: str, wanted: ScheduleRequest) -> Schedule:
+    kind, given = SCHEDULES[name], wanted.stages_per_rank
+    if kind.stages_per_rank not in (None, given):
+        has = "one stage" if kind.stages_per_rank == 1 else f"{kind.stages_per_rank} stages"
+        raise ScheduleError(f"{name} has {has} a rank, not {given}")
+    if kind.recomputes and wanted.recompute == "none":
+        wanted = replace(wanted, recompute="full")
+    schedule = replace(kind.build(wanted), name=name)
+    if not kind.recomputes:
+        schedule = apply_recompute(schedule, wanted.recompute, wanted.memory)
+    if wanted.memory is not None:
+        _check_fits(schedule, wanted.memory)
+    return schedule
+
+
+def _find_best(wanted: ScheduleRequest) -> Schedule:
+    """The shortest as simulated of those that fit; of equals the one registered last."""
+    ways: list[Recompute] = [wanted.recompute]
+    if wanted.recompute == "auto":
+        ways.append("none")  # a schedule made for little memory may beat one made to fit
+    attempts = []
+    for name, kind in reversed(SCHEDULES.items()):
+        fits = kind.stages_per_rank in (None, wanted.stages_per_rank)
+        is_alone = kind.stages_per_rank is None and wanted.stages_per_rank == 1
+        if fits and not is_alone and not kind.recomputes:
+            attempts += [(name, way) for way in ways]
+    if wanted.recompute != "none":
+        attempts += [
+            (name, wanted.recompute)
+            for name, kind in SCHEDULES.items()
+            if kind.recomputes and kind.stages_per_rank in (None, wanted.stages_per_rank)
+        ]
+    found: list[Schedule] = []
+    reasons = []
+    for name, way in attempts:
+        try:
+            found.append(_build(name, replace(wanted, recompute=way)))
+        except ScheduleError as error:
+            reasons.append(f"{name}: {error}")
+    if not found:
+        raise ScheduleError("no schedule fits; " + "; ".join(reasons))
+    return min(found, key=lambda schedule: simulate(schedule, wanted.costs).makespan)
+
+
+def _count_graphs(memory: Memory) -> int:
+    """Graphs of the largest stage that fit on the smallest rank."""
+    largest = max(memory.graphs)
+    return int(min(memory.limits) // largest) if largest else len(memory.graphs)
+
+
+def _check_fits(schedule: Schedule, memory: Memory) -> None:
+    for rank, held in enumerate(measure_memory(schedule, memory)):
+        if held > memory.limits[rank]:
+            raise ScheduleError(
+                f"rank {rank}: {schedule.name} holds {held:g} at once, the limit is "
+                f"{memory.limits[rank]:g}; recompute: auto makes it fit if anything does"
+            )
