@@ -21,7 +21,8 @@ import tempfile
 from itertools import zip_longest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks import ROOT
+
 SLURM = {
     "sbatch": "echo 4711",
     "squeue": "exit 0",
