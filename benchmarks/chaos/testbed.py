@@ -24,6 +24,7 @@ from tests.cluster.processes import (
     send_signal,
 )
 from tests.command import Vjob
+from tests.small_training import DOCUMENTS
 from varuna_core.morph.orders import Presence, read_presences
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
@@ -86,7 +87,7 @@ class Testbed:
         self.clocks.build()
 
     def make_documents(self) -> list[list[list[int]]]:
-        return [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
+        return DOCUMENTS
 
     def mount(self) -> None:
         """Mount small disks that can be filled; without root those faults hit nothing."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.lab import Lab
-from tests.command import Vjob, read_out, wait_for
-from tests.slow_steps import write_slow_steps
+from tests.command import Vjob, wait_for
+from tests.small_training import list_morphs, read_losses, write_slow_steps, write_text
 from varuna_core.records.checkpoints import list_complete
-from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
-from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -53,26 +49,10 @@ WARM = CONF.replace(", warm: false", "")
 @pytest.fixture
 def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.varuna_core.data.tokens import write_tokens
-
-    documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
-    write_tokens(tmp_path / "text", documents)
+    write_text(tmp_path)
     write_slow_steps(tmp_path / "calm")
     clean_lab.wait_idle()  # a job that takes fewer nodes would take what there is
     return Vjob(tmp_path, clean_lab.env)
-
-
-def list_morphs(run: RunFolder) -> list[dict[str, Any]]:
-    return [event for event in read_events(run) if event["kind"] == "morph"]
-
-
-def read_losses(run: RunFolder) -> dict[int, float]:
-    found = {}
-    for attempt in run.attempts():
-        text = read_out(run, attempt.number)
-        for step, loss in re.findall(r" iteration +(\d+)/.*? lm loss: (\S+)", text):
-            found[int(step)] = float(loss)
-    return found
 
 
 def test_a_node_without_power_is_left_behind(clean_lab: Lab, vjob: Vjob, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import Vjob, read_out
+from tests.small_training import write_text
 from varuna_core.records.training import read_training
 from vjob.reports.load.tables import load_job
 
@@ -41,11 +42,9 @@ def test_a_gpt_over_four_nodes_has_the_loss_curve_of_one_plain_process(
     clean_lab: Lab, tmp_path: Path, partition: str
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.varuna_core.data.tokens import write_tokens
     from tests.varuna_core.programs.plain import train_plainly
 
-    documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
-    write_tokens(tmp_path / "text", documents)
+    write_text(tmp_path)
     vjob = Vjob(tmp_path, clean_lab.env)
     pipeline = len(partition.split("-"))
     run = vjob.submit(CONF.format(pipeline=pipeline, partition=partition))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
-from tests.slow_steps import write_slow_steps
+from tests.small_training import write_slow_steps, write_text
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
 
@@ -60,10 +60,7 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
 @pytest.fixture
 def tokens(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.varuna_core.data.tokens import write_tokens
-
-    documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
-    write_tokens(tmp_path / "text", documents)
+    write_text(tmp_path)
     write_slow_steps(tmp_path / "calm")
 
 

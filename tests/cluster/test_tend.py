@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster.lab import Lab
-from tests.cluster.test_morph import CONF, list_morphs, read_losses
+from tests.cluster.test_morph import CONF
 from tests.cluster.test_morph import vjob as vjob
 from tests.command import Vjob, wait_for
+from tests.small_training import list_morphs, read_losses
 from varuna_core.records.events import read_events
 from varuna_core.records.morphing import read_joins
 from varuna_core.records.training import read_training

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.command import Vjob, wait_for
-from tests.slow_steps import write_slow_steps
+from tests.small_training import list_morphs, read_losses, write_slow_steps, write_text
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
@@ -62,22 +61,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def vjob(tmp_path: Path) -> Vjob:
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.varuna_core.data.tokens import write_tokens
-
-    documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
-    write_tokens(tmp_path / "text", documents)
+    write_text(tmp_path)
     write_slow_steps(tmp_path / "calm")
     return Vjob(tmp_path)
-
-
-def read_losses(run: RunFolder) -> dict[int, float]:
-    """Of each step that led to the final weights: where an attempt did one anew, that counts."""
-    found: dict[int, float] = {}
-    for attempt in run.attempts():
-        for path in attempt.path.glob("ranks/*.out"):
-            for step, loss in re.findall(r" iteration +(\d+)/.*? lm loss: (\S+)", path.read_text()):
-                found[int(step)] = float(loss)
-    return found
 
 
 def read_presence(run: RunFolder, seat: int) -> dict[str, Any]:
@@ -96,10 +82,6 @@ def wait_for_checkpoint(vjob: Vjob, run: RunFolder, iteration: int) -> None:
         return bool(complete) and complete[-1].iteration >= iteration
 
     wait_for(is_there, 120, lambda: vjob.explain(run))
-
-
-def list_morphs(run: RunFolder) -> list[dict[str, Any]]:
-    return [event for event in read_events(run) if event["kind"] == "morph"]
 
 
 def test_a_run_that_loses_a_node_goes_on_with_the_rest_and_the_same_loss(vjob: Vjob) -> None:

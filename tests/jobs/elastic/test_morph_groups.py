@@ -10,16 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.command import Vjob
-from tests.jobs.elastic.test_morph import (
-    CONF,
-    STEPS,
-    WARM,
-    kill_node,
-    list_morphs,
-    read_losses,
-    wait_for_checkpoint,
-)
+from tests.jobs.elastic.test_morph import CONF, STEPS, WARM, kill_node, wait_for_checkpoint
 from tests.jobs.elastic.test_morph import vjob as vjob
+from tests.small_training import list_morphs, read_losses
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan

@@ -11,16 +11,9 @@ from typing import Any
 import pytest
 
 from tests.command import Vjob, wait_for
-from tests.jobs.elastic.test_morph import (
-    CONF,
-    WARM,
-    list_morphs,
-    names_run,
-    read_losses,
-    read_presence,
-    wait_for_checkpoint,
-)
+from tests.jobs.elastic.test_morph import CONF, WARM, names_run, read_presence, wait_for_checkpoint
 from tests.jobs.elastic.test_morph import vjob as vjob
+from tests.small_training import list_morphs, read_losses
 from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
 from varuna_core.records.morphing import read_joins

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.command import Vjob, wait_for
-from tests.jobs.elastic.test_morph import CONF, kill_node, read_losses, read_presence
+from tests.jobs.elastic.test_morph import CONF, kill_node, read_presence
 from tests.jobs.elastic.test_morph import vjob as vjob
+from tests.small_training import read_losses
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.events import read_events
 from varuna_core.records.memory_copies import find_whole

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.command import Vjob, wait_for
-from tests.jobs.elastic.test_morph import CONF, list_morphs, read_losses
+from tests.jobs.elastic.test_morph import CONF
 from tests.jobs.elastic.test_morph import vjob as vjob
-from tests.slow_steps import write_slow_steps
+from tests.small_training import list_morphs, read_losses, write_slow_steps
 from varuna_core.records.events import read_events
 from varuna_core.records.training import read_training
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.start import collect, start_ranks
+from tests.small_training import write_text
 from tests.varuna_core.data.tokens import write_tokens
 from tests.varuna_core.programs.plain import train_plainly
 from tests.varuna_core.programs.program_rank import Case, Result, read_results, train, write_cases
@@ -36,9 +37,7 @@ EVALUATED = {"evaluate_every": 3, "evaluate_steps": 2}
 
 
 def write_data(folder: Path) -> tuple[tuple[float, str], ...]:
-    """Documents of counting tokens, so that there is something to learn."""
-    documents = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]
-    write_tokens(folder / "text", documents)
+    write_text(folder)
     return ((1.0, str(folder / "text")),)
 
 
