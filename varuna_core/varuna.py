@@ -161,11 +161,11 @@ class Varuna(KeptInMemory):
         told: then the loss or `last_grad_norm` is not finite.
         """
         self.updates.check_ready()
-        self._heed_signals()
+        self._handle_signals()
 
         def run(microbatches: list[MicroBatch], size: int) -> Tensor:
             count = self.agreement.start(size)
-            self._settle_memory()
+            self._set_memory_limit()
             actions, ahead = self._plan(len(microbatches))
             scale = self.updates.scale
             num_backwards = sum(action.kind in "BW" for action in actions)
@@ -257,7 +257,7 @@ class Varuna(KeptInMemory):
                 raise
             raise RankFailed(f"{self.links.name} stops: {first_error}") from error
 
-    def _settle_memory(self) -> None:
+    def _set_memory_limit(self) -> None:
         """Set the memory limit from the second step on: the first one has measured what graphs
         hold."""
         meter, limit = self.engine.meter, self.memory_limit

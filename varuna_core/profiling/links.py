@@ -1,4 +1,4 @@
-"""How long messages and sums take: by the channels and groups of the runtime, one pair at a time.
+"""Timing of messages and sums, by the channels and groups of the runtime, one pair at a time.
 
     a ──message of n bytes──► b        time(n) = there and back - half of the quickest of all
     a ◄──one number────────── b        then the other way round

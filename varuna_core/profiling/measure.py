@@ -208,7 +208,7 @@ class Measuring:
         """Let go of the group, so that ranks that wait for this one go on, with an error."""
         group, self.group = self.group, None
         if self.sharding is not None:
-            self.sharding.let_go()
+            self.sharding.release()
         if group is not None:
             close_group(group)
 

@@ -59,7 +59,7 @@ class Lines:
         self._begin_interval()
         self._has_told_memory = False
         if place.rank == 0:
-            model.saving.news.ask(_tell_saving, _tell_saved)
+            model.saving.news.subscribe(_tell_saving, _tell_saved)
 
     def _begin_interval(self) -> None:
         self._sum: Tensor | None = None

@@ -202,7 +202,7 @@ def connect_rank(
         settings.hang_timeout_s,
         has_mesh=settings.zero == 3,
         tensor=None if sharding is None else sharding.group,
-        on_abort=(lambda: None) if sharding is None else sharding.let_go,
+        on_abort=(lambda: None) if sharding is None else sharding.release,
     )
 
 

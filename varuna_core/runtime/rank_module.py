@@ -200,7 +200,7 @@ class RankModule(nn.Module):
         self._leave_to = Path(global_store), {"shard": shard, "keep": keep}
         self._calls.listen()
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         """Do what all ranks agreed on in the last step; called where a step begins."""
         self._calls.claim_handlers()
         self.saving.step_begins()

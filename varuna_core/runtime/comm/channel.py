@@ -100,7 +100,9 @@ class MessageLayout:
         return any(spec is not None and spec[0].numel() for spec in self.specs)
 
 
-def describe(tensors: Sequence[Tensor | None], structure: Structure | None) -> MessageLayout:
+def describe_message(
+    tensors: Sequence[Tensor | None], structure: Structure | None
+) -> MessageLayout:
     return MessageLayout(
         specs=[None if t is None else (t.shape, t.dtype) for t in tensors], structure=structure
     )
@@ -124,7 +126,7 @@ class Sender:
         """Hand over the tensors; what they hold must not change before `flush`."""
         while len(self._under_way) >= self.capacity:
             self._wait_for_oldest()
-        layout = describe(tensors, structure)
+        layout = describe_message(tensors, structure)
         works: list[tuple[Any, Tensor]] = []
         if layout != self._layout:
             text = io.BytesIO()
@@ -232,7 +234,7 @@ class Receiver:
                 self._error = error
                 self._changed.notify_all()
         finally:
-            self.wire.let_go()
+            self.wire.release()
 
     def _read_on(self) -> None:
         layout = MessageLayout(specs=[], structure=None)

@@ -1,4 +1,4 @@
-"""One rank fails, all stop: the first error goes through the store, the rest by closed groups.
+"""Failure of a rank, which stops all: the first error goes by the store, the rest by closed groups.
 
 A rank that fails writes what happened into the store, if it is the first, and closes its groups;
 its neighbours' waits end with an error, they read the store, say what was written there and close

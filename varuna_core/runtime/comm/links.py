@@ -99,13 +99,13 @@ class Links:
 
     def close(self) -> None:
         """Close the channels to the neighbours in order; no step can follow."""
-        if self._say(BYE):
+        if self._send_last_word(BYE):
             for receiver in self.receivers:
                 receiver.thread.join(JOIN_TIMEOUT_S)
 
     def abort(self) -> None:
         """Close all channels and groups, so that every wait for this rank ends with an error."""
-        if not self._say(POISON):
+        if not self._send_last_word(POISON):
             return
         for receiver in self.receivers:
             receiver.discard()
@@ -116,7 +116,7 @@ class Links:
         self.pipeline = self.replicas = self.tensor = None
         self.sharing.clear()
 
-    def _say(self, word: int) -> bool:
+    def _send_last_word(self, word: int) -> bool:
         if self.closed:
             return False
         self.closed = True

@@ -84,7 +84,7 @@ class Wire:
         """Move received tensors to the stage's device."""
         return tensors
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Keep no group open after the thread's end."""
         self.group = None
 

@@ -1,4 +1,4 @@
-"""One copy in memory, from the nodes that hold its shares to those that want them.
+"""Assembly of one copy in memory: shares go from the nodes that hold them to those that want them.
 
     what each node has ─► one holder for each share ─► its marker, to all ─► one manifest
     files that a node's ranks want ─► its own, or from a holder ─► <home>/varuna_ckpt_<n>

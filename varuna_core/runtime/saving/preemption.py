@@ -70,8 +70,8 @@ class SignalCalls:
             return
         for number in CALLS:
             now = signal.getsignal(number)
-            if now == self._hear:
-                signal.signal(number, self._hear)
+            if now == self._handle:
+                signal.signal(number, self._handle)
             elif callable(now):
                 self._put(number)
             elif number in self._kept:  # the user took it back
@@ -80,7 +80,7 @@ class SignalCalls:
 
     def _put(self, number: int) -> None:
         now = signal.getsignal(number)
-        if now == self._hear:
+        if now == self._handle:
             return
         other = getattr(now, "__self__", None)
         if isinstance(other, SignalCalls):  # of a Varuna that was not closed
@@ -89,9 +89,9 @@ class SignalCalls:
         self.own.pop(number, None)
         if callable(now):
             self.own[number] = now
-        signal.signal(number, self._hear)
+        signal.signal(number, self._handle)
 
-    def _hear(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
         if os.getpid() != self._pid:
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
@@ -110,7 +110,7 @@ class SignalCalls:
         if threading.current_thread() is not threading.main_thread():
             return
         for number, before in self._kept.items():
-            if signal.getsignal(number) == self._hear:
+            if signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL if before is None else before)
         self._kept.clear()
         self.own.clear()

@@ -66,11 +66,11 @@ class SaveNews:
         self._complete: Teller | None = None
         self._waiting: list[tuple[int, SaveFolder]] = []
 
-    def ask(self, begun: Teller, complete: Teller) -> None:
+    def subscribe(self, begun: Teller, complete: Teller) -> None:
         """Call these from now on."""
         self._begun, self._complete = begun, complete
 
-    def tell_begun(self, number: int, store: Path) -> None:
+    def report_begun(self, number: int, store: Path) -> None:
         if self._begun is not None:
             self._begun(number, store)
 

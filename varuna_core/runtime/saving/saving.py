@@ -97,7 +97,7 @@ class Saving:
         writer = self._find_writer(store)
         writer.keep = keep
         writer.set_background(tempdir)
-        self.news.tell_begun(number, store)
+        self.news.report_begun(number, store)
         self.news.expect(number, writer.save(self.take_part(progress, number, shard)))
         return PendingSave(writer) if tempdir is not None else None
 
@@ -118,7 +118,7 @@ class Saving:
             self.save(progress, store, number, **options)
             self._writers[store].finish()
 
-        def look() -> None:
+        def check() -> None:
             self._writers[store].finish()  # for listings that came too late to whoever was last
             if number not in [found.iteration for found in list_complete(store)]:
                 raise CheckpointError(f"iteration {number} is not complete in {store}")
@@ -126,7 +126,7 @@ class Saving:
                 told = {**note, "iteration": number, "time": round(time.time(), 3)}
                 write_json(store / LEFT, told, READABLE)
 
-        self.consensus.run_on_all(write, look)
+        self.consensus.run_on_all(write, check)
         self.news.poll()
 
     def close(self) -> None:

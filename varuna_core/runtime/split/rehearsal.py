@@ -171,7 +171,7 @@ class Rehearsal:
     def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
         number = len(self.record.cuts)
         name = self.modules.get(id(point)) or f"the {number + 1}. CutPoint passed"
-        self._judge_cut(point, f"cut {number} ({name})", values)
+        self._check_cut(point, f"cut {number} ({name})", values)
         specs = tuple(map(spec_of, tensors_of(values)))
         self.record.cuts.append(Cut(name=name, specs=specs))
         if number == self.stop:
@@ -181,7 +181,7 @@ class Rehearsal:
         self.record.costs.append(0.0)
         return unpack(values)
 
-    def _judge_cut(self, point: CutPoint, name: str, values: tuple[Any, ...]) -> None:
+    def _check_cut(self, point: CutPoint, name: str, values: tuple[Any, ...]) -> None:
         problem = ""
         foreign = [
             type(x).__name__

@@ -179,7 +179,7 @@ def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: Device
         ) from error
 
 
-def settle_ties(
+def resolve_ties(
     groups: Mapping[str, tuple[str, ...]], placed: Mapping[str, Sharing]
 ) -> dict[str, Sharing]:
     """Sharing by the first name of each parameter; names of one tensor must be shared alike."""

@@ -36,7 +36,7 @@ from varuna_core.runtime.tensor_parallel.plan import (
     find_plan,
     match_modules,
     place_parameters,
-    settle_ties,
+    resolve_ties,
 )
 from varuna_core.runtime.tensor_parallel.shares import Shares, find_share
 
@@ -62,7 +62,7 @@ class Sharding:
         self.groups = split.groups
         self.styles = match_modules(split.model, find_plan(split.model, plan))
         placed = place_parameters(split.model, self.styles, self.mesh)
-        self.placed = settle_ties(split.groups, placed)
+        self.placed = resolve_ties(split.groups, placed)
         """How each parameter that the plan names is shared, by its first name."""
 
         self._shapes = {n: p.shape for n, p in split.model.named_parameters() if n in self.placed}
@@ -150,7 +150,7 @@ class Sharding:
         held: DTensor = made
         return held
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The mesh, of which all DTensors have a part, holds its group (torch 2.13)."""
         self.group = None
         getattr(self.mesh, "_pg_registry", {}).clear()

@@ -13,7 +13,7 @@ from torch import nn
 from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
 from varuna_core.records.stage_map import parse_stage_map
-from varuna_core.runtime.comm.channel import describe
+from varuna_core.runtime.comm.channel import describe_message
 from varuna_core.runtime.comm.failure import describe_error
 from varuna_core.runtime.comm.values import take_apart
 from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples, find_loss
@@ -111,7 +111,7 @@ def test_a_description_tells_one_from_true() -> None:
     layouts = []
     for value in (1, True, 1.0, 2, None):
         tensors, structure = take_apart((torch.ones(2), value))
-        layouts.append(describe(tensors, structure))
+        layouts.append(describe_message(tensors, structure))
     assert sum(a == b for a in layouts for b in layouts) == len(layouts)
 
 

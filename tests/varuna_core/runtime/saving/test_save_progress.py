@@ -21,7 +21,7 @@ class Heard:
     def __init__(self, store: Path, world: int, **options: int) -> None:
         self.words: list[str] = []
         self.news = SaveNews()
-        self.news.ask(
+        self.news.subscribe(
             lambda number, store: self.words.append(f"begun {number}"),
             lambda number, store: self.words.append(f"complete {number}"),
         )
@@ -35,7 +35,7 @@ class Heard:
         if rank:
             self.writers[rank].save(replace(part, state=None, segments={}, optimizer={}))
             return
-        self.news.tell_begun(iteration, self.writers[0].store)
+        self.news.report_begun(iteration, self.writers[0].store)
         self.news.expect(iteration, self.writers[0].save(part))
 
 

@@ -35,7 +35,7 @@ from varuna_core.runtime.tensor_parallel.plan import (
     find_plan,
     match_modules,
     place_parameters,
-    settle_ties,
+    resolve_ties,
 )
 from varuna_core.runtime.tensor_parallel.sharding import Sharding
 from varuna_core.runtime.tensor_parallel.shares import Shares, find_share
@@ -231,9 +231,9 @@ def test_tied_names_are_shared_alike(mesh: DeviceMesh) -> None:
     for plan in ({"head": ColwiseParallel()}, {**TIED, "head": RowwiseParallel()}):
         placed = place_parameters(split.model, match_modules(split.model, plan), mesh)
         with pytest.raises(SplitError, match=r"one tied weight differently: 'wte\.weight'"):
-            settle_ties(split.groups, placed)
+            resolve_ties(split.groups, placed)
     placed = place_parameters(split.model, match_modules(split.model, TIED), mesh)
-    assert settle_ties(split.groups, placed).keys() == {"wte.weight"}
+    assert resolve_ties(split.groups, placed).keys() == {"wte.weight"}
 
 
 def test_a_shared_weight_that_code_before_the_stage_reads_is_refused(group: Any) -> None:
