@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from tests import ROOT
 from vjob.jobs.conf.document import (
     get_doc,
-    get_section_class,
     list_sections,
     render_conf_doc,
     render_init,
 )
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
-from vjob.jobs.conf.parse import get_hints, get_members
+from vjob.jobs.conf.parse import get_hints, get_members, get_section_class
 from vjob.jobs.conf.redact import redact_string, redact_text
 from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Program
 from vjob.jobs.conf.write import render_resolved, resolve_conf
