@@ -146,13 +146,13 @@ def plan(
         raise click.UsageError("which conf? such as: vjob plan conf.yaml")
     with explain_errors():
         from vjob.jobs.planning.answer import build_json, find_answer
-        from vjob.jobs.planning.answer_page import render
+        from vjob.jobs.planning.answer_page import render_answer
         from vjob.jobs.planning.plan_file import write_plan_file
-        from vjob.jobs.planning.question import Asked, ask
+        from vjob.jobs.planning.question import PlanOptions, read_question
 
         if queue is not None and not from_slurm:
             raise InputError("--queue goes with --from-slurm")
-        asked = Asked(
+        options = PlanOptions(
             overrides=overrides,
             profile=profile,
             is_estimated=estimate,
@@ -161,14 +161,14 @@ def plan(
             from_slurm=from_slurm,
             queue=queue,
         )
-        read, question = ask(conf, asked)
+        read, question = read_question(conf, options)
         answer = find_answer(
             question, limit_s=limit_s, top=top, budget=budget, deadline_h=deadline_h
         )
         if as_json:
             click.echo(json.dumps(build_json(answer), indent=1))
         else:
-            click.echo(render(answer).rstrip("\n"))
+            click.echo(render_answer(answer).rstrip("\n"))
         if written is not None:
             why = f"{question.basis}; predicted {answer.best.step.step_s:.4g} s a step"
             write_plan_file(written, conf.resolve(), read, answer.best, why)

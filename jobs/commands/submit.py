@@ -73,10 +73,10 @@ def submit(
     run, record = submitting.submit(resolved)
     promise = None if as_json else describe_promise(run)
     more = {"plan": promise} if promise else {}
-    tell_submitted(run, record, more, as_json=as_json, follow=follow)
+    print_submitted(run, record, more, as_json=as_json, follow=follow)
 
 
-def tell_submitted(
+def print_submitted(
     run: RunFolder,
     record: RunRecord,
     more: Mapping[str, str],
@@ -85,7 +85,7 @@ def tell_submitted(
     follow: bool,
 ) -> None:
     """Print the job and where its files are, then warnings, then its lines if followed."""
-    from vjob.jobs.submit.submit import look_for_trouble
+    from vjob.jobs.submit.submit import find_warnings
 
     ids = [job.id for job in record.jobs]
     if as_json:
@@ -95,7 +95,7 @@ def tell_submitted(
         look = {"status": f"vjob status {ids[0]}", "logs": f"vjob logs -f {ids[0]}"}
         for label, text in {**more, "files": str(run.path), **look}.items():
             click.echo(f"  {label:<8}{text}")
-    for warning in look_for_trouble(run):
+    for warning in find_warnings(run):
         click.echo(f"vjob: {warning}", err=True)
     if follow:
         sys.exit(_follow(run, record))
@@ -187,7 +187,7 @@ def profile(
         click.echo(render_preview(ready), nl=False)
         return
     run, record = submitting.submit(resolved, words)
-    tell_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
+    print_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
 
 
 def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:

@@ -46,7 +46,7 @@ from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, name_h
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.submit.scripts import render_batch
-from vjob.jobs.submit.submit import hold_back_interrupts
+from vjob.jobs.submit.submit import defer_interrupts
 
 SLOW_ASKED = "slow-asked"
 """Event: the run itself asks a slow node to leave."""
@@ -108,7 +108,7 @@ def grow(
     text = render_batch(replace(conf, cluster=cluster), wide, run, join.name, like.name)
     write_atomic(run.batch_script(join.name), text)
     try:
-        with hold_back_interrupts():
+        with defer_interrupts():
             first = view.record.jobs[0].id  # not before that one: who comes first waits in vain
             job = schedulers.choose_executor(view.record.scheduler).submit(run, join.name, first)
             write_join_job(run.morph, join, JoinJob(job=job))

@@ -31,14 +31,14 @@ from vjob.jobs.planning.question import Question
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """All that is told of one question."""
+    """The result of one question."""
 
     question: Question
     searched: Searched
     plans: tuple[LayoutPlan, ...]
-    """The chosen one, then what was found besides, fastest first."""
+    """The chosen one, then others that were found, fastest first."""
     chosen_for: str
-    """Why the first is not the fastest; empty if it is."""
+    """Reason why the first is not the fastest; empty if it is."""
     cases: tuple[Case, ...]
     front: Front | None
     """None where prices are missing."""
@@ -57,7 +57,7 @@ def find_answer(
     deadline_h: float | None = None,
     wants_front: bool = True,
 ) -> Answer:
-    """PlanningError in words where there is no plan, or none for the budget or the deadline."""
+    """Search; PlanningError where there is no plan, or none within the budget or the deadline."""
     profile, training, cluster = question.profile, question.training, question.cluster
     wishes = question.wishes
     searched = search_or_explain(profile, training, cluster, wishes, limit_s=limit_s)
@@ -86,7 +86,7 @@ def find_answer(
 def choose_offer(
     front: Front, steps: int, budget: float | None, deadline_h: float | None
 ) -> tuple[Offer, str]:
-    """Both limits are of the whole run; with both, the fastest within the budget, if in time."""
+    """Choose by budget or deadline of the whole run; by both, the fastest within the budget."""
     if budget is None:
         assert deadline_h is not None
         offer = choose_by_deadline(front, deadline_h * 3600 / steps)
@@ -176,7 +176,7 @@ def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
 
 
 def list_parts(plan: LayoutPlan) -> Mapping[str, float]:
-    """What a step is made of, in seconds."""
+    """Parts of a step, in seconds."""
     step = plan.step
     return {
         "data wait": step.data_s,
@@ -189,7 +189,7 @@ def list_parts(plan: LayoutPlan) -> Mapping[str, float]:
 
 
 def describe(candidate: Candidate) -> str:
-    """A plan in a line."""
+    """Format a plan in one line."""
     nodes = join_alike(list_used_nodes(candidate.placed, candidate.option.shape.tensor))
     where = ", ".join(f"{node.count} x {node.kind}" for node in nodes)
     return f"{len(candidate.placed.sites)} stages, {candidate.option}, on {where}"

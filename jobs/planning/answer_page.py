@@ -22,22 +22,22 @@ from vjob.jobs.planning.question import Question
 from vjob.jobs.reporting.report import check_libraries
 
 
-def render(answer: Answer) -> str:
-    """Everything, the chosen plan first."""
+def render_answer(answer: Answer) -> str:
+    """Format the whole answer for a terminal, the chosen plan first."""
     return "\n".join(
         [
-            *_say_question(answer.question),
+            *_format_question(answer.question),
             "",
-            *_say_best(answer),
+            *_format_best(answer),
             "",
-            *_say_others(answer),
-            *_say_sensitivity(answer),
-            *_say_front(answer),
+            *_format_others(answer),
+            *_format_sensitivity(answer),
+            *_format_front(answer),
         ]
     )
 
 
-def _say_question(question: Question) -> Iterator[str]:
+def _format_question(question: Question) -> Iterator[str]:
     nodes = " + ".join(
         f"{kind.count} x {kind.gpus} {kind.gpu} ({kind.name})" for kind in question.cluster.kinds
     )
@@ -52,7 +52,7 @@ def _say_question(question: Question) -> Iterator[str]:
     yield from (f"  {note}" for note in question.notes)
 
 
-def _say_best(answer: Answer) -> Iterator[str]:
+def _format_best(answer: Answer) -> Iterator[str]:
     plan, question = answer.best, answer.question
     option, step = plan.candidate.option, plan.step
     if answer.chosen_for:
@@ -66,13 +66,15 @@ def _say_best(answer: Answer) -> Iterator[str]:
     yield f"  partition {plan.partition}; Megatron-Core layout {spell_layout(plan.counts)}"
     nodes = list_used_nodes(plan.candidate.placed, option.shape.tensor)
     for node in join_alike(nodes):
-        yield f"  {node.count} x {node.kind}, {node.ranks} ranks each: {_say_stages(node.stages)}"
+        stages = _format_stages(node.stages)
+        yield f"  {node.count} x {node.kind}, {node.ranks} ranks each: {stages}"
     for kind, (whole, idle) in find_left_over(question.cluster, nodes).items():
         words = [f"{whole} nodes"] if whole else []
         words += [f"{idle} GPUs of used nodes"] if idle else []
         yield f"  left over of {kind}: {' and '.join(words)}"
-    yield f"  {question.steps} steps take {_say_time(step.step_s * question.steps)}" + _say_price(
-        plan, question
+    yield (
+        f"  {question.steps} steps take {_format_time(step.step_s * question.steps)}"
+        + _format_price(plan, question)
     )
     if "estimate" in plan.sources and not question.is_estimate:
         yield "  some times are estimates beyond what was measured: profile larger micro-batches"
@@ -84,22 +86,22 @@ def _say_best(answer: Answer) -> Iterator[str]:
     yield render_certificate(answer.searched)
 
 
-def _say_stages(stages: tuple[int, ...]) -> str:
+def _format_stages(stages: tuple[int, ...]) -> str:
     return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]} to {stages[-1]}"
 
 
-def _say_time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h" if seconds >= 3600 else f"{seconds:.3g} s"
 
 
-def _say_price(plan: LayoutPlan, question: Question) -> str:
+def _format_price(plan: LayoutPlan, question: Question) -> str:
     price = plan.price_per_step
     if price is None:
         return "; no prices given (conf key prices, or --prices TYPE=PRICE of a node and hour)"
     return f" and cost {price * question.steps:.4g} ({price:.4g} a step)"
 
 
-def _say_others(answer: Answer) -> Iterator[str]:
+def _format_others(answer: Answer) -> Iterator[str]:
     if len(answer.plans) < 2:
         return
     yield "what else was timed on the way:"
@@ -123,7 +125,7 @@ def _say_others(answer: Answer) -> Iterator[str]:
     yield ""
 
 
-def _say_sensitivity(answer: Answer) -> Iterator[str]:
+def _format_sensitivity(answer: Answer) -> Iterator[str]:
     cases = answer.cases
     if not cases:
         return
@@ -142,7 +144,7 @@ def _say_sensitivity(answer: Answer) -> Iterator[str]:
     yield ""
 
 
-def _say_front(answer: Answer) -> Iterator[str]:
+def _format_front(answer: Answer) -> Iterator[str]:
     front = answer.front
     if front is None:
         return
@@ -155,7 +157,7 @@ def _say_front(answer: Answer) -> Iterator[str]:
                 f"{one.step_s:.4g}",
                 f"{one.price:.4g}",
                 f"{one.price * steps:.4g}",
-                _say_time(one.step_s * steps),
+                _format_time(one.step_s * steps),
                 describe(one.candidate),
             )
         )
@@ -180,7 +182,7 @@ def write_page(path: Path, name: str, answer: Answer, *, cdn: bool) -> None:
     plan = answer.best
     page = render_plan_page(
         name=f"plan of {name}",
-        text=render(answer),
+        text=render_answer(answer),
         front=front,
         work_s=[stage.work_s for stage in plan.step.stages],
         idle_s=[stage.idle_s for stage in plan.step.stages],

@@ -1,7 +1,7 @@
 """The best cuts of a layout that the conf gives, and the best layouts of fewer or more nodes.
 
-A run that may morph goes on with the nodes that are left, or that were added. Whoever decides then
-has no numpy and no time, so what is best for each number of nodes is found at submit, and travels
+A run that may morph goes on with the nodes that are left, or that were added. Its manager has no
+numpy and no time then, so the best layout of each number of nodes is found at submit and is stored
 in plan.json (records/plan.py, MorphPlan.layouts; varuna_core/morph/layout.py reads it).
 """
 
@@ -28,13 +28,13 @@ from vjob.jobs.planning.question import Question
 
 LIMIT_S = 10.0
 MOST_LAYOUTS = 256
-"""Numbers of nodes that are planned for: plan.json is read by every node."""
+"""Limit on the numbers of nodes that are planned for: every node reads plan.json."""
 MOST_NODES = 2_000
-"""Of branch and bound, for one layout of many."""
+"""Nodes of branch and bound, for each of the other layouts."""
 
 
-def plan_given(question: Question, conf: JobConf) -> LayoutPlan:
-    """PlanningError if nothing fits."""
+def plan_fixed_layout(question: Question, conf: JobConf) -> LayoutPlan:
+    """Find the best cuts of the conf's own layout; PlanningError if none fits in memory."""
     cluster, wishes = question.cluster, question.wishes
     stages = require_number(conf.parallel.pipeline)
     nodes = [kind for kind in cluster.kinds for _ in range(kind.count)]
@@ -67,7 +67,7 @@ def _find_cuts(
     until: float,
     max_nodes: int = 100_000,
 ) -> Candidate | None:
-    """None if none fits, or is better than `best`."""
+    """The best cuts of one option; None if none fits, or none is better than `best`."""
     shape = option.shape
     placed = place_in_turn(nodes, stages, shape.tensor, shape.replicas)
     work = find_schedule_model(option.schedule, stages, option.num_microbatches, option.recompute)
@@ -80,25 +80,25 @@ def _find_cuts(
 
 
 def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
-    """Samples of the replica that has the most."""
+    """Samples of the replica with the most of them."""
     size = require_number(conf.train.micro_batch_size)
     return -(-question.training.batch // (size * replicas)) * size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Others:
-    """What was planned for other nodes than all that are asked for, by their name."""
+class OtherLayouts:
+    """Layouts for fewer or more nodes than the conf asks for, by the nodes' name."""
 
     layouts: Mapping[str, tuple[int, int, str]]
     """Pipeline, data and partition."""
     steps: Mapping[str, float]
-    """Seconds of a step there, and on all."""
+    """Seconds of a step on those nodes, and on all."""
 
 
-def plan_others(question: Question, conf: JobConf, given: LayoutPlan) -> Others:
-    """All but depth, replicas and cuts is as `given` has it, which is the plan for all nodes.
+def plan_other_nodes(question: Question, conf: JobConf, given: LayoutPlan) -> OtherLayouts:
+    """Find the best depth, replicas and cuts for other nodes; the rest is as in `given`, for all.
 
-    Nearest numbers of nodes first; what time does not suffice for is not there.
+    Nearest numbers of nodes first; those that time does not suffice for are missing.
     """
     option = given.candidate.option
     tables = Tables(question.profile, question.training)
@@ -118,11 +118,11 @@ def plan_others(question: Question, conf: JobConf, given: LayoutPlan) -> Others:
             name = name_nodes([groups[i] for i, n in chosen for _ in range(n)])
             found[name] = len(best.placed.sites), best.option.shape.replicas, partition
             steps[name] = best.step_s
-    return Others(layouts=found, steps=steps)
+    return OtherLayouts(layouts=found, steps=steps)
 
 
 def _list_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
-    """Of each group's nodes that may be there, the nearest to all first; one group may grow."""
+    """Numbers of nodes of each group that a run may have, the nearest to all first."""
     groups, morph = conf.cluster.nodes, conf.morph
     asked = sum(group.count for group in groups)
     most = [group.count for group in groups]
@@ -141,7 +141,7 @@ def _find_layout(
     least: int,
     until: float,
 ) -> Candidate | None:
-    """The best depth, replicas and cuts; each micro-batch whole, a layer or more for each stage."""
+    """The best depth, replicas and cuts: whole micro-batches, one layer or more for each stage."""
     tensor, size = option.shape.tensor, option.shape.micro_batch
     shares = sum(node.gpus // tensor for node in nodes)
     micro_batches = -(-tables.training.batch // size)

@@ -1,4 +1,7 @@
-"""A conf to the planner's question: model, batch, nodes, prices, and the keys that are fixed. Pure.
+"""A conf to the planner's question: model, batch, nodes, prices, and the keys that are fixed.
+
+`build_question` is pure; `read_question` and `load_question` around it read the conf's file, the
+profile, sinfo, and which torch is installed.
 
 A key that the conf writes is fixed, unless it says auto; one that it does not write is free for
 `vjob plan`, and has its default for `vjob submit`.
@@ -41,20 +44,20 @@ NO_LINK = build_link(0.0, LINK_GB_S)
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """All that a search needs, and whence it is."""
+    """Everything that a search needs, and where it is from."""
 
     profile: Profile
     training: Training
     cluster: Cluster
     wishes: Wishes
     basis: str
-    """What the figures rest on, in words."""
+    """Source of the figures, in words."""
     is_estimate: bool
-    """Nothing of it was measured."""
+    """True where nothing was measured."""
     steps: int
     """Of the whole run."""
     notes: tuple[str, ...] = ()
-    """What was assumed."""
+    """Assumptions that were made."""
 
 
 def build_question(
@@ -67,7 +70,10 @@ def build_question(
     software: Mapping[str, str],
     link_gb_s: float | None = None,
 ) -> Question:
-    """InputError or PlanningError where the conf is no question; `fixed` are keys that count."""
+    """Build the question; `fixed` are the keys that the search must keep.
+
+    InputError or PlanningError where the conf does not allow one.
+    """
     batch = conf.train.global_batch_size
     if batch is None:
         raise InputError(
@@ -97,7 +103,7 @@ def build_question(
 
 
 def describe_training(conf: JobConf, batch: int) -> Training:
-    """What a parameter holds, as the program trains it."""
+    """Bytes of weights and optimizer state for each parameter, as the program trains it."""
     if conf.program.kind in ("megatron", "deepspeed"):
         return replace(MEGATRON, batch=batch)
     train = conf.train
@@ -108,7 +114,7 @@ def describe_training(conf: JobConf, batch: int) -> Training:
 
 
 def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) -> None:
-    """PlanningError where it is of something else than the conf trains."""
+    """PlanningError where the profile is of another model than the conf's."""
     if conf.program.kind not in BUILT_IN or conf.model is None:
         return  # only the script itself knows its model
     plain = close_layout(conf)
@@ -124,7 +130,7 @@ def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) 
 
 
 def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]]:
-    """A profile from the model's sizes and data sheets, and what it assumes."""
+    """Estimate a profile from the model's sizes and data sheets; also the assumptions made."""
     model = conf.model
     if model is None:
         raise InputError(
@@ -167,10 +173,10 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
     return found, notes
 
 
-def keep_known(
+def keep_known_groups(
     groups: Sequence[NodeGroup], profile: Profile | None
 ) -> tuple[list[NodeGroup], list[str]]:
-    """The groups whose GPUs can be planned for, and what was left out; of all that a cluster has.
+    """Split a cluster's groups into those whose GPUs can be planned for, and notes on the rest.
 
     PlanningError where none can.
     """
@@ -193,7 +199,7 @@ def keep_known(
 def build_cluster(
     groups: Sequence[NodeGroup], profile: Profile, prices: Mapping[str, float]
 ) -> Cluster:
-    """A kind of node a group."""
+    """The planner's cluster: one kind of node for each group."""
     kinds = []
     for group in groups:
         if group.num_gpus == 0 and CPU in profile.gpus:
@@ -217,7 +223,7 @@ def build_cluster(
 def fill_links(
     profile: Profile, cluster: Cluster, link_gb_s: float | None
 ) -> tuple[Profile, list[str]]:
-    """With what a profile of these nodes cannot have, and estimates of what it lacks if asked for.
+    """Add links that a profile of these nodes lacks, and estimates of others by --link.
 
     Nobody measures from a kind to itself between nodes where there is one node of it, and no plan
     uses that: it gets a link that the kind has.
@@ -243,7 +249,7 @@ def fill_links(
 
 
 def name_gpu(group: NodeGroup) -> str:
-    """As the conf has it."""
+    """The GPU of a group, as the conf names it."""
     if group.gpu_type is not None:
         return group.gpu_type
     if group.num_gpus:
@@ -255,7 +261,7 @@ def name_gpu(group: NodeGroup) -> str:
 
 
 def choose_product(name: str) -> tuple[Gpu, list[str]]:
-    """A GRES says `a100` and no size: then the smaller, and the names of the others."""
+    """The product of a GRES such as `a100`, which has no size: the smaller; and the other names."""
     found = list_gpus(name)
     if not found:
         return find_gpu(name), []  # which raises, with all names
@@ -263,7 +269,7 @@ def choose_product(name: str) -> tuple[Gpu, list[str]]:
 
 
 def match_kind(name: str, profile: Profile) -> str:
-    """The profile's name of a GPU that the conf or a GRES calls otherwise."""
+    """The profile's name of a GPU that the conf or a GRES names differently."""
     if name in profile.gpus:
         return name
     alike = [kind for kind in profile.gpus if kind.casefold() == name.casefold()]
@@ -293,8 +299,8 @@ def _is_same_product(name: str, kind: str) -> bool:
 
 
 def find_price(group: NodeGroup, gpu: str, prices: Mapping[str, float]) -> float | None:
-    """Of a node and hour: by the conf's word for the GPU, the profile's, the product (`a100` for
-    both of its sizes), or the group's name."""
+    """Price of a node and hour, by the conf's name of the GPU, the profile's, the product (`a100`
+    for both of its sizes), or the group's name."""
     known = {name.casefold(): price for name, price in prices.items()}
     products = [name.partition("-")[0] for name in (group.gpu_type or "", gpu)]
     for name in (group.gpu_type, gpu, *products, group.group):
@@ -304,7 +310,7 @@ def find_price(group: NodeGroup, gpu: str, prices: Mapping[str, float]) -> float
 
 
 def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
-    """`fixed` names conf keys; one of them that says auto is free all the same."""
+    """Build the limits of the search; a key of `fixed` that is auto is free all the same."""
     parallel = conf.parallel
 
     def take(key: str, value: int | str | None) -> int | None:
@@ -335,60 +341,64 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
 
 
 def count_segments(partition: str, num_segments: int | None) -> tuple[int, ...]:
-    """Of each stage; a text that leaves the embedding and the head out gets them at its ends."""
+    """Segments of each stage; a partition without embedding and head gets them at its ends."""
     counts = parse_counts(partition)
     return counts if num_segments is None else include_ends(counts, num_segments)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the command line says besides the conf."""
+class PlanOptions:
+    """Options of `vjob plan`."""
 
     overrides: tuple[str, ...] = ()
     profile: Path | None = None
     is_estimated: bool = False
-    """Whatever profile is there."""
+    """Even where a profile is there."""
     link_gb_s: float | None = None
     prices: Mapping[str, float]
     from_slurm: bool = False
     queue: str | None = None
 
 
-def ask(path: Path, asked: Asked) -> tuple[JobConf, Question]:
-    """The conf, with the nodes that are planned for, and the question."""
-    read = read_open_conf(path, asked.overrides)
+def read_question(path: Path, options: PlanOptions) -> tuple[JobConf, Question]:
+    """Read a conf file; return the conf with the nodes that are planned for, and the question."""
+    read = read_open_conf(path, options.overrides)
     conf, fixed, base = read.conf, read.lines.keys(), path.resolve().parent
-    if not asked.from_slurm:
-        return conf, ask_about(conf, fixed, base, asked)
-    _, profile = find_figures(conf, base, asked)
-    nodes, left_out = keep_known(find_nodes(asked.queue), profile)
+    if not options.from_slurm:
+        return conf, load_question(conf, fixed, base, options)
+    _, profile = load_profile(conf, base, options)
+    nodes, left_out = keep_known_groups(find_nodes(options.queue), profile)
     conf = replace(conf, cluster=replace(conf.cluster, nodes=tuple(nodes)))
-    question = ask_about(conf, fixed, base, asked)
+    question = load_question(conf, fixed, base, options)
     return conf, replace(question, notes=(*question.notes, *left_out))
 
 
-def find_figures(conf: JobConf, base: Path, asked: Asked) -> tuple[Path | None, Profile | None]:
-    """The profile to plan by; None for an estimate."""
-    file = asked.profile or find_profile(conf, base)
-    return file, None if file is None or asked.is_estimated else read_profile(file)
+def load_profile(
+    conf: JobConf, base: Path, options: PlanOptions
+) -> tuple[Path | None, Profile | None]:
+    """The profile and its file; no profile where an estimate is to be used."""
+    file = options.profile or find_profile(conf, base)
+    return file, None if file is None or options.is_estimated else read_profile(file)
 
 
-def ask_about(conf: JobConf, fixed: Collection[str], base: Path, asked: Asked) -> Question:
-    """`fixed` are the keys that count; `base` is the conf's folder."""
-    file, profile = find_figures(conf, base, asked)
+def load_question(
+    conf: JobConf, fixed: Collection[str], base: Path, options: PlanOptions
+) -> Question:
+    """The question of a conf in the folder `base`; the search must keep the keys `fixed`."""
+    file, profile = load_profile(conf, base, options)
     return build_question(
         conf,
         fixed,
         profile=profile,
         basis=describe_basis(file, profile),
-        prices=asked.prices,
+        prices=options.prices,
         software=find_software(conf),
-        link_gb_s=asked.link_gb_s,
+        link_gb_s=options.link_gb_s,
     )
 
 
 def find_nodes(queue: str | None) -> list[NodeGroup]:
-    """As sinfo shows them now."""
+    """The node groups that sinfo shows now."""
     command = build_sinfo_nodes_command(queue)
     result = run(command)
     if result.code != 0:
@@ -404,7 +414,7 @@ def describe_basis(file: Path | None, profile: Profile | None) -> str:
 
 
 def find_software(conf: JobConf) -> dict[str, str]:
-    """Versions that the ranks will have; nothing where they have a Python of their own."""
+    """Versions of libraries that the ranks will have; empty where they have another Python."""
     if conf.container.image is not None or conf.program.python is not None:
         return {}
     try:

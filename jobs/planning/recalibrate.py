@@ -1,4 +1,4 @@
-"""`vjob plan --recalibrate JOB`: the profile that fits a run's trace."""
+"""`vjob plan --recalibrate JOB`: fit a profile to the times in a run's trace."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def recalibrate_by_run(
     job: str, here: Path, profile_file: Path | None, output: Path | None
 ) -> tuple[Path, Recalibrated]:
-    """Beside the old profile, which stays; InputError where the run tells too little."""
+    """Write the fitted profile beside the old one; InputError where the run has too few figures."""
     check_libraries()
     run = find_run(job, here)
     training, plan, base = _read_run(run)
@@ -57,7 +57,7 @@ def recalibrate_by_run(
 
 
 def _read_run(run: RunFolder) -> tuple[Training, Plan, Path]:
-    """What the run trained, its layout, and the folder of its conf."""
+    """The run's training, its plan, and the folder of its conf."""
     if not run.training.exists():
         raise InputError(
             f"{run.name} ran a program of your own: vjob does not know which segments its stages "
@@ -83,7 +83,7 @@ def _read_run(run: RunFolder) -> tuple[Training, Plan, Path]:
 def _find_profile(
     run: RunFolder, training: Training, plan: Plan, base: Path, given: Path | None
 ) -> Profile:
-    """The one given, that of the conf, else an estimate."""
+    """The profile that is given, else the conf's own, else an estimate."""
     conf = parse_conf(run.resolved.read_text(encoding="utf-8"), str(run.resolved), base)
     file = given or find_profile(conf, base)
     shapes = name_shapes(training)
@@ -133,8 +133,8 @@ def list_works(
 def list_messages(
     told: Sequence[MessageTime], plan: Plan, training: Training, profile: Profile
 ) -> list[Message]:
-    """With the bytes of the ranks that share layers, which send at once; those of other replicas
-    keep out of one another's way, once they have met."""
+    """Messages with their bytes; between nodes the ranks of a tensor group send at once, and count
+    together. Replicas that once waited for each other send at different times from then on."""
     bounds = find_bounds(training, profile)
     found = []
     for one in told:
@@ -156,13 +156,13 @@ def list_messages(
 
 
 def find_bounds(training: Training, profile: Profile) -> list[int]:
-    """Where stages begin and end."""
+    """First segment of each stage, and the end of the last."""
     assert training.partition is not None, "a run without one is refused"
     counts = count_segments(training.partition, profile.model.num_segments)
     return [0, *itertools.accumulate(counts)]
 
 
 def render_factors(found: Recalibrated) -> str:
-    """A line a factor."""
+    """Format a line for each factor."""
     lines = [f"{factor.value:8.3f}  {factor.what}" for factor in found.factors]
     return "\n".join(["   times", *lines])

@@ -161,14 +161,14 @@ def _search(base: Path, conf: JobConf) -> Chosen:
         from varuna_core.planner.model.tables import Tables
         from varuna_core.planner.result.plan import build_plan
         from varuna_core.planner.result.refusal import search_or_explain
-        from vjob.jobs.planning.question import Asked, ask_about
+        from vjob.jobs.planning.question import PlanOptions, load_question
 
         if conf.program.kind == "script":
             raise InputError(
                 "parallel.pipeline or train.micro_batch_size is auto, and vjob does not know the "
                 "script's model: set numbers; `vjob plan` helps to choose them"
             )
-        question = ask_about(conf, KEYS, base, Asked(prices={}))
+        question = load_question(conf, KEYS, base, PlanOptions(prices={}))
         searched = search_or_explain(
             question.profile,
             question.training,
@@ -188,13 +188,13 @@ def _search(base: Path, conf: JobConf) -> Chosen:
 
 def _cut(conf: JobConf, file: Path) -> Chosen:
     with explain_errors():
-        from vjob.jobs.planning.fixed_layout import plan_given, plan_others
-        from vjob.jobs.planning.question import Asked, ask_about
+        from vjob.jobs.planning.fixed_layout import plan_fixed_layout, plan_other_nodes
+        from vjob.jobs.planning.question import PlanOptions, load_question
 
-        question = ask_about(conf, KEYS, file.parent, Asked(prices={}, profile=file))
-        plan = plan_given(question, conf)
+        question = load_question(conf, KEYS, file.parent, PlanOptions(prices={}, profile=file))
+        plan = plan_fixed_layout(question, conf)
         may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
-        others = plan_others(question, conf, plan) if may_change else None
+        others = plan_other_nodes(question, conf, plan) if may_change else None
     return Chosen(
         conf=apply_cuts(conf, plan),
         why=f"stages cut at submit by {question.basis}",

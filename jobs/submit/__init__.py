@@ -1,1 +1,5 @@
-"""A checked conf to a plan, scripts and a job: `submit.submit`, in an order that loses no job."""
+"""A resolved conf to a plan, scripts and a job: `submit.prepare` builds them, `submit.submit`
+submits them, in an order that loses no job.
+
+Imports the conf, planning, programs, containers, images, schedulers and runs.
+"""

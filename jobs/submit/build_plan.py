@@ -1,7 +1,7 @@
-"""Conf to plan: who runs what, pure. Time, user and interpreter come in as arguments.
+"""Conf to plan: a pure function; user, interpreter and environment come in as arguments.
 
 Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components.
-Which stage a rank holds is the stage map's business (`varuna_core.records.stage_map.build_stages`).
+The stage of a rank follows from the stage map (`varuna_core.records.stage_map.build_stages`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.programs import start
 
 BEAT_S = 5.0
-"""Between two signs of life; more on a large run, for each is a file written anew."""
+"""Between two heartbeats of a node; longer on a large run, for each rewrites a file."""
 NODES_PER_BEAT_S = 50
 SAVE_S = 300
-"""For the checkpoint before a morph, where no time limit's warning says how long it may take."""
+"""For the checkpoint before a morph, where cluster.signal_before_end_s does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What the plan takes from where it is made."""
+    """What a plan depends on besides the conf."""
 
     run: str
     """Run id."""
     scheduler: str
-    """slurm or local, decided."""
+    """slurm, local or ssh."""
     python: str
     """Interpreter that runs vjob."""
     base: str
@@ -47,7 +47,7 @@ class Surroundings:
     image_stamp: str = ""
     """Size and time of the image file."""
     found: start.ProgramFiles = field(default_factory=start.ProgramFiles)
-    """What the program's own files say."""
+    """Facts from the program's own files."""
 
 
 def build_plan(conf: JobConf, here: Surroundings) -> Plan:
@@ -82,7 +82,11 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         command=start.build_command(conf, here.found, here.folder, python),
         python=here.python,
         workdir=workdir,
-        env={**start.build_env(conf), **collect_passed(conf.pass_env, here.environ), **conf.env},
+        env={
+            **start.build_env(conf),
+            **collect_passed_env(conf, here.environ),
+            **conf.env,
+        },
         containers=containers,
         remedies=(
             start.explain_missing_module(python, in_container=bool(containers)),
@@ -105,7 +109,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
 
 
 def build_morphing(conf: JobConf) -> MorphPlan:
-    """Without limits: from one node to all that the conf asks for."""
+    """The limits of a morph; by default from one node to all that the conf asks for."""
     nodes = sum(group.count for group in conf.cluster.nodes)
     return MorphPlan(
         min_nodes=conf.morph.min_nodes or 1,
@@ -119,8 +123,8 @@ def build_morphing(conf: JobConf) -> MorphPlan:
     )
 
 
-def add_seats(plan: Plan) -> Plan:
-    """For a run on a list of machines: seats for as many as may come, behind those of the conf."""
+def reserve_spare_nodes(plan: Plan) -> Plan:
+    """Add a group for the machines that may still join a run on a list of machines."""
     limits = plan.morphing
     if limits is None or limits.machine_list is None or limits.max_nodes <= plan.num_nodes:
         return plan
@@ -136,32 +140,32 @@ def add_seats(plan: Plan) -> Plan:
 
 
 def choose_order(conf: JobConf, data: int) -> str:
-    """`auto`: replicas of a stage share a node, for gradients weigh more than activations."""
+    """Resolve `auto`: replicas of a stage share a node, for gradients outweigh activations."""
     if conf.parallel.order != "auto":
         return conf.parallel.order
     return "data" if data > 1 else "pipeline"
 
 
 def choose_layout(conf: JobConf) -> str:
-    """One kind of node is one plain job; several are a het job unless told otherwise."""
+    """One group of nodes is a plain job; several are a het job unless the conf says split."""
     if len(conf.cluster.nodes) == 1:
         return "single"
     return "split" if conf.cluster.hetero == "split" else "hetjob"
 
 
-def collect_passed(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the submitting shell that the conf lets through.
+def collect_passed_env(conf: JobConf, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the submitting shell that `pass_env` names.
 
     One that is missing was refused with the conf; a dry run, which may be on another machine than
     the submit, goes on without it.
     """
-    return {name: environ[name] for name in names if name in environ}
+    return {name: environ[name] for name in conf.pass_env if name in environ}
 
 
 def find_needed_paths(
     conf: JobConf, workdir: str, containers: Sequence[ContainerPlan]
 ) -> list[str]:
-    """Paths that every node's agent must see."""
+    """Paths that must exist where each node's agent runs."""
     container, bare = conf.container, not containers
     if any(item.step for item in containers):  # the agent is inside, and sees what ranks see
         targets = [parse_mount(mount).target for mount in container.mounts]
@@ -179,7 +183,7 @@ def find_needed_paths(
 
 
 def build_containers(conf: JobConf, here: Surroundings, workdir: str) -> tuple[ContainerPlan, ...]:
-    """The commands of each runtime that may run the image; a node takes the first that works."""
+    """Commands of each runtime that can run the image; a node takes the first that works."""
     container = conf.container
     if container.image is None or container.runtime == "none":
         return ()
@@ -211,7 +215,7 @@ def build_containers(conf: JobConf, here: Surroundings, workdir: str) -> tuple[C
 
 
 def build_request(conf: JobConf, here: Surroundings, image: str, workdir: str) -> Request:
-    """The run folder shows inside at its own path, and so does the run's working directory."""
+    """Mount the run folder at its own path, and so the run's working directory."""
     container = conf.container
     own = [here.folder] if container.workdir else [workdir, here.folder]
     return Request(
@@ -234,7 +238,7 @@ def build_request(conf: JobConf, here: Surroundings, image: str, workdir: str) -
 
 
 def parse_mount(text: str) -> Mount:
-    """`source:target` or `source:target:ro`; the conf was checked."""
+    """Parse `source:target` or `source:target:ro`, which was checked with the conf."""
     read_only = text.endswith(":ro")
     source, _, target = text.removesuffix(":ro").partition(":")
     return Mount(source=source, target=target, read_only=read_only)

@@ -1,4 +1,4 @@
-"""What `submit --dry-run` and `--test-only` show. Writes nothing."""
+"""Output of `vjob submit --dry-run` and `--test-only`; nothing is written."""
 
 from __future__ import annotations
 

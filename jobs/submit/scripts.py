@@ -44,23 +44,21 @@ PER_COMPONENT = frozenset(
         "tmp",
     }
 )
-"""sbatch options that each component of a het job has for itself: said once, they hold for one."""
-
-
-ENTER = """/bin/sh -c 'exec bash "$1"' node"""
-"""How a step in a container starts: srun would give `bash` the path that it has on the host."""
+"""sbatch options that hold for one component of a het job, not for all of them."""
+ENTER_CONTAINER = """/bin/sh -c 'exec bash "$1"' node"""
+"""Starts a step in a container: srun would run `bash` by its path on the host."""
 
 
 class Raw(str):
-    """Shell text that its maker vouches for; the finalizer leaves it as it is."""
+    """Shell text that is already quoted; the finalizer leaves it as it is."""
 
 
 LEAVE_S = 30
-"""Beyond the grace of ranks, for the nodes of a run that may morph to go home when it has ended."""
+"""Beyond the ranks' grace: for the agents of a run that may morph to exit when it has ended."""
 
 
-GIVEN = Raw('"$SLURM_JOB_NUM_NODES"')
-"""The nodes of a job that asked for no certain number."""
+GRANTED_NODES = Raw('"$SLURM_JOB_NUM_NODES"')
+"""The number of nodes of a job that asked for a range."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ class Scripts:
 
 
 def render_scripts(conf: JobConf, plan: Plan, run: RunFolder) -> Scripts:
-    """All scripts of a run."""
+    """Render all scripts of a run."""
     groups: Sequence[str | None] = [None]
     if plan.layout == "split":
         groups = [group.name for group in plan.groups]
@@ -86,17 +84,17 @@ def render_scripts(conf: JobConf, plan: Plan, run: RunFolder) -> Scripts:
 def render_batch(
     conf: JobConf, plan: Plan, run: RunFolder, only: str | None = None, like: str | None = None
 ) -> str:
-    """The batch script; for a split run that of the group `only`.
+    """Render the batch script; for a split run that of the group `only`.
 
-    The group of a job that joins is in no conf: it has the sbatch options of the one that it is
+    The group of a job that joins is not in the conf: it gets the sbatch options of the group
     `like`.
     """
     groups = [group for group in plan.groups if only in (None, group.name)]
     confs = {group.group: group for group in conf.cluster.nodes}
     is_joining = plan.morph and only not in (None, plan.groups[0].name)
-    fewest = None if is_joining else find_fewest(conf, plan)
+    min_nodes = None if is_joining else find_min_nodes(conf, plan)
     components = [
-        build_component_options(group, confs[like or group.name], conf.cluster, fewest)
+        build_component_options(group, confs[like or group.name], conf.cluster, min_nodes)
         for group in groups
     ]
     shared = build_shared_options(conf, plan, run, only)
@@ -117,16 +115,16 @@ def render_batch(
             python=plan.python,
             inside=[] if inside is None else [_quote_whole(word) for word in inside.step],
             exports=[] if inside is None else build_exports(plan, inside),
-            start=Raw(ENTER if inside else "bash"),
+            start=Raw(ENTER_CONTAINER if inside else "bash"),
             steps=[
-                build_step_options(group, index, groups, GIVEN if fewest else None)
+                build_step_options(group, index, groups, GRANTED_NODES if min_nodes else None)
                 for index, group in enumerate(groups)
             ],
             tend=plan.morph and (conf.morph.grow == "auto" or conf.morph.leave_slow),
             vjob=str(process.ENTRY),
             # Where local jobs are found (jobs/schedulers/run_index.py).
             state=os.environ.get("XDG_STATE_HOME", ""),
-            given=GIVEN if fewest or plan.scheduler == "ssh" else None,
+            granted=GRANTED_NODES if min_nodes or plan.scheduler == "ssh" else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
             finish_s=conf.cluster.finish_s,
             node_script=str(run.node_script),
@@ -136,7 +134,7 @@ def render_batch(
 
 
 def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
-    """The script that srun starts once on each node."""
+    """Render the script that srun starts once on each node."""
     give_back = "scontrol requeue" if conf.cluster.requeue else "scancel"
     inside = find_step_container(plan)
     # The interpreter that runs vjob may be there in a container, and not run.
@@ -159,19 +157,19 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
 
 
 def find_step_container(plan: Plan) -> ContainerPlan | None:
-    """The container that srun starts around the agent, if it is one of those."""
+    """The container whose runtime srun itself starts, around the agent; None for other runtimes."""
     return next((container for container in plan.containers if container.step), None)
 
 
 def build_exports(plan: Plan, container: ContainerPlan) -> list[Raw]:
-    """`NAME=value` of the runtime's own variables: the step's --export names them."""
+    """`NAME=value` for each variable of the runtime; the step's --export names them."""
     asked = {name: plan.env.get(name, value) for name, value in container.defaults.items()}
     values = {**container.env, **asked}
     return [Raw(f"{name}={shlex.quote(value)}") for name, value in values.items()]
 
 
 def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str | None) -> list[str]:
-    """Options that a het job takes from its first component (account, time, output, ...)."""
+    """sbatch options that a het job takes from its first component: account, time, output, ..."""
     cluster = conf.cluster
     name = f"{plan.name}-{group}" if group else plan.name
     values: dict[str, Any] = {
@@ -190,21 +188,21 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
     return [*_render_options(values), *_render_options(_pick(cluster.sbatch, per_component=False))]
 
 
-def find_fewest(conf: JobConf, plan: Plan) -> int | None:
+def find_min_nodes(conf: JobConf, plan: Plan) -> int | None:
     """The fewest nodes that the job may start with; None where it must have all.
 
     A range holds for the first start too, so it is asked for only where the conf names a minimum.
     """
-    fewest = conf.morph.min_nodes
-    if not plan.morph or plan.layout != "single" or fewest is None:
+    min_nodes = conf.morph.min_nodes
+    if not plan.morph or plan.layout != "single" or min_nodes is None:
         return None
-    return fewest if fewest < plan.groups[0].count else None
+    return min_nodes if min_nodes < plan.groups[0].count else None
 
 
 def build_component_options(
-    group: GroupPlan, conf: NodeGroup, cluster: Cluster, fewest: int | None = None
+    group: GroupPlan, conf: NodeGroup, cluster: Cluster, min_nodes: int | None = None
 ) -> list[str]:
-    """Options that each component of a het job has for itself."""
+    """sbatch options of one component of a het job."""
     memory = (
         None
         if group.memory_gb is None
@@ -217,9 +215,9 @@ def build_component_options(
         *_render_options(
             {
                 "partition": group.queue,
-                "nodes": group.count if fewest is None else f"{fewest}-{group.count}",
-                # With it Slurm gives of a range the fewest, on an idle queue too (22.05).
-                "ntasks-per-node": 1 if fewest is None else None,
+                "nodes": group.count if min_nodes is None else f"{min_nodes}-{group.count}",
+                # With it Slurm gives of a range the min_nodes, on an idle queue too (22.05).
+                "ntasks-per-node": 1 if min_nodes is None else None,
                 "cpus-per-task": group.cpus,
                 "gres": gpus,
                 "mem": memory,
@@ -235,19 +233,19 @@ def _pick(options: Mapping[str, Any], *, per_component: bool) -> dict[str, Any]:
 
 
 def build_step_options(
-    group: GroupPlan, index: int, groups: Sequence[GroupPlan], given: Raw | None = None
+    group: GroupPlan, index: int, groups: Sequence[GroupPlan], granted: Raw | None = None
 ) -> dict[str, Any]:
-    """srun's options for one component of the step."""
+    """srun options of one component of the step."""
     return {
         "het_group": index if len(groups) > 1 else None,
-        "nodes": group.count if given is None else given,
+        "nodes": group.count if granted is None else granted,
         "cpus": group.cpus,
         "name": Raw(group.name),
     }
 
 
 def _render_options(values: Mapping[str, Any]) -> list[str]:
-    """`#SBATCH` lines; None leaves an option out, True makes it a flag."""
+    """Format `#SBATCH` lines; None leaves an option out, True makes it a flag."""
     lines = []
     for key, value in values.items():
         if value is None or value is False:
@@ -257,7 +255,7 @@ def _render_options(values: Mapping[str, Any]) -> list[str]:
 
 
 def _quote(value: Any) -> str:
-    """sbatch reads its lines with quotes and backslashes of its own."""
+    """Quote a value for an `#SBATCH` line, whose rules are sbatch's own."""
     text = str(value)
     if re.fullmatch(r"[\w./:,@%+=\[\]-]+", text):
         return text
@@ -265,7 +263,7 @@ def _quote(value: Any) -> str:
 
 
 def _quote_whole(text: str) -> Raw:
-    """Quoted even where it need not be: a comma in an array looks like a mistake to shellcheck."""
+    """Quote always: shellcheck takes a bare comma in an array for a mistake."""
     return Raw("'" + text.replace("'", "'\\''") + "'")
 
 

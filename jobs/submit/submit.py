@@ -3,7 +3,7 @@
     1 run folder   2 conf, plan, scripts, agent   3 record: intent   4 sbatch   5 record: ids
 
 A cut between 4 and 5 leaves a job whose comment holds the run id: the next command adopts it
-(`jobs.runs`). Ctrl-C is held back from 4 to 5.
+(`jobs.runs`). Ctrl-C is deferred from 4 to 5.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from vjob.jobs.schedulers.base import Executor
 from vjob.jobs.schedulers.local import resolve_machine_list
 from vjob.jobs.schedulers.slurm_commands import JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
-from vjob.jobs.submit.build_plan import Surroundings, add_seats, build_plan
+from vjob.jobs.submit.build_plan import Surroundings, build_plan, reserve_spare_nodes
 from vjob.jobs.submit.scripts import Scripts, render_scripts
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK_S = 3.0
-"""Slurm gives a reason once its scheduler has looked at the job."""
-FIRST_POLL_S = 0.3
+START_CHECK_S = 3.0
+"""Slurm gives a reason only after its scheduler has considered the job."""
+START_POLL_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +60,18 @@ class Prepared:
     """The resolved one, with image and machines as they are found here."""
     here: Surroundings
     words: Sequence[str]
-    """They follow those of the program's own command."""
+    """Further arguments of the program."""
     plan: Plan
     scripts: Scripts
     files: Mapping[str, str]
-    """What the program reads from the run folder, by name."""
+    """Files that the program reads from the run folder, by name."""
     run: RunFolder
 
 
 def prepare(
     resolved: Resolved, words: Sequence[str] = (), *, for_preview: bool = False
 ) -> Prepared:
-    """Look around, plan the run and render its scripts; a preview ends here, and needs no Slurm."""
+    """Build the plan and the scripts of a run; a preview ends here, and needs no Slurm."""
     conf = resolved.conf
     if "%" in conf.log_folder:
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
@@ -98,7 +98,7 @@ def prepare(
 
 
 def move(ready: Prepared, run: RunFolder) -> Prepared:
-    """The same run in another folder: only what names the folder is made anew."""
+    """The same run in another folder; only what depends on the folder is made anew."""
     here = replace(ready.here, run=run.name, folder=str(run.path))
     return _build(ready.resolved, ready.conf, here, ready.words, run)
 
@@ -121,7 +121,7 @@ def _build(
         conf=conf,
         here=here,
         words=words,
-        plan=add_seats(plan),
+        plan=reserve_spare_nodes(plan),
         scripts=render_scripts(conf, plan, run),
         files=start.build_files(conf, here.found, here.folder),
         run=run,
@@ -133,7 +133,7 @@ def make_run_id(name: str, now: time.struct_time) -> str:
 
 
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
-    """ssh for a list of machines, slurm where sbatch is on PATH, else this machine."""
+    """`ssh` for a list of machines, `slurm` where sbatch is on PATH, else `local`."""
     asked = "ssh" if conf.cluster.machine_list else conf.cluster.scheduler
     if asked == "slurm" and not for_preview and shutil.which("sbatch") is None:
         raise InputError(
@@ -146,7 +146,7 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
 
 
 def submit(resolved: Resolved, words: Sequence[str] = ()) -> tuple[RunFolder, RunRecord]:
-    """The whole way. Raises VjobError with the run refused, never with a job lost."""
+    """Make the run folder, write it, and submit its jobs; on VjobError no job is lost."""
     ready = prepare(resolved, words)
     try:
         run = make_run_folder(ready.run.path)
@@ -178,14 +178,14 @@ def submit(resolved: Resolved, words: Sequence[str] = ()) -> tuple[RunFolder, Ru
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)
         raise VjobError(_explain_write(run.path, error)) from None
-    _remember(run, ready.conf.name)
+    _add_to_index(run, ready.conf.name)
     return run, submit_jobs(run, record, groups)
 
 
 def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None]) -> RunRecord:
-    """Give each batch script to the scheduler; on a refusal take back those already given."""
+    """Submit each batch script; where one is refused, the jobs before it are cancelled."""
     executor = schedulers.choose_executor(record.scheduler)
-    with hold_back_interrupts():
+    with defer_interrupts():
         for group in groups:
             after = record.jobs[0].id if record.jobs else None
             try:
@@ -193,7 +193,7 @@ def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None])
             except UncertainError:
                 raise  # the record says intent, so that the next command looks for the job
             except VjobError as error:
-                kept = take_back(executor, record)
+                kept = cancel_submitted(executor, record)
                 message = f"{error}\n  The scripts are in {run.path}{kept}"
                 if not kept:
                     write_record(run, replace(record, state=records.REFUSED, message=str(error)))
@@ -201,7 +201,7 @@ def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None])
                 raise VjobError(message) from None
             record = replace(record, jobs=(*record.jobs, JobRecord(id=job, group=group)))
             _write_submitted(run, record)
-            with suppress(OSError):  # said when the run was remembered
+            with suppress(OSError):  # logged when the run was added
                 index.add_job(run, job)
         record = replace(record, state=records.SUBMITTED)
         _write_submitted(run, record)
@@ -210,14 +210,14 @@ def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None])
     return record
 
 
-def take_back(executor: Executor, record: RunRecord) -> str:
-    """Cancel the jobs already given; what to say of those that could not be, or nothing."""
+def cancel_submitted(executor: Executor, record: RunRecord) -> str:
+    """Cancel the run's jobs; the returned text names those that could not be cancelled."""
     kept = []
-    for given in record.jobs:
+    for job in record.jobs:
         try:
-            executor.cancel(given.id)
+            executor.cancel(job.id)
         except VjobError:
-            kept.append(given.id)
+            kept.append(job.id)
     return f"\n  Not taken back: job {', '.join(kept)}; cancel it by hand" if kept else ""
 
 
@@ -232,13 +232,13 @@ def _write_submitted(run: RunFolder, record: RunRecord) -> None:
         ) from None
 
 
-def look_for_trouble(run: RunFolder) -> list[str]:
-    """What of Slurm's settings, and of its first words on the jobs, the user should know."""
-    return [text for text in (look_at_kill_wait(run), look_at_start(run)) if text]
+def find_warnings(run: RunFolder) -> list[str]:
+    """Warnings for the user: Slurm's settings, and its first answer about the jobs."""
+    return [text for text in (check_kill_wait(run), check_start(run)) if text]
 
 
-def look_at_kill_wait(run: RunFolder) -> str:
-    """Whether Slurm waits for the conf's grace_s; empty if so, and where it does not say."""
+def check_kill_wait(run: RunFolder) -> str:
+    """A warning where Slurm kills before the conf's grace_s is over; else empty."""
     from vjob.jobs.schedulers.slurm_settings import judge_kill_wait, read_slurm_config
 
     plan = read_plan(run.plan)
@@ -251,9 +251,9 @@ def look_at_kill_wait(run: RunFolder) -> str:
     return "" if finding.status == "ok" else f"{finding.text}; {finding.remedy}"
 
 
-def look_at_start(run: RunFolder) -> str:
-    """What Slurm says in the first moments against a job's ever starting; empty if nothing."""
-    deadline = time.monotonic() + FIRST_LOOK_S
+def check_start(run: RunFolder) -> str:
+    """Slurm's reason why a job may never start, if it gives one at once; else empty."""
+    deadline = time.monotonic() + START_CHECK_S
     while True:
         view = view_run(run)
         reasons = [info.reason for info in view.infos if info.state is JobState.PENDING]
@@ -261,11 +261,11 @@ def look_at_start(run: RunFolder) -> str:
         waits = view.record.scheduler == "slurm" and "" in reasons
         if trouble or not waits or time.monotonic() > deadline:
             return trouble
-        time.sleep(FIRST_POLL_S)
+        time.sleep(START_POLL_S)
 
 
 def write_run_folder(ready: Prepared, run: RunFolder) -> None:
-    """Everything that the scheduler and the nodes will read."""
+    """Write every file that the scheduler and the nodes will read."""
     from varuna_core.agent.bundle import write_bundle, write_program
     from vjob.jobs.conf.redact import redact_text
     from vjob.jobs.conf.write import render_resolved
@@ -284,7 +284,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
 
 
 def link_run(run: RunFolder, record: RunRecord) -> None:
-    """<log_folder>/<jobid> and <log_folder>/<name>; a link that cannot be made is no failure."""
+    """Link <log_folder>/<jobid> and <log_folder>/<name> to the run; a link that fails is logged."""
     for name in [*(job.id for job in record.jobs), record.name]:
         link = run.path.with_name(name)
         part = link.with_name(f".{name}.{os.getpid()}.part")
@@ -298,7 +298,7 @@ def link_run(run: RunFolder, record: RunRecord) -> None:
 
 
 def _is_own_link(link: Path) -> bool:
-    """Whether it leads to a folder beside it that looks like a run."""
+    """True for a link to a run folder beside it."""
     try:
         target = os.readlink(link)
     except OSError:
@@ -307,8 +307,8 @@ def _is_own_link(link: Path) -> bool:
 
 
 @contextmanager
-def hold_back_interrupts() -> Iterator[None]:
-    """Ctrl-C waits until what is inside has been written down."""
+def defer_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until the block has ended."""
     seen: list[int] = []
     try:
         old = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
@@ -323,8 +323,8 @@ def hold_back_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _remember(run: RunFolder, name: str) -> None:
-    """The index is a shortcut: a home that cannot be written is no reason to fail."""
+def _add_to_index(run: RunFolder, name: str) -> None:
+    """Add the run to the user's index; a failure is logged, for the index is a shortcut."""
     try:
         index.add_run(run, name)
     except OSError as error:

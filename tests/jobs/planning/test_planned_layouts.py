@@ -23,7 +23,7 @@ from varuna_core.records.runfolder import make_run_folder
 from varuna_core.records.stage_map import decode_stage_map
 from varuna_core.records.training import read_training
 from vjob.jobs.planning.inputs import read_open_conf
-from vjob.jobs.planning.question import Asked, ask_about
+from vjob.jobs.planning.question import PlanOptions, load_question
 from vjob.jobs.planning.resolve_auto import KEYS, Chosen, choose_layout, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
 
@@ -58,8 +58,8 @@ def test_each_number_of_nodes_has_its_best_layout(conf: Path) -> None:
     profile = put_profile(conf.parent)
     chosen = choose(conf, [])
     assert chosen.layouts is not None and set(chosen.layouts) == {"a10/2*1", "a10/2*2"}
-    asked = Asked(prices={}, profile=profile)
-    question = ask_about(read_open_conf(conf, []).conf, KEYS, conf.parent, asked)
+    asked = PlanOptions(prices={}, profile=profile)
+    question = load_question(read_open_conf(conf, []).conf, KEYS, conf.parent, asked)
     tables = Tables(question.profile, question.training)
     for count in (1, 2):
         nodes = list(question.cluster.kinds) * count

@@ -18,9 +18,9 @@ from varuna_core.planner.result.plan import build_chain
 from varuna_core.planner.result.sensitivity import scale_times
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.commands.cli import cli
-from vjob.jobs.planning.fixed_layout import plan_given
+from vjob.jobs.planning.fixed_layout import plan_fixed_layout
 from vjob.jobs.planning.inputs import read_open_conf
-from vjob.jobs.planning.question import Asked, ask_about
+from vjob.jobs.planning.question import PlanOptions, load_question
 from vjob.jobs.planning.resolve_auto import KEYS, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
 
@@ -45,9 +45,9 @@ def make_run(conf: Path, factor: float, *settings: str) -> RunFolder:
     run = make_run_folder(conf.parent / "run")
     write_run_folder(prepare(resolve_conf(conf, overrides), for_preview=True), run)
     read = read_open_conf(conf, overrides).conf
-    question = ask_about(read, KEYS, conf.parent, Asked(prices={}))
+    question = load_question(read, KEYS, conf.parent, PlanOptions(prices={}))
     true = scale_times(question.profile, {"A10"}, lambda _: True, factor)
-    found = plan_given(question, read)
+    found = plan_fixed_layout(question, read)
     assert found is not None
     chain = build_chain(Tables(true, question.training), found.candidate)
     costs = chain.build_costs(found.candidate.bounds)

@@ -19,7 +19,7 @@ from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.document import get_doc
 from vjob.jobs.conf.layout import build_groups
 from vjob.jobs.conf.schema import Container, JobConf, Parallel, Profile
-from vjob.jobs.submit.build_plan import Surroundings, add_seats, build_plan, build_stages
+from vjob.jobs.submit.build_plan import Surroundings, build_plan, build_stages, reserve_spare_nodes
 from vjob.jobs.submit.scripts import render_scripts
 
 
@@ -34,14 +34,14 @@ def test_ranks_follow_the_groups_in_the_order_of_the_conf() -> None:
 
 def test_a_run_on_a_list_of_machines_has_seats_for_all_that_may_come() -> None:
     plan = make_plan(make_conf(MORPH_MACHINES), scheduler="ssh")
-    wide = add_seats(plan)
+    wide = reserve_spare_nodes(plan)
     assert (plan.num_nodes, wide.num_nodes, count_asked(wide)) == (4, 6, 4)
     assert [group.first_rank for group in wide.groups] == [0, 16]
     assert wide.morphing is not None and wide.morphing.machine_list == "/home/u/exp/machines"
     assert parse_plan(json.loads(render_plan(wide))) == wide
-    assert add_seats(wide) == wide
+    assert reserve_spare_nodes(wide) == wide
     slurm = make_plan(make_conf(MORPH.replace("min_nodes: 2", "max_nodes: 6")))
-    assert add_seats(slurm) == slurm
+    assert reserve_spare_nodes(slurm) == slurm
 
 
 def test_replicas_of_a_stage_share_a_node_by_default() -> None:

@@ -19,7 +19,7 @@ from tests.varuna_core.launch.sshd import SSHD, Sshd
 from varuna_core.morph.orders import Orders, write_orders
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.submit.build_plan import add_seats
+from vjob.jobs.submit.build_plan import reserve_spare_nodes
 
 SESSION = "L1.0"
 HERE = os.uname().nodename.partition(".")[0]
@@ -49,7 +49,7 @@ class Stage:
         text = text.replace("count: 4", "count: 2").replace("walltime", "grace_s: 5\n  walltime")
         text = text.replace("min_nodes: 2", "max_nodes: 3")
         text = text.replace("requeue", f"ssh_config: {self.config}\n  requeue")
-        plan = add_seats(make_plan(make_conf(text), scheduler="ssh"))
+        plan = reserve_spare_nodes(make_plan(make_conf(text), scheduler="ssh"))
         plan = replace(plan, workdir="/", command=(sys.executable, *plan.command[1:]))
         self.run.morph.make()
         write_plan(self.run.plan, plan)
