@@ -96,7 +96,7 @@ def measure_manager(folder: Path, nodes: int) -> Points:
     """One turn of its loop as `Manager.run` makes them, without the files of an attempt."""
     from varuna_core.morph.machine import advance, begin
     from varuna_core.morph.messages import Rules, Tick
-    from varuna_core.morph.node_observer import Ears, Sight
+    from varuna_core.morph.node_observer import NodeObserver, Sight
     from varuna_core.morph.orders import Presence, read_presences, write_presence
     from varuna_core.records.runfolder import RunFolder
 
@@ -113,11 +113,11 @@ def measure_manager(folder: Path, nodes: int) -> Points:
         finish_s=60.0, may_requeue=False,
     )  # fmt: skip
     state = begin(rules, 0.0, None, -1, -1)
-    ears = Ears(lost_s=60.0, beat_s=2.0, poll_s=0.25)
+    observer = NodeObserver(lost_s=60.0, beat_s=2.0, poll_s=0.25)
     for name in ("manager: all nodes are new", "manager: a turn"):
         with timed(points, name):
             sight = Sight(read_presences(morph, "7.0"), None, {}, {}, -1)
-            for said in (*ears.listen(state, sight, 1.0), Tick()):
+            for said in (*observer.observe(state, sight, 1.0), Tick()):
                 state, _ = advance(state, said, 1.0, rules, tuple)
     return points
 

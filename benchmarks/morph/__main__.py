@@ -29,7 +29,7 @@ from varuna_core.records.events import MORPH_PARTS, read_morph_parts
 RESULT = Path(__file__).parent / "results" / "morph.md"
 NODES = 4
 SILENCE_S = 2
-"""Without a sign of life a node is lost: ours (morph/ears.py), and torchrun's set to the same."""
+"""Without a sign of life a node is lost: ours (morph/node_observer.py); torchrun's set likewise."""
 WINDOW_S, PAIRS = 5.0, 6
 
 

@@ -1,6 +1,10 @@
 """Training on nodes that come and go; docs/morphing.md has the design. Python 3.8, no torch.
 
-    records <- agent <- morph:  words <- machine;  layout;  orders <- stay, manager <- cli
+    layout ◄─ attempt ─┐                     one manager, beside the batch script
+    messages ◄─ machine ◄─ manager ◄─┐
+    orders ◄─ node_observer ─┘        cli    `agent.pyz morph ...`
+    orders ◄─ node_daemon ◄──────────┘       one on each node
 
-Runs in `agent.pyz` beside the agent: one manager beside the batch script, one `stay` on each node.
+`gain.pays` tells `vjob` whether more nodes are worth a pause. Runs in `agent.pyz` beside the agent;
+imports `varuna_core.agent` and `varuna_core.records`.
 """

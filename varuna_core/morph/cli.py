@@ -14,8 +14,7 @@ from typing import Iterator
 from varuna_core.agent.setup.errors import WRONG_INPUT, Refusal
 from varuna_core.agent.setup.host import group_of, open_run
 from varuna_core.morph.manager import Manager
-from varuna_core.morph.node_daemon import stay
-from varuna_core.morph.standby import stand_by
+from varuna_core.morph.node_daemon import run_node_daemon, run_standby_agent
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import PRIVATE_FILE, write_json
 from varuna_core.records.morphing import add_joins, read_join_job, read_joins, read_state
@@ -78,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="standard input is held by who started us: its end, or its silence, ends us",
     )
-    add.set_defaults(run_command=_run_stay)
+    add.set_defaults(run_command=_run_node_daemon)
     add = commands.add_parser("manage", parents=[shared, job], help="own the run")
     add.add_argument(
         "--heard", default="", metavar="NAMES", help="signals that came before, such as `TERM USR1`"
@@ -120,15 +119,15 @@ def _load(path: Path) -> tuple[RunFolder, Plan]:
     return run, plan
 
 
-def _run_stay(args: argparse.Namespace) -> int:
+def _run_node_daemon(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
     plan = add_joins(plan, read_joins(run.morph))
     tether = sys.stdin.fileno() if args.tether else None
-    return stay(run, plan, args.session, args.node, args.orphaned, tether)
+    return run_node_daemon(run, plan, args.session, args.node, args.orphaned, tether)
 
 
 def _run_standby(args: argparse.Namespace) -> int:
-    return stand_by(open_run(args.run), args.attempt, args.node)
+    return run_standby_agent(open_run(args.run), args.attempt, args.node)
 
 
 def _run_manage(args: argparse.Namespace) -> int:

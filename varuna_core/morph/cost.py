@@ -1,4 +1,4 @@
-"""The event of a morph: from what to what, and what it cost in parts.
+"""Cost of a morph, in parts, and its event.
 
 last sign of life ─ notice ─► it ends ─ stop ─► ended ─ plan ─► ordered
 ─ start ─► ranks run ─ load ─► they have all ─ first step ─► a step more than before
@@ -10,7 +10,7 @@ import contextlib
 import time
 from typing import Any, Dict, Optional
 
-from varuna_core.morph.node_observer import Ears
+from varuna_core.morph.node_observer import NodeObserver
 from varuna_core.records.events import MORPH_PARTS, append_event
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
@@ -34,8 +34,8 @@ class Cost:
     A manager that is killed forgets it, and the event of that morph is not written.
     """
 
-    def __init__(self, run: RunFolder, ears: Ears) -> None:
-        self._run, self._ears = run, ears
+    def __init__(self, run: RunFolder, observer: NodeObserver) -> None:
+        self._run, self._observer = run, observer
         self._marks: Dict[str, float] = {}
         self._before: Optional[Dict[str, str]] = None
         """The attempt that the morph leads away from."""
@@ -101,7 +101,7 @@ class Cost:
         exits = [] if plan is None else read_exits(attempt, plan.world).values()
         failed = [item.ended for item in exits if item.code != 0 and not item.stopped]
         ages = [time.time() - min(failed)] if failed else []
-        heard = [self._ears.when(node) for node in state.gone]
+        heard = [self._observer.find_last_sign(node) for node in state.gone]
         ages += [time.monotonic() - at for at in heard if at is not None]
         return max(self._ordered, min(ending, time.monotonic() - max(ages, default=0.0)))
 

@@ -1,4 +1,4 @@
-"""Whether other nodes are worth a morph. Pure.
+"""Gain of other nodes against the pause that a morph takes. Pure.
 
     steps left, a step now ─┐
     a step then ────────────┼─► pays: more done than without, by the end of the run or of its time
@@ -22,7 +22,7 @@ from varuna_core.records.training import Training
 def pays(
     steps_left: float, step_s: float, then_s: float, pause_s: float, left_s: float = math.inf
 ) -> bool:
-    """Whether a pause for shorter steps does more of the training.
+    """True if a pause for shorter steps does more of the training.
 
     `step_s` is a step as it is, `then_s` one after the pause, `left_s` what the time limit leaves.
     Both ways are held against each other at the moment when the first of two things comes: the end

@@ -1,7 +1,7 @@
-"""The plan of an attempt: who runs what on the nodes that are there. Pure.
+"""Layout and plan of an attempt on the nodes that are there. Pure.
 
     run's plan, model ─┬ find_planned: what was planned at submit for these nodes ─┬► Layout
-                       └ Question ─► choose_layout: where nothing was ─────────────┘     │
+                       └ LayoutRequest ─► choose_layout: where nothing was ────────┘     │
                                                           plan.json ◄─ build_attempt ◄───┘
 
 The planner itself needs numpy, and time: what it says of other nodes than all is in the run's plan.
@@ -18,8 +18,8 @@ from varuna_core.records.training import Training
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a layout depends on."""
+class LayoutRequest:
+    """Inputs of a layout's choice."""
 
     shares: int
     """Tensor groups that the nodes have room for; each is one share of a pipeline."""
@@ -35,7 +35,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Layout:
-    """An answer."""
+    """Depth and replicas chosen for an attempt."""
 
     pipeline: int
     data: int
@@ -55,13 +55,13 @@ class AttemptPlan:
     """What is there and not used, for the user to read."""
 
 
-Chooser = Callable[[Question], Optional[Layout]]
+Chooser = Callable[[LayoutRequest], Optional[Layout]]
 SEVERAL_STAGES = ("interleaved", "zbv")
 """Schedules with several stages a rank. schedule/registry.py knows them, but needs a newer Python
 than the agent has; a test holds the two equal."""
 
 
-def choose_layout(question: Question) -> Optional[Layout]:
+def choose_layout(question: LayoutRequest) -> Optional[Layout]:
     """The layout with the shortest step, by a count of slots; None where there is none.
 
     A step takes as many slots as the fullest replica has micro-batches, and the pipeline's fill; a
@@ -103,7 +103,7 @@ def find_layout(
         parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
         chunks = max(parts // plan.pipeline, 1)
     return choose(
-        Question(
+        LayoutRequest(
             shares=shares,
             pipeline=plan.pipeline,
             layers=training.layers,

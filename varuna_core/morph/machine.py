@@ -1,4 +1,4 @@
-"""What a run does when its nodes come, go and fail. Pure: inputs in, a new state and actions out.
+"""State machine of a run whose nodes come, go and fail. Pure: inputs in, state and actions out.
 
                     all are here, or a plan fits those that are after gather_s
       ┌► GATHERING ───────────────────────────────────────────────► RUNNING ─────────────┐
@@ -100,8 +100,8 @@ def advance(state: ManagerState, said: Input, now: float, rules: Rules, choose: 
     """The next state and what to do, in this order."""
     if state.phase == ENDED:
         return state, []
-    state, actions = _hear(state, said, now, rules)
-    state, more = _settle(state, now, rules, choose)
+    state, actions = _apply_input(state, said, now, rules)
+    state, more = _apply_time(state, now, rules, choose)
     return state, actions + more
 
 
@@ -121,7 +121,7 @@ def repeat(state: ManagerState) -> List[Action]:
     return found
 
 
-def _hear(state: ManagerState, said: Input, now: float, rules: Rules) -> Step:
+def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> Step:
     if isinstance(said, Joined):
         at = bisect_left(state.nodes, said.node)  # they are sorted; thousands come at once
         if state.nodes[at : at + 1] == (said.node,) or said.node in state.fenced:
@@ -161,7 +161,7 @@ def _hear(state: ManagerState, said: Input, now: float, rules: Rules) -> Step:
     return state, []  # a tick, or the echo of an attempt that is over
 
 
-def _settle(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
+def _apply_time(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
     """What the time and the new state bring with them."""
     is_late = state.deadline is not None and now >= state.deadline
     actions: List[Action] = []

@@ -1,6 +1,6 @@
-"""`manage`: the one owner of a run that may morph, beside the batch script of its first node.
+"""Manager (`morph manage`): owner of a run that may morph, beside its first node's batch script.
 
-    files ──► Ears ──► inputs ──► machine ──► state ──► manager.json ──► actions ──► files
+    files ──► NodeObserver ──► inputs ──► machine ──► state ──► manager.json ──► actions ──► files
                                                             │
                               a manager that was killed: ───┘ reads it, does its actions again
 
@@ -20,9 +20,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.closing import Scene, judge
 from varuna_core.agent.processes.signals import Signals
-from varuna_core.morph.attempt import make_attempt, pick_nodes, read_held
+from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes, read_held
 from varuna_core.morph.cost import Cost
-from varuna_core.morph.failed_node import find_culprit
 from varuna_core.morph.machine import advance, begin, repeat
 from varuna_core.morph.messages import (
     DONE,
@@ -43,7 +42,7 @@ from varuna_core.morph.messages import (
     Tick,
 )
 from varuna_core.morph.node_daemon import beat_s, poll_s
-from varuna_core.morph.node_observer import Ears, Sight
+from varuna_core.morph.node_observer import NodeObserver, Sight
 from varuna_core.morph.orders import (
     Orders,
     read_leave,
@@ -108,14 +107,14 @@ class Manager:
             may_requeue=limits.requeue,
         )
         self._signals = Signals()
-        self._ears = Ears(timing.lost_s, beat_s(plan), poll_s(plan))
+        self._observer = NodeObserver(timing.lost_s, beat_s(plan), poll_s(plan))
         self._saved = -1
         self._fit: set[Path] = set()
         """Checkpoints that had all their files when they were new, or when ranks last ended."""
         self._look_at = 0.0
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
-        self._cost = Cost(run, self._ears)
+        self._cost = Cost(run, self._observer)
         self._next_beat = 0.0
         self._widen()
         self._state = self._open()
@@ -129,7 +128,7 @@ class Manager:
             if self._is_replaced():
                 self._say("the run went on in another job; this one ends")
                 return 0
-            self._tell(*self._listen(), Tick())
+            self._tell(*self._read_inputs(), Tick())
             if self._cost.look(self._state) or time.monotonic() >= self._next_beat:
                 with contextlib.suppress(OSError):  # the disk may be full for a while
                     self._write_orders()
@@ -139,7 +138,7 @@ class Manager:
         return 0
 
     def _is_replaced(self) -> bool:
-        """Whether a later job owns the run: ours was given up, and then came back to life."""
+        """True if a later job owns the run: ours was given up, and then came back to life."""
         found = read_state(self._run.morph)
         return found is not None and found.session != self._session
 
@@ -159,7 +158,7 @@ class Manager:
 
     # Inputs.
 
-    def _listen(self) -> List[Input]:
+    def _read_inputs(self) -> List[Input]:
         said: List[Input] = []
         if self._signals.ending is not None:
             self._heard.append(self._signals.ending)
@@ -171,7 +170,7 @@ class Manager:
             else:
                 said.append(CalledToEnd(f"{name} from the scheduler (cancel or time limit)"))
         self._heard = []
-        return said + self._ears.listen(self._state, self._look(), time.monotonic())
+        return said + self._observer.observe(self._state, self._look(), time.monotonic())
 
     def _widen(self) -> None:
         """Seats that were given out since the last look."""

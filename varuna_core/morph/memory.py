@@ -1,7 +1,7 @@
-"""A node's folder in memory for copies of the training (records/memory.py): made, held, removed.
+"""A node's folder in memory for copies of the training (records/memory_copies): made, held, removed.
 
-A lock says that its `stay` lives. Who comes to the node next removes what nobody holds any more: of
-a `stay` that was killed, of whichever run of the same user.
+A lock says that its daemon lives. The next daemon on the node removes what nobody holds any more:
+what killed daemons left, of all runs of the same user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOCK = ".lock"
 
 
 class Home:
-    """The folder of one `stay`; use it in a with statement."""
+    """The folder of one node daemon; close it at the end."""
 
     def __init__(self, run: str, root: Path = ROOT) -> None:
         """Raises OSError where the memory's file system is missing, full, or somebody else's."""
@@ -56,7 +56,7 @@ class Home:
 
 
 def sweep(own: Path) -> None:
-    """Remove the folders that no `stay` holds."""
+    """Remove the folders that no daemon holds."""
     for name in list_names(own):
         if not name.endswith(LOCK):
             continue

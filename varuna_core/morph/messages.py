@@ -1,4 +1,4 @@
-"""What the state machine hears and says: its inputs, its actions, its rules."""
+"""Messages of the state machine: its inputs, its actions, and the rules of a run."""
 
 from __future__ import annotations
 

@@ -1,10 +1,17 @@
-"""`stay`: what a node runs for as long as its job lasts, however often the ranks start anew.
+"""Node daemon (`morph stay`): runs for as long as the node's job, through all attempts.
 
     presence ──► manager                 orders ──► RUN attempt N: open (on its first node), node
     each second, and at each change                  leave: end the ranks, go home
 
 The agent of each attempt is a child: it starts afresh, and dies with us as its ranks die with it.
 So there is no thread here, and whoever kills this process has killed the node's part of the run.
+
+Standby (`morph standby`) is the agent of the next attempt, started while this one trains, with
+ranks that wait. It is used by one attempt, or by none:
+
+    daemon ── starts ──► standby: starts ranks, which import and wait (agent/standby_ranks.py)
+           ── {"attempt": 3, "node": 1} ──► the agent of attempt 3, as if started for it
+           ── the end of our input ──► goes
 """
 
 from __future__ import annotations
@@ -21,11 +28,13 @@ from dataclasses import replace
 from typing import Optional
 
 from varuna_core.agent.meeting.opening import open_attempt
-from varuna_core.agent.processes.process import start_agent
+from varuna_core.agent.node import run_node
+from varuna_core.agent.processes.process import own_environment, start_agent
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.agent.setup.errors import STOPPED, Refusal
 from varuna_core.agent.setup.host import find_index, host_name, load_plan
-from varuna_core.morph.manager_liveness import Hearing
+from varuna_core.agent.setup.ranks import Meeting
+from varuna_core.agent.standby_ranks import StandbyRanks
 from varuna_core.morph.memory import Home
 from varuna_core.morph.orders import (
     ENDED,
@@ -40,11 +49,71 @@ from varuna_core.morph.orders import (
     read_orders,
     write_presence,
 )
-from varuna_core.morph.standby import can_wait
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.memory_copies import HOME, list_held
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
+
+RETURN_S = 30.0
+"""For a manager that was killed to be started again, beyond what silence is allowed to a node."""
+GAP_S = 5.0
+"""We ourselves stood still if a look comes so late: then nobody was silent."""
+
+
+class ManagerLiveness:
+    """Detects a lost manager by the age of its sign of life in the orders.
+
+    Slurm may take the batch script's node out of a job and let the job go on (`--no-kill`), with
+    nobody to own the run. Only time in which the orders could be read counts.
+    """
+
+    def __init__(self, lost_s: float) -> None:
+        self.limit_s = lost_s + RETURN_S
+        self._beat: Optional[float] = None
+        self._looked: Optional[float] = None
+        self._silent_s = 0.0
+
+    def is_lost(self, beat: Optional[float], now: float) -> bool:
+        """`beat` is the manager's sign of life; None where it cannot be told."""
+        gap = 0.0 if self._looked is None else now - self._looked
+        self._looked = now
+        if beat is None or gap > GAP_S:
+            return False
+        self._silent_s = 0.0 if beat != self._beat else self._silent_s + gap
+        self._beat = beat
+        return self._silent_s > self.limit_s
+
+
+def can_stand_by(plan: Plan) -> bool:
+    """True if ranks of such a plan may wait; not in a container, which is prepared anew each
+    time, nor under a profiler."""
+    asked = plan.morphing is not None and plan.morphing.warm
+    return asked and not plan.containers and not plan.prefix
+
+
+def run_standby_agent(run: RunFolder, number: int, index: int) -> int:
+    """Hold ranks ready for a node like `index` of attempt `number`; the exit code of the node."""
+    plan = load_plan(run, number)
+    node = plan.node(index)
+    meeting = Meeting(
+        run=run.path,
+        attempt=number,
+        trace=run.attempt(number).trace(0).parent,
+        address="",
+        port=0,
+        interface=None,
+        host=host_name(plan, index, os.environ, os.uname().nodename),
+    )
+    ranks = StandbyRanks()
+    ranks.start(plan, node, meeting, own_environment())
+    line = sys.stdin.readline()
+    if not line.endswith("\n"):  # whoever started us has no use for us any more
+        ranks.end()
+        return 0
+    task = json.loads(line)
+    plan = load_plan(run, task["attempt"])
+    return run_node(run, plan, task["attempt"], task["node"], standby=ranks)
+
 
 POLL_S = 0.25
 NODES_PER_POLL_S = 200.0
@@ -62,7 +131,7 @@ def beat_s(plan: Plan) -> float:
     return max(BEAT_S, plan.num_nodes / BEATS_PER_S)
 
 
-def stay(
+def run_node_daemon(
     run: RunFolder,
     plan: Plan,
     session: str,
@@ -70,7 +139,7 @@ def stay(
     orphaned: str = "",
     tether: Optional[int] = None,
 ) -> int:
-    """The exit code of the node: 0 when the run ended, whatever its ranks came to.
+    """Run this node until its job ends; 0 when the run ended, whatever its ranks came to.
 
     Without a session of its own it is a guest (orders.py). `orphaned` is a line of shell that this
     process becomes where the manager is gone for good: it gives the job back to the scheduler.
@@ -91,7 +160,7 @@ def stay(
         attempt=-1,
         code=0,
     )
-    node = Stay(run, plan, me, home, tether)
+    node = NodeDaemon(run, plan, me, home, tether)
     try:
         code = node.run()
     finally:
@@ -115,8 +184,8 @@ def _open_home(run: RunFolder, plan: Plan) -> Optional[Home]:
     return home
 
 
-class Stay:
-    """One node of the job."""
+class NodeDaemon:
+    """The daemon of one node."""
 
     def __init__(
         self,
@@ -133,7 +202,7 @@ class Stay:
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._is_guest = not me.session
         self.is_orphaned = False
-        self._manager = Hearing(plan.timing.lost_s)
+        self._manager = ManagerLiveness(plan.timing.lost_s)
         self._is_mute = False
         """Our own sign of life did not land: then the manager's may not either."""
         self._manager_beat = 0.0
@@ -154,26 +223,26 @@ class Stay:
                 self._say(f"leaving: {self._leaving}")
                 self._change(state=GONE)
                 return STOPPED if self._signals.ending else 0
-            self._heed_signals()
+            self._handle_signals()
             if not self._leaving:
-                self._heed_orders()
+                self._follow_orders()
             if self._child is not None and time.monotonic() >= self._kill_at:
                 self._child.kill()
             if time.monotonic() >= self._next_beat:
                 self._beat()
             self._signals.wait(poll_s(self._plan))
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         for number in self._signals.take_forwarded():
             if self._child is not None:
                 self._child.send_signal(number)
         if self._signals.ending is not None:
             self._leave(self._signals.ending)
 
-    def _heed_orders(self) -> None:
+    def _follow_orders(self) -> None:
         orders = read_orders(self._run.morph)
         if self._is_guest and orders is not None:
-            self._visit(orders)
+            self._follow_as_guest(orders)
         is_ours = orders is not None and orders.session == self._me.session
         self._knows_session = self._knows_session or is_ours
         waited = time.monotonic() - self._begun
@@ -205,7 +274,7 @@ class Stay:
         """Once the ranks train: before that they need the node for themselves."""
         me = self._me
         is_member = orders.attempt == me.attempt and me.name in orders.nodes
-        if not is_member or self._next_since == me.attempt or not can_wait(self._plan):
+        if not is_member or self._next_since == me.attempt or not can_stand_by(self._plan):
             return
         self._next_since = me.attempt
         node = str(orders.nodes.index(me.name))
@@ -214,7 +283,7 @@ class Stay:
             words = [str(self._run.agent), "morph", "standby", *options]
             self._next = start_agent(words, waits=True)
 
-    def _visit(self, orders: Orders) -> None:
+    def _follow_as_guest(self, orders: Orders) -> None:
         """As a guest: note that the manager lives, and go over to its session without ranks."""
         if orders.beat != self._manager_beat:
             self._manager_beat, self._begun = orders.beat, time.monotonic()

@@ -1,4 +1,4 @@
-"""What the manager sees of its nodes: files, turned into inputs of the state machine.
+"""Observer of the nodes: turns files of the run folder into inputs of the state machine.
 
 A sign of life counts when it changed, by our own clock. While ranks train, silence is long before
 it means anything; once an attempt is being stopped, whoever does not end with it is soon known.
@@ -24,7 +24,7 @@ from varuna_core.records.morphing import RUNNING, SAVING, STOPPING, ManagerState
 
 SUSPECT_BEATS = 8.0
 """So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at
-each look then (`stay.py`)."""
+each look then (`node_daemon.py`)."""
 
 
 class Sight(NamedTuple):
@@ -40,31 +40,31 @@ class Sight(NamedTuple):
     saved: int
 
 
-class Ears:
-    """Remembers when each node last changed its sign of life."""
+class NodeObserver:
+    """Observes nodes; remembers when each last changed its sign of life."""
 
     def __init__(self, lost_s: float, beat_s: float, poll_s: float) -> None:
         """`beat_s` between two signs of life, `poll_s` once an attempt is ending."""
         self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * poll_s
         self._beat_s = beat_s
-        self._heard: Dict[str, Tuple[int, float]] = {}
+        self._signs: Dict[str, Tuple[int, float]] = {}
         """Of each node the last count, and when it was new."""
-        self._listened: Optional[float] = None
+        self._observed: Optional[float] = None
 
-    def listen(self, state: ManagerState, sight: Sight, now: float) -> List[Input]:
+    def observe(self, state: ManagerState, sight: Sight, now: float) -> List[Input]:
         """Inputs in the order in which they are to count."""
-        self._forgive(now)
+        self._excuse_gap(now)
         said: List[Input] = [Saved(sight.saved)] if sight.saved != state.whole else []
         present = {item.name: item for item in sight.presences.values()}
         known, living = {*state.nodes, *state.fenced}, frozenset(state.living)
         # Those that left no trace any more were there when an earlier manager looked.
         for name in state.nodes:
-            self._heard.setdefault(name, (-1, now))
+            self._signs.setdefault(name, (-1, now))
         hosts = {present[name].host for name in state.nodes if name in present}
         for name, item in present.items():
-            count, since = self._heard.get(name, (-1, now))
+            count, since = self._signs.get(name, (-1, now))
             if count != item.count:
-                self._heard[name] = (item.count, now)
+                self._signs[name] = (item.count, now)
             elif self._is_silent(state, since, now):
                 continue  # left by an agent of this session that is gone
             if name in known or item.state == GONE:
@@ -75,25 +75,25 @@ class Ears:
                 hosts.add(item.host)
                 said.append(Joined(name))
         for name in state.nodes:
-            said += self._ask_after(state, sight, name, present.get(name), now, living)
+            said += self._find_changes(state, sight, name, present.get(name), now, living)
         if state.phase in (RUNNING, SAVING) and sight.stop is not None:
             reason = str(sight.stop.get("reason"))
             is_asked = sight.stop.get("kind") == "cancel"
             said.append(CalledToEnd(reason) if is_asked else RankFailed(reason, state.attempt))
         return said
 
-    def when(self, node: str) -> Optional[float]:
+    def find_last_sign(self, node: str) -> Optional[float]:
         """When this node last gave a sign of life, by our clock."""
-        return self._heard[node][1] if node in self._heard else None
+        return self._signs[node][1] if node in self._signs else None
 
-    def _forgive(self, now: float) -> None:
+    def _excuse_gap(self, now: float) -> None:
         """While we ourselves stood still (a file server that hangs) nobody was silent."""
-        gap = 0.0 if self._listened is None else now - self._listened
-        self._listened = now
+        gap = 0.0 if self._observed is None else now - self._observed
+        self._observed = now
         if gap > self._beat_s:
-            self._heard = {name: (count, at + gap) for name, (count, at) in self._heard.items()}
+            self._signs = {name: (count, at + gap) for name, (count, at) in self._signs.items()}
 
-    def _ask_after(
+    def _find_changes(
         self,
         state: ManagerState,
         sight: Sight,
@@ -109,8 +109,8 @@ class Ears:
         host = item.host if item is not None else f"node {seat}"
         if item is not None and item.state == GONE:
             return [Lost(name, f"{host} has left: its job ends, or somebody ended its agent")]
-        silent_s = now - self._heard[name][1]
-        if self._is_silent(state, self._heard[name][1], now):
+        silent_s = now - self._signs[name][1]
+        if self._is_silent(state, self._signs[name][1], now):
             return [Lost(name, f"{host} was lost: no sign of life for {silent_s:.1f} s")]
         said: List[Input] = []
         if seat in sight.refused and name in state.members:

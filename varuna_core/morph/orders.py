@@ -1,4 +1,4 @@
-"""What manager and nodes tell each other: files in the run folder's `morph`, each with one writer.
+"""Orders and presences: files by which manager and nodes talk, each with one writer.
 
     nodes/<seat>.json   an agent's sign of life: who it is, which attempt it runs or has ended
     orders.json         the manager's word to all: which attempt, who takes part, who is out
@@ -40,7 +40,7 @@ class Presence:
     """The last one that this agent started or ended; -1 before the first."""
     code: int
     held: Tuple[str, ...] = ()
-    """What of the training lies in the node's memory (records/memory.py)."""
+    """What of the training lies in the node's memory (records/memory_copies.py)."""
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Orders:
 
 
 class Task(NamedTuple):
-    """What an agent makes of the orders."""
+    """What the orders mean for one agent."""
 
     attempt: Optional[int]
     node: int
@@ -118,7 +118,7 @@ def read_orders(folder: MorphFolder) -> Optional[Orders]:
 
 
 def follow(orders: Optional[Orders], me: Presence, *, knows_session: bool) -> Task:
-    """What this agent does now. `knows_session`: it has seen orders of its own session before.
+    """Find what this agent does now. `knows_session`: it has seen orders of its own session before.
 
     Orders of another session mean that the run went on without us; before we saw our own, they are
     only what the session before left behind.
@@ -137,7 +137,7 @@ def follow(orders: Optional[Orders], me: Presence, *, knows_session: bool) -> Ta
 
 
 def is_for_guest(orders: Orders, me: Presence) -> bool:
-    """Whether a guest is to go over to the session of these orders, as another node.
+    """True if a guest is to go over to the session of these orders, as another node.
 
     One that came while the run was away waits for the session after it.
     """

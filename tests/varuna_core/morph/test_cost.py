@@ -13,7 +13,7 @@ import pytest
 from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.morph import cost
 from varuna_core.morph.cost import Cost
-from varuna_core.morph.node_observer import Ears
+from varuna_core.morph.node_observer import NodeObserver
 from varuna_core.records.events import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
 from varuna_core.records.exits import rank_exit, write_exit
 from varuna_core.records.files import write_json
@@ -29,7 +29,7 @@ class Story:
     def __init__(self, folder: Path) -> None:
         self.run = RunFolder(folder)
         write_plan(self.run.plan, make_plan(make_group("all", 2, 1)))
-        self.cost = Cost(self.run, Ears(90, 1, 0.25))
+        self.cost = Cost(self.run, NodeObserver(90, 1, 0.25))
         self.state = ManagerState(phase=GATHERING, attempt=-1)
 
     def go(self, phase: str, **changes: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.varuna_core.agent.local_run import make_group, make_plan
-from varuna_core.morph.failed_node import find_culprit
+from varuna_core.morph.attempt import find_culprit
 from varuna_core.records.exits import RankExit
 
 PLAN = make_plan(make_group("all", 3, 2))

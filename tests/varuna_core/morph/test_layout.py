@@ -12,7 +12,7 @@ from tests.varuna_core.programs.trainings import GPT
 from varuna_core.morph.layout import (
     AttemptPlan,
     Layout,
-    Question,
+    LayoutRequest,
     build_attempt,
     choose_layout,
 )
@@ -25,8 +25,8 @@ from varuna_core.records.stage_map import (
 )
 
 
-def question(shares: int, pipeline: int = 4, layers: int = 12, micro: int = 8) -> Question:
-    return Question(shares=shares, pipeline=pipeline, layers=layers, micro_batches=micro)
+def question(shares: int, pipeline: int = 4, layers: int = 12, micro: int = 8) -> LayoutRequest:
+    return LayoutRequest(shares=shares, pipeline=pipeline, layers=layers, micro_batches=micro)
 
 
 def test_a_pipeline_keeps_its_depth_where_it_can_and_gives_up_replicas() -> None:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from varuna_core.morph.manager_liveness import GAP_S, Hearing
+from varuna_core.morph.node_daemon import GAP_S, ManagerLiveness
 
 
-def hear(hearing: Hearing, beats: list[float | None], every_s: float = 1.0) -> list[bool]:
+def hear(liveness: ManagerLiveness, beats: list[float | None], every_s: float = 1.0) -> list[bool]:
     found = []
     now = 100.0
     for beat in beats:
         now += every_s
-        found.append(hearing.is_lost(beat, now))
+        found.append(liveness.is_lost(beat, now))
     return found
 
 
 def test_a_manager_that_beats_is_never_lost() -> None:
-    assert not any(hear(Hearing(0.0), [float(k // 20) for k in range(400)]))
+    assert not any(hear(ManagerLiveness(0.0), [float(k // 20) for k in range(400)]))
 
 
 def test_one_that_fell_silent_is_lost_after_the_limit() -> None:
-    hearing = Hearing(10.0)
-    found = hear(hearing, [1.0] * 60)
-    assert found.index(True) == hearing.limit_s + 1 and all(found[found.index(True) :])
+    liveness = ManagerLiveness(10.0)
+    found = hear(liveness, [1.0] * 60)
+    assert found.index(True) == liveness.limit_s + 1 and all(found[found.index(True) :])
 
 
 def test_what_cannot_be_told_is_no_silence() -> None:
-    assert not any(hear(Hearing(0.0), [1.0] * 20 + [None] * 100 + [1.0] * 10))
+    assert not any(hear(ManagerLiveness(0.0), [1.0] * 20 + [None] * 100 + [1.0] * 10))
 
 
 def test_while_we_stood_still_nobody_was_silent() -> None:
-    assert not any(hear(Hearing(0.0), [1.0] * 100, every_s=GAP_S + 1))
+    assert not any(hear(ManagerLiveness(0.0), [1.0] * 100, every_s=GAP_S + 1))

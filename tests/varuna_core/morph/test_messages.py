@@ -19,7 +19,7 @@ from varuna_core.morph.messages import (
     RanksEnded,
     Saved,
 )
-from varuna_core.morph.node_observer import Ears, Sight
+from varuna_core.morph.node_observer import NodeObserver, Sight
 from varuna_core.morph.orders import (
     ENDED,
     GONE,
@@ -99,15 +99,17 @@ def test_files_of_another_session_or_version_and_torn_ones_count_for_nothing(
     assert folder.orders.stat().st_mode & 0o777 == 0o600
 
 
-class Ear:
-    """Ears, and a node that is heard or not."""
+class Observed:
+    """NodeObserver, and a node that is heard or not."""
 
     def __init__(self, state: ManagerState) -> None:
         self.state, self.now = state, 0.0
-        self.ears = Ears(lost_s=90, beat_s=1, poll_s=0.25)
+        self.observer = NodeObserver(lost_s=90, beat_s=1, poll_s=0.25)
         self.sight = Sight({2: ME}, None, {}, {}, -1)
 
-    def listen(self, seconds: float = 0.5, *, beats: bool = True, **changes: object) -> list[Input]:
+    def observe(
+        self, seconds: float = 0.5, *, beats: bool = True, **changes: object
+    ) -> list[Input]:
         """After so long, in looks half a second apart."""
         found: list[Input] = []
         end = self.now + seconds
@@ -118,7 +120,7 @@ class Ear:
                 changed = {**self.sight.presences, 2: replace(me, count=me.count + 1)}
                 self.sight = self.sight._replace(presences=changed)
             self.sight = self.sight._replace(**changes)
-            found = self.ears.listen(self.state, self.sight, self.now)
+            found = self.observer.observe(self.state, self.sight, self.now)
         return found
 
 
@@ -126,53 +128,53 @@ TRAINS = ManagerState(phase=RUNNING, attempt=0, nodes=("2/k",), members=("2/k",)
 
 
 def test_silence_means_a_loss_soon_where_the_attempt_ends_and_late_where_it_trains() -> None:
-    trains = Ear(TRAINS)
-    assert trains.listen(60) == []
-    assert trains.listen(89, beats=False) == []
-    (lost,) = trains.listen(2, beats=False)
+    trains = Observed(TRAINS)
+    assert trains.observe(60) == []
+    assert trains.observe(89, beats=False) == []
+    (lost,) = trains.observe(2, beats=False)
     assert isinstance(lost, Lost) and "h2 was lost" in lost.reason
-    ends = Ear(replace(TRAINS, phase=STOPPING))
-    assert ends.listen(3) == []
-    (lost,) = ends.listen(5, beats=False)
+    ends = Observed(replace(TRAINS, phase=STOPPING))
+    assert ends.observe(3) == []
+    (lost,) = ends.observe(5, beats=False)
     assert lost == Lost("2/k", lost.reason) if isinstance(lost, Lost) else False
 
 
 def test_while_the_manager_itself_stood_still_nobody_was_silent() -> None:
-    ear = Ear(replace(TRAINS, phase=STOPPING))
-    ear.listen(3)
-    ear.now += 60
-    assert ear.listen(0.5, beats=False) == []
+    observed = Observed(replace(TRAINS, phase=STOPPING))
+    observed.observe(3)
+    observed.now += 60
+    assert observed.observe(0.5, beats=False) == []
 
 
 def test_a_new_agent_in_a_seat_is_another_node() -> None:
-    ear = Ear(TRAINS)
-    ear.listen()
+    observed = Observed(TRAINS)
+    observed.observe()
     other = replace(ME, key="new", count=1)
-    joined, lost = ear.listen(beats=False, presences={2: other})
+    joined, lost = observed.observe(beats=False, presences={2: other})
     assert joined == Joined("2/new")
     assert isinstance(lost, Lost) and lost.node == "2/k" and "replaced" in lost.reason
 
 
 def test_an_agent_that_left_its_file_behind_does_not_join_again() -> None:
-    ear = Ear(ManagerState(nodes=()))
-    assert ear.listen() == [Joined("2/k")]
-    ear.listen(100, beats=False)
-    assert ear.listen(beats=False) == []
+    observed = Observed(ManagerState(nodes=()))
+    assert observed.observe() == [Joined("2/k")]
+    observed.observe(100, beats=False)
+    assert observed.observe(beats=False) == []
 
 
 def test_who_left_does_not_join_again() -> None:
-    ear = Ear(ManagerState(nodes=()))
-    assert ear.listen(presences={2: replace(ME, state=GONE)}) == []
+    observed = Observed(ManagerState(nodes=()))
+    assert observed.observe(presences={2: replace(ME, state=GONE)}) == []
 
 
 def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
-    ear = Ear(TRAINS)
+    observed = Observed(TRAINS)
     twin = replace(ME, seat=5, key="twin")
-    (lost,) = ear.listen(presences={2: ME, 5: twin})
+    (lost,) = observed.observe(presences={2: ME, 5: twin})
     assert lost == Lost("5/twin", "h2 takes part already, in another job")
     other = replace(ME, seat=6, key="o", host="h6")
     both = {6: other, 7: replace(other, seat=7)}
-    first, second = ear.listen(presences={2: ME, **both})
+    first, second = observed.observe(presences={2: ME, **both})
     assert first == Joined("6/o") and isinstance(second, Lost)
 
 
@@ -193,7 +195,7 @@ def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
     ],
 )
 def test_each_file_is_an_input(changes: dict[str, object], said: Input) -> None:
-    assert Ear(TRAINS).listen(beats=False, **changes) == [said]
+    assert Observed(TRAINS).observe(beats=False, **changes) == [said]
 
 
 def test_the_seat_is_in_the_name() -> None:

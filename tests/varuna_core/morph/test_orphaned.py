@@ -8,7 +8,7 @@ import pytest
 
 from tests.varuna_core.agent.local_run import wait_until
 from tests.varuna_core.morph.test_manager import HANGS_AT_FIRST, TRAINS, Elastic
-from varuna_core.morph import manager_liveness as hearing
+from varuna_core.morph import node_daemon as hearing
 
 
 @pytest.mark.slow
