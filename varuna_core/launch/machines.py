@@ -1,16 +1,29 @@
-"""The list of machines: a host a line, as ssh knows it. Pure.
+"""The list of machines, and which machine of a watched list gets an agent. Pure.
 
-10.0.0.4                  ssh's own config says the rest
-ann@gpu-46:2222           user and port
-[fe80::1]:22              an IPv6 address with a port; without one the brackets may go
-127.0.0.1                 this machine, without ssh; so do localhost and ::1
+A host a line, as ssh knows it:
+
+    10.0.0.4                  ssh's own config says the rest
+    ann@gpu-46:2222           user and port
+    [fe80::1]:22              an IPv6 address with a port; without one the brackets may go
+    127.0.0.1                 this machine, without ssh; so do localhost and ::1
+
+A machine of a watched list:
+
+             listed, a seat is free            it is fit                 no longer listed
+    unknown ────────────────► AWAY ─► LOOKING ───────────► HERE ──────────────► HERE, asked to leave
+       ▲                       ▲         │ not fit           │ agent lost          │
+       │ no longer listed      └─────────┴───────────────────┴── later again       │ has left
+       └───────────────────────────────────────────────────────────────────────────┘
+
+A machine that the manager itself sent home (unfit, left out, `vjob shrink`) stays AWAY until it was
+off the list. The seat of a machine is its own until its agent is gone.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from varuna_core.launch.errors import InputError
 
@@ -108,3 +121,144 @@ def name_machine(machine: Machine, own: str, taken: Sequence[str]) -> str:
     while free in taken:
         free, number = f"{name}-{number}", number + 1
     return free
+
+
+AWAY, LOOKING, HERE = "away", "looking", "here"
+RETRY_S = 15.0
+"""To the next try on a machine that failed; twice as long after each, up to the most."""
+MOST_RETRY_S = 600.0
+LIVED_S = 300.0
+"""An agent that lived so long did not fail at its start."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What is known of the file."""
+
+    machines: tuple[Machine, ...] = ()
+    """Of the last list that could be used."""
+    counted: str | None = None
+    """Its text."""
+    seen: str | None = None
+    """The text at the last look, which may still be being written."""
+    trouble: str = ""
+    """What was told last of a file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that has a seat."""
+
+    machine: Machine
+    name: str
+    """In tables and file names."""
+    seat: int
+    phase: str = AWAY
+    tries: int = 0
+    """In a row that came to nothing."""
+    again_at: float = 0.0
+    since: float = 0.0
+    """When its agent was started."""
+    is_asked: bool = False
+    """To leave, at the moment."""
+    was_asked: bool = False
+    """Whether this agent ever was."""
+    is_sent_home: bool = False
+
+
+@dataclass(frozen=True)
+class Move:
+    """What is to be done: look at a machine and start its agent, give that up, ask it to leave, or
+    take that back."""
+
+    kind: str
+    host: Host
+
+
+LOOK, DROP, ASK, TAKE_BACK = "look", "drop", "ask", "take-back"
+
+
+def read_listing(listing: Listing, text: str | None, error: str, name: str) -> tuple[Listing, str]:
+    """What a look at the file means, and what to tell of it.
+
+    A text counts if the look before found the same, for a file may be half written; it counts as a
+    whole or not at all; until then the last one does. `error` says why there is no text.
+    """
+    trouble, last = "", "the last list counts" if listing.counted is not None else "nobody starts"
+    if text is None:
+        trouble = f"{error}; {last} until it can be read"
+    elif text != listing.counted:
+        if text != listing.seen:
+            return replace(listing, seen=text), ""
+        try:
+            machines = parse_machine_list(text, name)
+            listing = replace(listing, machines=machines, counted=text)
+        except InputError as problem:
+            trouble = f"{problem}; {last} until that is mended"
+    told = "" if trouble == listing.trouble else trouble or f"{name} can be used again"
+    return replace(listing, seen=text, trouble=trouble), told
+
+
+def decide(
+    hosts: Sequence[Host], listed: Sequence[Machine], now: float, *, seats: int, own: str
+) -> tuple[tuple[Host, ...], list[Move]]:
+    """The machines that have a seat from now on, and the moves, in this order.
+
+    `seats`: how many there are; `own`: what this machine is called.
+    """
+    kept: list[Host] = []
+    moves: list[Move] = []
+    for host in hosts:
+        if host.machine in listed:
+            if host.is_asked:
+                host = replace(host, is_asked=False)
+                moves.append(Move(TAKE_BACK, host))
+        elif host.phase == AWAY:
+            continue
+        elif host.phase == LOOKING:
+            moves.append(Move(DROP, host))
+            continue
+        elif not host.is_asked:
+            host = replace(host, is_asked=True, was_asked=True)
+            moves.append(Move(ASK, host))
+        kept.append(host)
+    for machine in listed:
+        taken = {host.seat for host in kept}
+        free = [seat for seat in range(seats) if seat not in taken]
+        if free and all(host.machine != machine for host in kept):
+            name = name_machine(machine, own, [host.name for host in kept])
+            kept.append(Host(machine, name, free[0]))
+    found = []
+    for host in kept:
+        if host.phase == AWAY and not host.is_sent_home and now >= host.again_at:
+            host = replace(host, phase=LOOKING)
+            moves.append(Move(LOOK, host))
+        found.append(host)
+    return tuple(found), moves
+
+
+def find_waiting(hosts: Sequence[Host], listed: Sequence[Machine]) -> list[Machine]:
+    """Listed machines for which there is no seat."""
+    seated = {host.machine for host in hosts}
+    return [machine for machine in listed if machine not in seated]
+
+
+def note_start(host: Host, now: float) -> Host:
+    """It was found fit, and its agent starts."""
+    return replace(host, phase=HERE, since=now, was_asked=False, is_asked=False)
+
+
+def note_failure(host: Host, now: float) -> Host:
+    """It was not fit, or its agent was lost."""
+    wait_s = min(RETRY_S * 2.0**host.tries, MOST_RETRY_S)
+    return replace(host, phase=AWAY, tries=host.tries + 1, again_at=now + wait_s, is_asked=False)
+
+
+def note_end(host: Host, code: int, now: float) -> Host:
+    """Its agent has ended; with 0 because the manager let it go."""
+    if code != 0:
+        lived = now - host.since >= LIVED_S
+        return note_failure(replace(host, tries=0) if lived else host, now)
+    return replace(
+        host, phase=AWAY, tries=0, again_at=now, is_asked=False, is_sent_home=not host.was_asked
+    )

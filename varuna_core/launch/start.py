@@ -22,13 +22,25 @@ from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.console import Console
 from varuna_core.launch.envfile import parse_env_file
 from varuna_core.launch.errors import InputError, LaunchError, NotReadyError
-from varuna_core.launch.layout import Layout, lay_out
 from varuna_core.launch.machines import Machine, name_machines, parse_machine_list
-from varuna_core.launch.planning import Program, build_plan, name_run
-from varuna_core.launch.probe import Asked, find_problem, find_twins, parse_probe, render_probe
+from varuna_core.launch.plan import (
+    MachineLayout,
+    Program,
+    build_plan,
+    choose_shape,
+    lay_out,
+    name_run,
+)
 from varuna_core.launch.process import Child, wait_all
 from varuna_core.launch.session import Node, Session, local_environment
-from varuna_core.launch.ssh import FAILED, build_ssh_command, explain_failure
+from varuna_core.launch.ssh import (
+    PROBE_S,
+    Asked,
+    build_ssh_command,
+    find_twins,
+    read_probe,
+    render_probe,
+)
 from varuna_core.launch.state import Launch, is_over, write_launch
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import is_listed, read_json, write_atomic
@@ -36,7 +48,6 @@ from varuna_core.records.plan import read_plan, write_plan
 from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder, make_run_folder
 
-PROBE_S = 60.0
 KILL_MARGIN_S = 60.0
 POLL_S = 0.2
 PLANNER = (
@@ -134,7 +145,7 @@ class _Ready:
     """Arguments that fit together."""
 
     machines: tuple[Machine, ...]
-    layout: Layout
+    layout: MachineLayout
     program: Program
     planned: str
     """What was chosen for the user, if anything."""
@@ -186,16 +197,15 @@ def _choose(arguments: Arguments, machines: int, batch_size: int) -> tuple[int, 
     if chunk_size is not None:
         raise InputError("--chunk_size is given and --nstages is not: give both, or leave both out")
     try:
-        from varuna_core.launch.choose_layout import choose_shape
+        return choose_shape(
+            arguments.profile,
+            gpus=machines * arguments.gpus_per_node,
+            gpus_per_node=arguments.gpus_per_node,
+            batch_size=batch_size,
+            stages=stages,
+        )
     except ImportError as error:
         raise InputError(f"--profile: planning needs {error.name}, which is not here") from None
-    return choose_shape(
-        arguments.profile,
-        gpus=machines * arguments.gpus_per_node,
-        gpus_per_node=arguments.gpus_per_node,
-        batch_size=batch_size,
-        stages=stages,
-    )
 
 
 def _read(path: str, flag: str) -> str:
@@ -278,13 +288,7 @@ def _probe(nodes: Sequence[Node], asked: Asked, signals: Signals) -> list[dict[s
     wait_all(children, signals, PROBE_S)
     found, problems = [], []
     for node, child in zip(nodes, children, strict=True):
-        said = parse_probe(child.out.decode("utf-8", "replace"))
-        errors = child.err.decode("utf-8", "replace")
-        problem = find_problem(asked, said)
-        if problem is not None and child.code == FAILED and not node.machine.is_local:
-            problem = explain_failure(node.machine, errors)
-        elif problem is not None and child.code is not None and child.code < 0:
-            problem = f"no answer within {PROBE_S:g} s: a dead mount, or a shell that waits?"
+        said, problem = read_probe(asked, node.machine, child.code, child.out, child.err)
         if problem is not None:
             problems.append(f"{node.machine}: {problem}")
         found.append(said)

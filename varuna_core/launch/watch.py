@@ -21,10 +21,7 @@ from pathlib import Path
 
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError
-from varuna_core.launch.machines import Machine
-from varuna_core.launch.probe import Asked, find_problem, parse_probe, render_probe
-from varuna_core.launch.process import TICK_S, Child
-from varuna_core.launch.roster import (
+from varuna_core.launch.machines import (
     ASK,
     DROP,
     HERE,
@@ -32,6 +29,7 @@ from varuna_core.launch.roster import (
     TAKE_BACK,
     Host,
     Listing,
+    Machine,
     Move,
     decide,
     find_waiting,
@@ -40,11 +38,16 @@ from varuna_core.launch.roster import (
     note_start,
     read_listing,
 )
+from varuna_core.launch.process import TICK_S, Child
 from varuna_core.launch.ssh import (
     FAILED,
+    PROBE_S,
+    Asked,
     build_ssh_command,
     explain_failure,
     keep_ssh_agent,
+    read_probe,
+    render_probe,
     render_script,
 )
 from varuna_core.morph.orders import read_orders
@@ -56,7 +59,6 @@ from varuna_core.records.runfolder import RunFolder
 LOOK_S = 1.0
 """Between two looks at the list."""
 BEAT_S = 5.0
-PROBE_S = 60.0
 MARGIN_S = 15.0
 """Beyond what ranks get to end, before an agent's ssh is killed."""
 KEPT_LINES = 20
@@ -215,16 +217,11 @@ class Watch:
 
     def _judge(self, host: Host, agent: Agent, code: int) -> None:
         """The look at it is over: is it fit?"""
-        said = parse_probe(agent.child.out.decode("utf-8", "replace"))
-        errors = agent.child.err.decode("utf-8", "replace")
-        agent.child.close()
+        child = agent.child
+        _, problem = read_probe(self._asked(), host.machine, code, child.out, child.err)
+        child.close()
         del self._agents[host.machine]
         (self._run.path / self._mark(host)).unlink(missing_ok=True)
-        problem = find_problem(self._asked(), said)
-        if problem is not None and code == FAILED and not host.machine.is_local:
-            problem = explain_failure(host.machine, errors)
-        elif problem is not None and code < 0:
-            problem = f"no answer within {PROBE_S:g} s: a dead mount, or a shell that waits?"
         if problem is not None:
             self._fail(host, problem)
         elif not self._is_closing:

@@ -1,4 +1,4 @@
-"""A node's folder in memory for copies of the training (records/memory_copies): made, held, removed.
+"""Folder in a node's memory for copies of the training (records/memory_copies.py).
 
 A lock says that its daemon lives. The next daemon on the node removes what nobody holds any more:
 what killed daemons left, of all runs of the same user.

@@ -12,8 +12,8 @@ import pytest
 
 from tests.command import ROOT
 from varuna_core import AutoConfig
-from varuna_core.launch.choose_layout import choose_shape
 from varuna_core.launch.errors import InputError
+from varuna_core.launch.plan import choose_shape
 from varuna_core.planner.profile.profile_file import write_profile
 from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 

@@ -14,16 +14,23 @@ from hypothesis import strategies as st
 
 from varuna_core.launch.envfile import parse_env_file
 from varuna_core.launch.errors import InputError
-from varuna_core.launch.layout import lay_out
 from varuna_core.launch.machines import (
     Machine,
     name_machines,
     parse_machine,
     parse_machine_list,
 )
-from varuna_core.launch.planning import Program, build_plan
-from varuna_core.launch.probe import Asked, find_problem, find_twins, parse_probe, render_probe
-from varuna_core.launch.ssh import build_ssh_command, explain_failure, render_script
+from varuna_core.launch.plan import Program, build_plan, lay_out
+from varuna_core.launch.ssh import (
+    Asked,
+    build_ssh_command,
+    explain_failure,
+    find_problem,
+    find_twins,
+    parse_probe,
+    render_probe,
+    render_script,
+)
 from varuna_core.records.stage_map import parse_stage_map
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.launch.machines import Machine
-from varuna_core.launch.roster import (
+from varuna_core.launch.machines import (
     ASK,
     AWAY,
     DROP,
@@ -22,6 +21,7 @@ from varuna_core.launch.roster import (
     TAKE_BACK,
     Host,
     Listing,
+    Machine,
     Move,
     decide,
     find_waiting,

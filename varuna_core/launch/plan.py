@@ -1,0 +1,257 @@
+"""Layout of stages and replicas on the machines, and the plan of a run over ssh. Pure.
+
+Ranks are numbered machine by machine, and replica r owns ranks rP to rP+P-1, so that a pipeline
+lies on one machine where it fits, and replicas of a stage are P ranks apart:
+
+    2 machines x 3 GPUs, 2 stages       m0: r0s0 r0s1 r1s0    m1: r1s1 r2s0 r2s1
+    2 machines x 4 GPUs, 3 stages       m0: r0s0 r0s1 r0s2 r1s0   m1: r1s1 r1s2 idle idle
+
+Stages and micro-batches that the user left out are planned from a profile of the model. The
+launcher deals out as many whole replicas as there are GPUs for, and each is told one share of the
+batch: numbers of stages for which that does not come out even are not chosen.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from varuna_core.launch.errors import InputError
+from varuna_core.records.plan import GroupPlan, Plan, Timing, escape_placeholders
+from varuna_core.records.stage_map import build_stages, encode_stage_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLayout:
+    """Who runs what."""
+
+    machines: int
+    """How many of the list have a rank; they are its first ones."""
+    gpus_per_node: int
+    stages: int
+    replicas: int
+    share: int
+    """Samples of a batch for each replica."""
+    chunk: int
+    """Samples of a micro-batch."""
+    idle_gpus: int
+    idle_machines: int
+
+    @property
+    def world(self) -> int:
+        return self.stages * self.replicas
+
+    @property
+    def stage_map(self) -> str:
+        return encode_stage_map(build_stages(self.stages, self.replicas, "pipeline"))
+
+    @property
+    def nodes(self) -> tuple[tuple[int, int], ...]:
+        """Machines and ranks on each: the full ones, then the one that is partly used."""
+        full, rest = divmod(self.world, self.gpus_per_node)
+        return tuple(
+            item for item in ((full, self.gpus_per_node), (int(rest > 0), rest)) if item[0]
+        )
+
+    def describe(self) -> list[str]:
+        """What the user should know before the start."""
+        stages, replicas = _count(self.stages, "stage"), _count(self.replicas, "replica")
+        lines = [
+            f"{stages} x {replicas} on {_count(self.machines, 'machine')}; a step is "
+            f"{self.share} samples a replica in micro-batches of {self.chunk}"
+        ]
+        if self.idle_gpus:
+            unused = f", {_count(self.idle_machines, 'machine')} of them whole" * bool(
+                self.idle_machines
+            )
+            lines.append(
+                f"{_count(self.idle_gpus, 'GPU')} idle{unused}: too few for one more replica of "
+                f"{stages}"
+            )
+        return lines
+
+
+def lay_out(
+    *, machines: int, gpus_per_node: int, stages: int, batch_size: int, chunk_size: int
+) -> MachineLayout:
+    """As many replicas as fit; an InputError where none does or the batch cannot be dealt out."""
+    numbers = {
+        "--gpus_per_node": gpus_per_node,
+        "--nstages": stages,
+        "--batch_size": batch_size,
+        "--chunk_size": chunk_size,
+    }
+    for name, number in numbers.items():
+        if number < 1:
+            raise InputError(f"{name} {number}: want 1 or more")
+    gpus = machines * gpus_per_node
+    replicas = gpus // stages
+    if replicas == 0:
+        have = f"{_count(machines, 'machine')} x {gpus_per_node} is {_count(gpus, 'GPU')}"
+        raise InputError(f"--nstages {stages} needs a GPU a stage, but {have}")
+    share, rest = divmod(batch_size, replicas)
+    if rest:
+        near = [size for size in (batch_size - rest, batch_size - rest + replicas) if size]
+        raise InputError(
+            f"--batch_size {batch_size} cannot be dealt out evenly: {gpus} GPUs hold {replicas} "
+            f"replicas of {_count(stages, 'stage')}, and each is told one share; take "
+            f"{' or '.join(map(str, near))}, or list other machines"
+        )
+    used = -(-stages * replicas // gpus_per_node)
+    return MachineLayout(
+        machines=used,
+        gpus_per_node=gpus_per_node,
+        stages=stages,
+        replicas=replicas,
+        share=share,
+        chunk=chunk_size,
+        idle_gpus=gpus - stages * replicas,
+        idle_machines=machines - used,
+    )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+BEAT_S = 5.0
+"""Between two signs of life; more on a large run, for each is a file written anew."""
+NODES_PER_BEAT_S = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What every rank runs."""
+
+    python: str
+    code_dir: str
+    script: str
+    args: Sequence[str]
+    env: Mapping[str, str]
+    is_on_gpus: bool
+
+
+def build_plan(run: str, layout: MachineLayout, program: Program) -> Plan:
+    """The plan of one run over ssh."""
+    groups: list[GroupPlan] = []
+    first_node = first_rank = 0
+    for count, ranks in layout.nodes:
+        groups.append(
+            _build_group(f"g{len(groups)}", count, ranks, program, first_node, first_rank)
+        )
+        first_node += count
+        first_rank += count * ranks
+    beat_s = max(BEAT_S, layout.machines / NODES_PER_BEAT_S)
+    return Plan(
+        run=run,
+        name=name_run(program.script),
+        scheduler="ssh",
+        layout="single",
+        morph=False,
+        groups=tuple(groups),
+        pipeline=layout.stages,
+        data=layout.replicas,
+        tensor=1,
+        order="pipeline",
+        partition=None,
+        stage_map=layout.stage_map,
+        command=build_command(program, layout),
+        python=program.python,
+        workdir=program.code_dir,
+        env=dict(program.env),
+        containers=(),
+        remedies=(),
+        must_exist=(program.code_dir, os.path.join(program.code_dir, program.script)),
+        port=None,
+        timing=Timing(grace_s=20, join_s=120, prepare_s=0, beat_s=beat_s, lost_s=120, sample_s=10),
+    )
+
+
+def build_command(program: Program, layout: MachineLayout) -> tuple[str, ...]:
+    """As Varuna's launcher did it: its own arguments first, so that the user's come last."""
+    start = map(escape_placeholders, (program.python, "-u", program.script))
+    own = (
+        "--rank=%{rank}",
+        "--local_rank=%{local_rank}",
+        f"--stage_to_rank_map={layout.stage_map}",
+        f"--chunk_size={layout.chunk}",
+        f"--batch-size={layout.share}",
+    )
+    return (*start, *own, *map(escape_placeholders, program.args))
+
+
+def name_run(script: str) -> str:
+    """A name for folders, from the script's."""
+    stem = os.path.splitext(os.path.basename(script))[0]
+    return re.sub(r"[^A-Za-z0-9_-]", "-", stem).strip("-") or "run"
+
+
+def _build_group(
+    name: str, count: int, ranks: int, program: Program, first_node: int, first_rank: int
+) -> GroupPlan:
+    return GroupPlan(
+        name=name,
+        count=count,
+        queue=None,
+        gpu_type=None,
+        gpus=ranks if program.is_on_gpus else 0,
+        devices=None,
+        cpus=None,
+        memory_gb=None,
+        interface=None,
+        ranks=ranks,
+        env={},
+        first_node=first_node,
+        first_rank=first_rank,
+    )
+
+
+class PlannedShape(NamedTuple):
+    """What was chosen, and what to tell of it."""
+
+    stages: int
+    chunk_size: int
+    text: str
+
+
+def choose_shape(
+    profile: str, *, gpus: int, gpus_per_node: int, batch_size: int, stages: int | None = None
+) -> PlannedShape:
+    """The fastest that the launcher can start; of so many `stages`, if they are given."""
+    # The planner needs numpy, and time to load; no other launch does.
+    from varuna_core.planner.autoconfig import AutoConfig
+    from varuna_core.planner.profile.errors import PlanningError
+
+    try:
+        config = AutoConfig(gpus, gpus_per_node, batch_size, profile, verbose=False)
+        config.get_min()  # says why where nothing fits
+    except (PlanningError, OSError) as error:
+        raise InputError(f"--profile {profile}: {error}") from None
+    startable = [
+        count
+        for count, candidate in config.candidates.items()
+        if stages in (None, count) and candidate.option.shape.replicas == gpus // count
+    ]
+    if not startable:
+        words = "any number of" if stages is None else stages
+        raise InputError(
+            f"--profile {profile}: nothing that fits {gpus} GPUs has {words} stages in whole "
+            f"replicas with equal shares of --batch_size {batch_size}; give --nstages and "
+            "--chunk_size, or another batch"
+        )
+    best = min(startable, key=lambda count: config.batch_times[count])
+    partition = "-".join(
+        str(end - begin) for begin, end in pairwise(config.candidates[best].bounds)
+    )
+    return PlannedShape(
+        stages=best,
+        chunk_size=config.micro_batch[best],
+        text=(
+            f"planned from {profile}: --nstages {best} --chunk_size {config.micro_batch[best]}, "
+            f"{config.batch_times[best]:.4g} s a step with Varuna(partition={partition!r})"
+        ),
+    )
