@@ -74,6 +74,15 @@ def test_a_file_that_shrinks_meanwhile_is_told(tmp_path: Path) -> None:
         stored["x"]
 
 
+def test_negative_sizes_that_multiply_to_the_right_one_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write(path, {"x": torch.ones(2, 2)})
+    content = path.read_bytes()[8:].replace(b"[2, 2]", b"[-2, -2]")
+    path.write_bytes((len(content) - 16).to_bytes(8, "little") + content)
+    with pytest.raises(WeightFileError, match="'x' does not fit"):
+        open_weights(path)
+
+
 @given(st.data())
 def test_a_damaged_file_is_refused_or_read_whole(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
