@@ -238,9 +238,9 @@ def watch(
     A notice goes out when a verdict has held for two looks, and again when the job is well. The
     exit code is that of the last verdict, as `vjob status` has it.
     """
-    from vjob.jobs.monitor.watch.desk import Wishes, run_watch
+    from vjob.jobs.monitor.watch.desk import WatchOptions, run_watch
 
-    wishes = Wishes(
+    options = WatchOptions(
         mail=mail,
         webhook_file=webhook_file,
         command=command,
@@ -250,7 +250,7 @@ def watch(
         for_min=for_min,
         as_json=as_json,
     )
-    sys.exit(run_watch(job, Path.cwd(), wishes))
+    sys.exit(run_watch(job, Path.cwd(), options))
 
 
 @click.command()

@@ -43,7 +43,7 @@ from vjob.jobs.elastic.growth import (
     choose_growth,
     choose_leaving,
     find_pause,
-    say_basis,
+    format_basis,
     still_pays,
 )
 from vjob.jobs.elastic.run_pace import AttemptPace
@@ -155,8 +155,8 @@ class Autoscaler:
             return
         why = (
             f"{offer.count} more node{'s' * (offer.count > 1)}: about {offer.then_s:.3g} s a step "
-            f"({say_basis(is_predicted=offer.is_predicted)}), now {standing.step_s:.3g} s; worth "
-            f"{standing.pause}"
+            f"({format_basis(is_predicted=offer.is_predicted)}), now {standing.step_s:.3g} s; "
+            f"worth {standing.pause}"
         )
         _, job = membership.grow(
             self._run,
@@ -235,7 +235,7 @@ class Autoscaler:
             return False
         for node in slow:
             if node.seat in parting.seats:
-                basis = say_basis(is_predicted=parting.is_predicted)
+                basis = format_basis(is_predicted=parting.is_predicted)
                 why = f"{node}; without it about {parting.then_s:.3g} s a step ({basis}), now "
                 why += f"{standing.step_s:.3g} s"
                 membership.leave_out(self._run, node.seat, why)

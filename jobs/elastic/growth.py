@@ -135,6 +135,6 @@ def choose_leaving(standing: Standing, slow: Sequence[SlowNode], fewest: int) ->
     return best
 
 
-def say_basis(*, is_predicted: bool) -> str:
+def format_basis(*, is_predicted: bool) -> str:
     """Where a step that is yet to come is from."""
     return "planned at submit" if is_predicted else "by a count of slots and ranks"

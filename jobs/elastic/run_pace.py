@@ -61,7 +61,7 @@ class AttemptPace:
         """What each rank that traces computed itself in each step, the first steps left out."""
         found = {}
         for rank, trace in self._traces.items():
-            trace.look()
+            trace.poll()
             steps = [step for step in trace.steps if step.work_s is not None]
             found[rank] = {step.step: step.work_s or 0.0 for step in steps[WARM_UP_STEPS:]}
         return found

@@ -65,7 +65,7 @@ class Tail:
         """Whether what comes next belongs to a line that is not kept whole."""
         self._is_beginning_known = False
 
-    def look(self) -> Added | None:
+    def poll(self) -> Added | None:
         """What is new; None where nothing is, which costs one stat."""
         try:
             if self._seen is not None:
@@ -122,7 +122,7 @@ class Tail:
             if not begin:
                 if not self._is_beginning_known:
                     self.rest = _last_state(self.rest + part)[-LONGEST:]
-                return self._tell(b"", first, skipped, is_anew)
+                return self._make_added(b"", first, skipped, is_anew)
             self.rest, self._is_within = b"", False
         start = first + begin - len(lines) - len(self.rest)
         end = max(begin, data.rfind(b"\n") + 1)
@@ -130,9 +130,9 @@ class Tail:
             lines += self.rest + data[begin:end]
             self.rest = b""
         self._hold(data[end:])
-        return self._tell(lines, max(0, start), skipped, is_anew)
+        return self._make_added(lines, max(0, start), skipped, is_anew)
 
-    def _tell(self, lines: bytes, start: int, skipped: int, is_anew: bool) -> Added | None:
+    def _make_added(self, lines: bytes, start: int, skipped: int, is_anew: bool) -> Added | None:
         if not lines and not is_anew and not skipped and not self.rest:
             return None
         return Added(data=lines, start=start, num_skipped=skipped, is_anew=is_anew)

@@ -111,7 +111,7 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         step = "" if earlier.step is None else f" at step {earlier.step}"
         lines.append(f"  attempt {earlier.number} ended{step}: {_one_line(earlier.reason)}")
     if snapshot.progress is not None:
-        lines.append(f"  {tell_progress(snapshot)}")
+        lines.append(f"  {format_progress(snapshot)}")
     lines.append(f"  files {snapshot.folder}")
     return lines
 
@@ -148,7 +148,7 @@ def _count_ends(snapshot: Snapshot) -> str:
     return f": {', '.join(words)}" if words else ""
 
 
-def tell_progress(snapshot: Snapshot) -> str:
+def format_progress(snapshot: Snapshot) -> str:
     """`step 30 of 50, 1.424 s a step, loss 10.1772, 3 s ago`; empty where nothing tells."""
     progress = snapshot.progress
     if progress is None:

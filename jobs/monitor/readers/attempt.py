@@ -67,7 +67,7 @@ class AttemptReader:
 
     def read(self) -> AttemptView:
         """The attempt as it is now."""
-        changed = self._look()
+        changed = self._poll()
         if self._view is None or changed:
             self._view = self._build(changed)
         return self._view
@@ -80,21 +80,21 @@ class AttemptReader:
 
     # Looking.
 
-    def _look(self) -> set[str]:
+    def _poll(self) -> set[str]:
         """Names of nodes with something new; `state` for the attempt's own files."""
         changed: set[str] = set()
         times = []
-        if fresh := self._state.look():
+        if fresh := self._state.poll():
             changed.add("state")
             times += [self._state.times[name] for name in fresh]
-        for name in self._reports.look():
+        for name in self._reports.poll():
             changed.add(f"#{name}")
             times.append(self._reports.times[name])
-        for name in self._beats.look():
+        for name in self._beats.poll():
             self._lives.setdefault(name, Beats()).note(self._beats.values[name])
             changed.add(f"#{name}")
             times.append(self._beats.times[name])
-        for name in self._exits.look():
+        for name in self._exits.poll():
             times.append(self._exits.times[name])
             found = parse_exit(self._exits.values[name])
             if found is not None:
@@ -103,11 +103,11 @@ class AttemptReader:
         self._find_files()
         self._find_traces()
         for files in self.files.values():
-            if files.look():
+            if files.poll():
                 changed.add(files.name)
                 times += [files.newest] if files.newest else []
         for rank, trace in self._traces.items():
-            if trace.look():
+            if trace.poll():
                 changed.add(f"@{rank}")
                 times.append(trace.tail.mtime)
         self.newest = max(times, default=None)

@@ -69,7 +69,7 @@ def probe(folder: Path) -> float | None:
             os.unlink(path)
 
 
-def look_at_disks(folders: Mapping[str, Path]) -> tuple[Disk, ...]:
+def read_disks(folders: Mapping[str, Path]) -> tuple[Disk, ...]:
     """Free space by what is written there; a folder still to be made counts as its parent."""
     found = []
     for what, folder in folders.items():

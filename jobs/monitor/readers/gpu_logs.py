@@ -40,15 +40,15 @@ class GpuSamples:
         self._history: dict[str, deque[float | None]] = {}
         self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Read what is new; whether anything is."""
-        added = self.tail.look()
+        added = self.tail.poll()
         if added is None:
             return False
         self._read(added)
         if added.is_anew and added.num_skipped and not self._is_whole():
             self.tail = Tail(self.tail.path, tail_bytes=MORE_BYTES)
-            if (added := self.tail.look()) is not None:
+            if (added := self.tail.poll()) is not None:
                 self._read(added)
         return True
 

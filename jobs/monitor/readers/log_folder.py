@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Disk, Line, Node, Scheduler, Snapshot
-from vjob.jobs.monitor.readers.file_systems import Skew, look_at_disks
+from vjob.jobs.monitor.readers.file_systems import Skew, read_disks
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
     choose_tail,
@@ -73,7 +73,7 @@ class FolderReader:
         is_changed = self._find_files()
         newest: list[float] = []
         for name, files in self._files.items():
-            if files.look() or name not in self._nodes:
+            if files.poll() or name not in self._nodes:
                 is_changed = True
                 newest += [files.newest] if files.newest else []
                 self._nodes[name] = self._build_node(files)
@@ -81,7 +81,7 @@ class FolderReader:
         self._skew.note(max(newest, default=None), ours)
         now = ours + self._skew.offset_s
         if abs(now - self._disks_at) >= SLOW_EVERY_S:
-            self._disks, self._disks_at = look_at_disks({"logs": self._folder}), now
+            self._disks, self._disks_at = read_disks({"logs": self._folder}), now
         if self._last is None or is_changed:
             self._last = self._build(now)
         skew = self._skew.worth_saying

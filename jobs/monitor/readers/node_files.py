@@ -62,13 +62,13 @@ class NodeFiles:
                 some = min(FIRST_BYTES, self._tail_bytes // share)
                 self.gpus[kind] = GpuSamples(path, tail_bytes=some)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Whether anything is new."""
         is_new = False
         for log in self.logs.values():
-            is_new = log.look() or is_new
+            is_new = log.poll() or is_new
         for samples in self.gpus.values():
-            is_new = samples.look() or is_new
+            is_new = samples.poll() or is_new
         return is_new
 
     @property

@@ -88,10 +88,10 @@ class LogFile:
         self._unread: list[bytes] = []
         """Lines with older points, of the first look: most logs' are never asked for."""
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Read what is new; whether anything is."""
         problem, was_missing = self.tail.problem, self.tail.is_missing
-        added = self.tail.look()
+        added = self.tail.poll()
         if added is None:
             is_other = (problem, was_missing) != (self.tail.problem, self.tail.is_missing)
             self.changed += is_other

@@ -38,7 +38,7 @@ class JsonFolder:
         self._is_settled = False
         """A poll found nothing new since: two renames may share one tick of the clock."""
 
-    def look(self) -> list[str]:
+    def poll(self) -> list[str]:
         """Names whose content is new."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -126,8 +126,8 @@ class TraceEnd:
         self.stages: tuple[int, ...] = ()
         self._origin: int | None = None
 
-    def look(self) -> bool:
-        added = self.tail.look()
+    def poll(self) -> bool:
+        added = self.tail.poll()
         if added is None:
             return False
         if added.is_anew:
@@ -136,7 +136,7 @@ class TraceEnd:
         self._read(added)
         if added.is_anew and not self.steps and added.num_skipped:
             self.tail = Tail(self.path, tail_bytes=MORE_BYTES)
-            again = self.tail.look()
+            again = self.tail.poll()
             if again is not None:
                 self._read(again)
         return True

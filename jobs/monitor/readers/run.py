@@ -30,12 +30,12 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Attempt, AttemptView, Disk, Node, Scheduler, Snapshot
 from vjob.jobs.monitor.readers.attempt import AttemptReader
-from vjob.jobs.monitor.readers.file_systems import Skew, look_at_disks, probe
+from vjob.jobs.monitor.readers.file_systems import Skew, probe, read_disks
 from vjob.jobs.monitor.readers.node_files import count_lines, merge_errors
 from vjob.jobs.monitor.readers.node_logs import LogFile
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.monitor.readers.settings import compare, read_asked, take_first
-from vjob.jobs.monitor.rules.base import say_names
+from vjob.jobs.monitor.rules.base import format_names
 from vjob.jobs.runs.find import RunView, name_host
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
 
@@ -102,7 +102,7 @@ class RunReader:
         shown = self._read_attempt(attempts)
         self._read_scripts()
         now = self._note_time()
-        self._look_at_store(now)
+        self._read_store(now)
         answer = self._desk.answer()
         view, scheduler = answer.view, answer.scheduler
         record = (view.record if view is not None else None) or read_record(self.run)
@@ -184,7 +184,7 @@ class RunReader:
         self._skew.note(self._attempt.newest if self._attempt else None, ours)
         return ours + self._skew.offset_s
 
-    def _look_at_store(self, now: float) -> None:
+    def _read_store(self, now: float) -> None:
         if abs(now - self._store_at) < SLOW_EVERY_S:
             return
         self._store_at = now
@@ -194,7 +194,7 @@ class RunReader:
             folders["checkpoints"] = self._asked.checkpoints
             newest = find_newest(self._asked.checkpoints)
             damaged = list_damaged(self._asked.checkpoints)
-        self._store = Store(look_at_disks(folders), newest, tuple(damaged))
+        self._store = Store(read_disks(folders), newest, tuple(damaged))
 
     def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
         """Between two attempts of a run that goes on with other nodes."""
@@ -219,7 +219,7 @@ class RunReader:
         left_out = state.left_out
         spare = [name_host(self.run, seat) for seat in list_spare(state)]
         if spare:
-            names = say_names(spare)
+            names = format_names(spare)
             left_out += (f"here and not used: {names}; the layout has no place for more",)
         return left_out
 
@@ -271,7 +271,7 @@ class RunReader:
                     path, "", path.name, self._classifier, begin=OPENED.encode()
                 )
         for log in self._scripts.values():
-            log.look()
+            log.poll()
 
 
 def _is_live(record: RunRecord) -> bool:

@@ -82,9 +82,9 @@ class SchedulerDesk:
                 self._thread = None
         if self._error is not None and self._last is None:
             raise self._error
-        return Answer(self._last, self._tell())
+        return Answer(self._last, self._build_answer())
 
-    def _tell(self) -> Scheduler:
+    def _build_answer(self) -> Scheduler:
         good = self._good
         is_old = good is not None and bool(self._problem)
         return Scheduler(

@@ -63,11 +63,11 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
         "PARTITION": "partition",
     }
     wanted |= {name: training[key] for name, key in names.items() if training.get(key) is not None}
-    wanted["PARTITION"] = spell_layers(wanted.get("PARTITION"), training.get("layers"))
+    wanted["PARTITION"] = format_layers(wanted.get("PARTITION"), training.get("layers"))
     return {name: str(value) for name, value in wanted.items() if value is not None}
 
 
-def spell_layers(partition: Any, layers: Any) -> Any:
+def format_layers(partition: Any, layers: Any) -> Any:
     """As runs print it: without the embedding and the head, which the planner counts."""
     try:
         counts = parse_counts(str(partition))

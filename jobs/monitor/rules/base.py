@@ -27,14 +27,14 @@ def name_rule(rule: Rule) -> str:
     return rule.__name__.replace("_", " ")
 
 
-def say_names(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """`a, b and 3 more`."""
     found = list(names)
     more = f" and {len(found) - MANY} more" if len(found) > MANY else ""
     return ", ".join(found[:MANY]) + more
 
 
-def say_rank(rank: int | None, node: str) -> str:
+def format_rank(rank: int | None, node: str) -> str:
     """`rank 3 on n061`, as far as known."""
     parts = [f"rank {rank}"] if rank is not None else []
     if node:
@@ -42,13 +42,13 @@ def say_rank(rank: int | None, node: str) -> str:
     return " ".join(parts)
 
 
-def say_line(line: Line) -> str:
+def format_line(line: Line) -> str:
     """The line for a sentence: short."""
     text = line.text.strip().rstrip(".,;:")
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def say_step(snapshot: Snapshot) -> str:
+def format_step(snapshot: Snapshot) -> str:
     progress = snapshot.progress
     if progress is None:
         return "no step"

@@ -21,14 +21,14 @@ from vjob.jobs.monitor.rules.base import (
     advise,
     find_failed,
     find_life,
+    format_line,
+    format_names,
+    format_rank,
+    format_step,
     is_over,
     join,
     node_of_rank,
     rows_in,
-    say_line,
-    say_names,
-    say_rank,
-    say_step,
 )
 from vjob.jobs.monitor.rules.pace import LATE_S, job_limit_s
 from vjob.jobs.monitor.rules.waiting import build_info
@@ -102,14 +102,14 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
         other = first_root(snapshot.errors)
         if other is not None and is_kind(other, "root") and other.rank not in (None, rank):
             return Cause(
-                reason=f"{say_root(other)}; rank {rank} merely ended first",
+                reason=f"{format_root(other)}; rank {rank} merely ended first",
                 line=other,
                 node=other.node,
                 rank=other.rank,
             )
         root = root or (other if other is not None and other.node in ("", node) else None)
-    if root is not None and say_line(root)[:40] not in reason and reason[:40] not in root.text:
-        reason = f"{reason} ({say_line(root)})"
+    if root is not None and format_line(root)[:40] not in reason and reason[:40] not in root.text:
+        reason = f"{reason} ({format_line(root)})"
     return Cause(reason=reason, line=root, node=node, rank=rank)
 
 
@@ -126,7 +126,12 @@ def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None
         return None
     how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
     tail = f": {first.last_error}" if first.last_error else ""
-    return first.rank, first.node, first.signal, f"{say_rank(first.rank, first.node)} {how}{tail}"
+    return (
+        first.rank,
+        first.node,
+        first.signal,
+        f"{format_rank(first.rank, first.node)} {how}{tail}",
+    )
 
 
 def _was_told(snapshot: Snapshot) -> bool:
@@ -138,9 +143,9 @@ def _was_told(snapshot: Snapshot) -> bool:
 def _by_signal(
     snapshot: Snapshot, rank: int, node: str, name: str | None, root: Line | None
 ) -> Cause:
-    reason = f"{say_rank(rank, node)} was ended by {name}"
+    reason = f"{format_rank(rank, node)} was ended by {name}"
     if name != "SIGKILL":
-        said = f": {say_line(root)}" if root is not None else ": native code crashed"
+        said = f": {format_line(root)}" if root is not None else ": native code crashed"
         return Cause(
             reason=reason + said,
             line=root,
@@ -172,7 +177,7 @@ def find_memory_proof(snapshot: Snapshot, node: str) -> str:
     """Evidence that the node's memory was used up; empty where there is none."""
     for line in snapshot.errors:
         if line.kind == "host out of memory" and line.node in ("", node):
-            return f"the node's memory was used up ({say_line(line)})"
+            return f"the node's memory was used up ({format_line(line)})"
     if rows_in(snapshot, ("OUT_OF_MEMORY",)):
         return "the scheduler says that memory was used up"
     for item in snapshot.nodes:
@@ -225,13 +230,13 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
     kinds = {"TIMEOUT": "time limit", "CANCELLED": "cancelled", "PREEMPTED": "preempted"}
     kinds["OUT_OF_MEMORY"] = "host out of memory"
     line = next((x for x in snapshot.errors if x.kind == kinds.get(word)), None)
-    reason = f"{WORDS[word]} at {say_step(snapshot)}"
+    reason = f"{WORDS[word]} at {format_step(snapshot)}"
     if snapshot.message and snapshot.message != WORDS[word]:
-        reason = f"{snapshot.message}, at {say_step(snapshot)}"
+        reason = f"{snapshot.message}, at {format_step(snapshot)}"
     node = line.node if line is not None else ""
     root = first_root(snapshot.errors)
     if root is not None and is_kind(root, "root") and root.kind not in OF_SCHEDULER:
-        reason = f"{reason}; before that, {say_root(root)}"
+        reason = f"{reason}; before that, {format_root(root)}"
         line = line or root
     return Cause(reason=reason, line=line, node=node, remedy=NEXT.get(word, ""))
 
@@ -241,7 +246,7 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
     if root is None:
         return None
     outcome = snapshot.outcome
-    reason = join([say_root(root), outcome.reason if outcome is not None else ""], "; ")
+    reason = join([format_root(root), outcome.reason if outcome is not None else ""], "; ")
     return Cause(reason=reason, line=root, node=root.node, rank=root.rank)
 
 
@@ -265,18 +270,18 @@ def _by_record(snapshot: Snapshot) -> Cause:
     code = next((row.exit_code for row in snapshot.scheduler.jobs if row.exit_code), "")
     words = {row.word or row.state for row in snapshot.scheduler.jobs if row.state in OVER_WORDS}
     said = snapshot.message or (snapshot.outcome.reason if snapshot.outcome is not None else "")
-    last = say_names(sorted(words)) or snapshot.record_verdict or "ended"
+    last = format_names(sorted(words)) or snapshot.record_verdict or "ended"
     exit_code = f" with exit code {code}" if code and code != "0:0" else ""
     return Cause(
-        reason=said or f"{last}{exit_code} at {say_step(snapshot)}; nothing tells why",
+        reason=said or f"{last}{exit_code} at {format_step(snapshot)}; nothing tells why",
         node=(snapshot.outcome.culprit_node or "") if snapshot.outcome is not None else "",
     )
 
 
-def say_root(root: Line) -> str:
-    who = say_rank(root.rank, root.node)
+def format_root(root: Line) -> str:
+    who = format_rank(root.rank, root.node)
     many = f" ({root.num_same} times in all)" if root.num_same > 1 else ""
-    return f"{who}: {say_line(root)}{many}" if who else f"{say_line(root)}{many}"
+    return f"{who}: {format_line(root)}{many}" if who else f"{format_line(root)}{many}"
 
 
 OLD_S = 1800.0
@@ -297,15 +302,15 @@ def done(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.DONE,
         rule="done",
-        reason=join([_say_end(snapshot), how], ": "),
+        reason=join([_format_end(snapshot), how], ": "),
         facts=("it stopped before its last step",) if short else (),
         advice=advise(snapshot, "report JOB"),
     )
 
 
-def _say_end(snapshot: Snapshot) -> str:
+def _format_end(snapshot: Snapshot) -> str:
     """A job that tells of no steps has none to be counted."""
-    after = "" if snapshot.progress is None else f" after {say_step(snapshot)}"
+    after = "" if snapshot.progress is None else f" after {format_step(snapshot)}"
     return f"it ended well{after}"
 
 
@@ -338,7 +343,9 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
     if silence is None or silence <= max(OLD_S, job_limit_s(snapshot)):
         return None
     root = first_root(snapshot.errors)
-    stopped = f"no sign of life for {format_duration(silence)}, it stopped at {say_step(snapshot)}"
+    stopped = (
+        f"no sign of life for {format_duration(silence)}, it stopped at {format_step(snapshot)}"
+    )
     if root is None and not is_short(snapshot):
         return Verdict(
             health=Health.UNKNOWN,
@@ -347,7 +354,7 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
             advice=advise(snapshot, "logs JOB"),
         )
     row = find_row(root.kind) if root is not None else None
-    said = f"{say_root(root)}; {stopped}" if root is not None else stopped
+    said = f"{format_root(root)}; {stopped}" if root is not None else stopped
     return Verdict(
         health=Health.DEAD,
         rule="abandoned",
@@ -401,7 +408,7 @@ def _evidence(snapshot: Snapshot, first: Line | None) -> tuple[Line, ...]:
 def _facts(snapshot: Snapshot) -> tuple[str, ...]:
     facts = []
     if snapshot.progress is not None:
-        facts.append(f"it came to {say_step(snapshot)}")
+        facts.append(f"it came to {format_step(snapshot)}")
     if snapshot.checkpoint_step is not None:
         facts.append(f"the last checkpoint is of step {snapshot.checkpoint_step}")
     if snapshot.outcome is not None and snapshot.outcome.culprit_rank is not None:

@@ -17,11 +17,11 @@ from vjob.jobs.monitor.rules.base import (
     find_node,
     find_started,
     find_step_line,
+    format_line,
+    format_names,
+    format_rank,
     is_live,
     join,
-    say_line,
-    say_names,
-    say_rank,
 )
 from vjob.jobs.monitor.rules.pace import find_phase, find_silence_s, find_step_at, job_overdue_s
 
@@ -53,7 +53,7 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
     return failing(
         snapshot,
         "rank failed",
-        f"{say_rank(first.rank, first.node)} {how}{tail}; the others are being ended",
+        f"{format_rank(first.rank, first.node)} {how}{tail}; the others are being ended",
         (root,) if root is not None else (),
         node=first.node,
         rank=first.rank,
@@ -84,7 +84,7 @@ def wrong_setting(snapshot: Snapshot) -> Verdict | None:
     if not wrong or not is_live(snapshot):
         return None
     first = wrong[0]
-    more = f" (and {say_names(echo.name for echo in wrong[1:])})" if len(wrong) > 1 else ""
+    more = f" (and {format_names(echo.name for echo in wrong[1:])})" if len(wrong) > 1 else ""
     return failing(
         snapshot,
         "wrong setting",
@@ -159,12 +159,12 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
     else:
         what = f"and no step was done for {format_duration(silence)}"
     many = f" ({root.num_same} times in all)" if root.num_same > 1 else ""
-    who = say_rank(root.rank, root.node)
+    who = format_rank(root.rank, root.node)
     said = f"{who} said" if who else "a log says"
     return failing(
         snapshot,
         "error line",
-        f"{said}: {say_line(root)}{many}, {what}",
+        f"{said}: {format_line(root)}{many}, {what}",
         (root, *[line for line in lines if line is not root and is_kind(line, "fallout")][:2]),
         node=root.node,
         rank=root.rank,
@@ -292,7 +292,7 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
         "not a number",
         f"{what} at step {point.step}, first at step {first}",
         _evidence(snapshot, point.step, line),
-        facts=(_say_source(snapshot),),
+        facts=(_format_source(snapshot),),
         remedy="lower the learning rate or clip gradients, and look at the samples of that step"
         + back,
         verbs=("cancel JOB",),
@@ -317,7 +317,7 @@ def loss_scale(snapshot: Snapshot) -> Verdict | None:
         "loss scale",
         f"the last {num_skipped} step(s) were all skipped for overflow{scale}",
         _evidence(snapshot, points[-1].step),
-        facts=(_say_source(snapshot),),
+        facts=(_format_source(snapshot),),
         remedy="lower the learning rate, look for a NaN in data or weights, or use "
         "train.precision: bf16",
         verbs=("cancel JOB",),
@@ -342,7 +342,7 @@ def gradients_explode(snapshot: Snapshot) -> Verdict | None:
         f"the gradient norm is {norms[-1]:.3g}, usually {usual:.3g}, and the loss rose to "
         f"{losses[-1]:.4g}",
         _evidence(snapshot, points[-1].step),
-        facts=(_say_source(snapshot),),
+        facts=(_format_source(snapshot),),
         remedy="lower the learning rate or set train.clip_grad_norm, from a checkpoint before",
         verbs=("cancel JOB",),
     )
@@ -380,6 +380,6 @@ def _evidence(snapshot: Snapshot, step: int, line: Line | None = None) -> tuple[
     return tuple(x for x in (line, find_step_line(snapshot, step)) if x is not None)
 
 
-def _say_source(snapshot: Snapshot) -> str:
+def _format_source(snapshot: Snapshot) -> str:
     progress = snapshot.progress
     return f"as {progress.source} tells" if progress is not None and progress.source else ""

@@ -9,10 +9,10 @@ from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind, me
 from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
+    format_line,
+    format_names,
+    format_rank,
     is_live,
-    say_line,
-    say_names,
-    say_rank,
 )
 from vjob.jobs.monitor.rules.failing import went_on
 from vjob.jobs.monitor.rules.pace import LATE_S, find_step_at
@@ -60,17 +60,17 @@ def errors_that_passed(snapshot: Snapshot) -> Iterator[str]:
     passed = [line for line in snapshot.errors if is_kind(line, "root") and went_on(line, step_at)]
     root = first_root(passed)
     if root is not None:
-        who = say_rank(root.rank, root.node)
-        yield f"an error was written and the training went on: {who} {say_line(root)}".rstrip()
+        who = format_rank(root.rank, root.node)
+        yield f"an error was written and the training went on: {who} {format_line(root)}".rstrip()
 
 
 def warnings(snapshot: Snapshot) -> Iterator[str]:
     for line in merge_same(x for x in snapshot.errors if is_kind(x, "warning")):
         row = find_row(line.kind)
-        who = say_rank(line.rank, line.node)
+        who = format_rank(line.rank, line.node)
         many = f" ({line.num_same} times)" if line.num_same > 1 else ""
         if line.kind not in ("overflow", "nccl warning", "logged error"):
-            yield f"{who}: {say_line(line)}{many}" + (f"; {row.remedy}" if row else "")
+            yield f"{who}: {format_line(line)}{many}" + (f"; {row.remedy}" if row else "")
 
 
 def gpu_troubles(snapshot: Snapshot) -> Iterator[str]:
@@ -92,7 +92,7 @@ def gpu_troubles(snapshot: Snapshot) -> Iterator[str]:
             if gpu.throttle:
                 found.setdefault(f"held down ({gpu.throttle})", []).append(where)
     for what, places in found.items():
-        yield f"GPUs with {what}: {say_names(places)}"
+        yield f"GPUs with {what}: {format_names(places)}"
 
 
 def memory_full(snapshot: Snapshot) -> Iterator[str]:
@@ -103,7 +103,7 @@ def memory_full(snapshot: Snapshot) -> Iterator[str]:
         if node.memory_total_mb and node.memory_used_mb > FULL * node.memory_total_mb
     ]
     if full:
-        yield f"memory is nearly used up on {say_names(full)}"
+        yield f"memory is nearly used up on {format_names(full)}"
 
 
 def disks_full(snapshot: Snapshot) -> Iterator[str]:
@@ -129,7 +129,7 @@ def clocks(snapshot: Snapshot) -> Iterator[str]:
     ]
     if wrong:
         most = max(abs(node.clock_offset_s or 0.0) for node in wrong)
-        names = say_names(node.name for node in wrong)
+        names = format_names(node.name for node in wrong)
         yield f"clocks of {names} are off by up to {format_duration(most)}"
 
 
@@ -144,7 +144,7 @@ def silent_nodes(snapshot: Snapshot) -> Iterator[str]:
     }
     if silent:
         most = format_duration(max(silent.values()))
-        yield f"no sign of life from {say_names(silent)} for up to {most}"
+        yield f"no sign of life from {format_names(silent)} for up to {most}"
 
 
 def no_report(snapshot: Snapshot) -> Iterator[str]:
@@ -159,13 +159,13 @@ def preflight(snapshot: Snapshot) -> Iterator[str]:
         for check in node.checks:
             said.setdefault(check, []).append(node.name)
     for check, names in list(said.items())[:3]:
-        yield f"preflight of {say_names(names)}: {check}"
+        yield f"preflight of {format_names(names)}: {check}"
 
 
 def split_jobs(snapshot: Snapshot) -> Iterator[str]:
     over = [row for row in snapshot.scheduler.jobs if row.state in OVER_WORDS]
     if over and len(over) < len(snapshot.scheduler.jobs):
-        said = say_names(f"{row.id} ({row.word or row.state})" for row in over)
+        said = format_names(f"{row.id} ({row.word or row.state})" for row in over)
         yield f"jobs of the run that are over: {said}"
 
 

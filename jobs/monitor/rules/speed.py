@@ -12,12 +12,12 @@ from vjob.jobs.monitor.model.snapshot import Health, Line, Node, Rank, Snapshot,
 from vjob.jobs.monitor.rules.base import (
     advise,
     find_step_line,
+    format_names,
+    format_rank,
+    format_step,
     is_live,
     list_alive,
     rows_in,
-    say_names,
-    say_rank,
-    say_step,
 )
 from vjob.jobs.monitor.rules.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
 
@@ -60,14 +60,14 @@ def straggler(snapshot: Snapshot) -> Verdict | None:
     rank, peers_s, score = found[0]
     more = ""
     if len(found) > 1:
-        more = f"; so do ranks {say_names(str(item.rank) for item, _, _ in found[1:])}"
+        more = f"; so do ranks {format_names(str(item.rank) for item, _, _ in found[1:])}"
     held = " and ".join(map(str, rank.stages))
     stage = f" of stage{'s' * (len(rank.stages) > 1)} {held}" if held else ""
     return Verdict(
         health=Health.SLOW,
         rule="straggler",
-        reason=f"{say_rank(rank.rank, rank.node)} works {rank.work_s or 0:.3g} s a step, its peers"
-        f"{stage} {peers_s:.3g} s (score {score:.2f}){more}",
+        reason=f"{format_rank(rank.rank, rank.node)} works {rank.work_s or 0:.3g} s a step, "
+        f"its peers{stage} {peers_s:.3g} s (score {score:.2f}){more}",
         facts=_gpu_facts(snapshot, rank.node),
         advice=f"look at that node (heat, other jobs, its disk); {advise(snapshot, 'report JOB')}; "
         f"leave it out with cluster.exclude if it stays so",
@@ -109,7 +109,7 @@ def throttled(snapshot: Snapshot) -> Verdict | None:
     if not hot or change is None or not _is_slower(change, THROTTLED):
         return None
     node, index, why = hot[0]
-    names = say_names(dict.fromkeys(item.name for item, _, _ in hot))
+    names = format_names(dict.fromkeys(item.name for item, _, _ in hot))
     return Verdict(
         health=Health.SLOW,
         rule="throttled",
@@ -133,7 +133,7 @@ def slower(snapshot: Snapshot) -> Verdict | None:
         reason=f"a step takes {change.recent_s:.3g} s now and took {change.before_s:.3g} s before "
         f"({times:.1f} times)",
         evidence=_last_line(snapshot),
-        facts=(say_step(snapshot),),
+        facts=(format_step(snapshot),),
         advice=f"look for a node that others use too, a slow file server, or heat; "
         f"{advise(snapshot, 'report JOB', 'stacks JOB')}",
     )
@@ -180,8 +180,8 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.HEALTHY,
         rule="healthy",
-        reason=f"{say_step(snapshot)} {format_duration(silence)} ago{pace}"
-        f"{_say_left(snapshot, times)}",
+        reason=f"{format_step(snapshot)} {format_duration(silence)} ago{pace}"
+        f"{_format_left(snapshot, times)}",
         evidence=_last_line(snapshot),
     )
 
@@ -200,7 +200,7 @@ def ending(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.HEALTHY if _steps_on(snapshot) else Health.UNKNOWN,
         rule="ending",
-        reason=f"the scheduler tidies up after it, at {say_step(snapshot)}",
+        reason=f"the scheduler tidies up after it, at {format_step(snapshot)}",
         advice="ask again in a minute",
     )
 
@@ -209,9 +209,9 @@ def unknown(snapshot: Snapshot) -> Verdict | None:
     """The last rule: nothing tells."""
     said = snapshot.scheduler.problem
     words = sorted({row.word or row.state for row in snapshot.scheduler.jobs})
-    what = f"the scheduler calls it {say_names(words)}" if words else "no scheduler knows it"
+    what = f"the scheduler calls it {format_names(words)}" if words else "no scheduler knows it"
     why = f"the scheduler did not answer: {said}" if said else what
-    known = [f"{say_step(snapshot)} is known"] if snapshot.progress is not None else []
+    known = [f"{format_step(snapshot)} is known"] if snapshot.progress is not None else []
     if snapshot.outcome is not None:
         known.append(f"its last attempt ended: {snapshot.outcome.reason}")
     return Verdict(
@@ -240,7 +240,7 @@ def _steps_on(snapshot: Snapshot) -> bool:
     return silence is not None and is_live(snapshot) and silence <= job_limit_s(snapshot)
 
 
-def _say_left(snapshot: Snapshot, times: Sequence[float]) -> str:
+def _format_left(snapshot: Snapshot, times: Sequence[float]) -> str:
     progress = snapshot.progress
     if progress is None or not progress.num_steps or not times:
         return ""
@@ -255,5 +255,5 @@ def _gpu_facts(snapshot: Snapshot, name: str) -> tuple[str, ...]:
     temperatures = [gpu.temperature for gpu in node.gpus if gpu.temperature is not None]
     facts = [f"{name}: {max(temperatures):.0f} degrees"] if temperatures else []
     throttle = {gpu.throttle for gpu in node.gpus if gpu.throttle}
-    facts += [f"{name}: {say_names(sorted(throttle))}"] if throttle else []
+    facts += [f"{name}: {format_names(sorted(throttle))}"] if throttle else []
     return tuple(facts)

@@ -17,13 +17,13 @@ from vjob.jobs.monitor.rules.base import (
     find_life,
     find_started,
     find_step_line,
+    format_names,
+    format_rank,
+    format_step,
     is_live,
     join,
     list_alive,
     rows_in,
-    say_names,
-    say_rank,
-    say_step,
 )
 from vjob.jobs.monitor.rules.pace import (
     FLOOR_S,
@@ -94,7 +94,7 @@ def _stopped(snapshot: Snapshot) -> Suspect | None:
     if not found:
         return None
     return Suspect(
-        reason=f"{_say_ranks(found)} {_is_or_are(found)} stopped (SIGSTOP, or a debugger)",
+        reason=f"{_format_ranks(found)} {_is_or_are(found)} stopped (SIGSTOP, or a debugger)",
         node=found[0].node,
         rank=found[0].rank,
         remedy=f"`kill -CONT {found[0].pid or 'PID'}` on {found[0].node or 'its node'}",
@@ -106,7 +106,7 @@ def _zombie(snapshot: Snapshot) -> Suspect | None:
     if not found:
         return None
     return Suspect(
-        reason=f"{_say_ranks(found)} {_is_or_are(found)} dead and not collected yet",
+        reason=f"{_format_ranks(found)} {_is_or_are(found)} dead and not collected yet",
         node=found[0].node,
         rank=found[0].rank,
     )
@@ -132,7 +132,8 @@ def _silent_node(snapshot: Snapshot) -> Suspect | None:
         )
     names = sorted(silent, key=lambda name: -silent[name])
     return Suspect(
-        reason=f"no sign of life from {say_names(names)} for {format_duration(silent[names[0]])}",
+        reason=f"no sign of life from {format_names(names)} "
+        f"for {format_duration(silent[names[0]])}",
         node=names[0],
         remedy=f"look whether {names[0]} is up: `scontrol show node {names[0]}`",
     )
@@ -144,8 +145,8 @@ def _in_kernel(snapshot: Snapshot) -> Suspect | None:
     if not _is_few(len(found), len(alive)):
         return None
     return Suspect(
-        reason=f"{_say_ranks(found)} {_is_or_are(found)} stuck in the kernel (state D: a disk, a "
-        "dead mount, a driver)",
+        reason=f"{_format_ranks(found)} {_is_or_are(found)} stuck in the kernel (state D: a disk, "
+        "a dead mount, a driver)",
         node=found[0].node,
         rank=found[0].rank,
         remedy=f"look at the mounts and `dmesg` of {found[0].node or 'its node'}",
@@ -163,7 +164,7 @@ def _idle_node(snapshot: Snapshot) -> Suspect | None:
     busy = [name for name, used in usage.items() if min(used) >= BUSY]
     if idle and len(idle) + len(busy) == len(usage) and _is_few(len(idle), len(usage)):
         return Suspect(
-            reason=f"the GPUs of {say_names(idle)} are idle while those of {len(busy)} other "
+            reason=f"the GPUs of {format_names(idle)} are idle while those of {len(busy)} other "
             "node(s) are at 100 %",
             node=idle[0],
         )
@@ -193,7 +194,7 @@ def _odd_cpu(snapshot: Snapshot) -> Suspect | None:
     ):
         if len(few) == 1:
             return Suspect(
-                reason=f"{say_rank(few[0].rank, few[0].node)} {what} while all "
+                reason=f"{format_rank(few[0].rank, few[0].node)} {what} while all "
                 f"{len(ranks) - 1} others {others}",
                 node=few[0].node,
                 rank=few[0].rank,
@@ -212,8 +213,8 @@ def _behind(snapshot: Snapshot) -> Suspect | None:
         return None
     first = min(found, key=lambda rank: (rank.step or 0, rank.rank))
     return Suspect(
-        reason=f"the trace of {_say_ranks(found)} ends at step {first.step}, those of the others "
-        f"at {last}",
+        reason=f"the trace of {_format_ranks(found)} ends at step {first.step}, those of the "
+        f"others at {last}",
         node=first.node,
         rank=first.rank,
     )
@@ -237,12 +238,12 @@ def _is_or_are(ranks: Sequence[Rank]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-def _say_ranks(ranks: Sequence[Rank]) -> str:
+def _format_ranks(ranks: Sequence[Rank]) -> str:
     if len(ranks) == 1:
-        return say_rank(ranks[0].rank, ranks[0].node)
-    nodes = say_names(dict.fromkeys(rank.node for rank in ranks if rank.node))
+        return format_rank(ranks[0].rank, ranks[0].node)
+    nodes = format_names(dict.fromkeys(rank.node for rank in ranks if rank.node))
     where = f" on {nodes}" if nodes else ""
-    return f"ranks {say_names(str(rank.rank) for rank in ranks)}{where}"
+    return f"ranks {format_names(str(rank.rank) for rank in ranks)}{where}"
 
 
 CONTAINER_S = 3600.0
@@ -299,7 +300,7 @@ def held_up(snapshot: Snapshot) -> Verdict | None:
         health=Health.STALLED,
         rule="held up",
         reason=f"{suspect.reason}; no step for {format_duration(silence)} "
-        f"(limit {format_duration(limit)}), after {say_step(snapshot)}",
+        f"(limit {format_duration(limit)}), after {format_step(snapshot)}",
         evidence=tuple(x for x in (find_step_line(snapshot),) if x is not None),
         facts=_facts(snapshot),
         advice=join([suspect.remedy, advise(snapshot, "stacks JOB")], "; "),
@@ -337,7 +338,7 @@ def in_phase(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.CHECKPOINTING if is_checkpoint else Health.HEALTHY,
         rule="in phase",
-        reason=f"in {_article(phase.name)}{since}, after {say_step(snapshot)}; {usual}",
+        reason=f"in {_article(phase.name)}{since}, after {format_step(snapshot)}; {usual}",
         evidence=(phase.line,),
     )
 
@@ -358,7 +359,7 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
     return Verdict(
         health=Health.STALLED,
         rule="stalled",
-        reason=f"no step for {format_duration(silence)} after {say_step(snapshot)} (limit "
+        reason=f"no step for {format_duration(silence)} after {format_step(snapshot)} (limit "
         f"{format_duration(limit)})" + (f": {who}" if who else ""),
         evidence=(root,) if root is not None else (),
         facts=tuple(facts),
@@ -411,7 +412,7 @@ def _start_phase(snapshot: Snapshot) -> tuple[str, str, float, float | None]:
     phases = {node.name: node.phase for node in snapshot.nodes}
     preparing = [name for name, phase in phases.items() if phase == "container"]
     if preparing:
-        what = f"{say_names(preparing)} prepare(s) the container"
+        what = f"{format_names(preparing)} prepare(s) the container"
         return "container", what, CONTAINER_S, begun
     if any(phase in ("running", "done") for phase in phases.values()) or snapshot.ranks:
         return "warm-up", "the ranks started and did no step yet", WARM_UP_S, begun

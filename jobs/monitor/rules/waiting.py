@@ -92,7 +92,7 @@ def requeued(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.REQUEUED,
         rule="requeued",
-        reason=f"it waits to start again, requeued {times} time(s){why}; {_say_wait(rows[0])}",
+        reason=f"it waits to start again, requeued {times} time(s){why}; {_format_wait(rows[0])}",
         facts=_facts(snapshot),
         advice=advise(snapshot, "logs JOB --errors"),
     )
@@ -111,7 +111,7 @@ def pending(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.PENDING,
         rule="pending",
-        reason=f"job {row.id}{whose} pends: {_say_wait(row)}{start}{beside}",
+        reason=f"job {row.id}{whose} pends: {_format_wait(row)}{start}{beside}",
         facts=_facts(snapshot),
         advice="wait; `squeue --start` tells more",
     )
@@ -139,7 +139,7 @@ def morphing(snapshot: Snapshot) -> Verdict | None:
     )
 
 
-def _say_wait(row: JobRow) -> str:
+def _format_wait(row: JobRow) -> str:
     reason = row.reason.strip("()")
     for pattern, meaning in WAITS:
         if reason and re.match(pattern, reason):

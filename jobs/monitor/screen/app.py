@@ -100,8 +100,8 @@ class StatusApp(App[None]):
         self.verdict: Verdict | None = None
         """The last one; None before the first look."""
         self.live = LiveScreen(self.marks, actions, interval_s)
-        self._looks = Repeat(self._look, interval_s)
-        self._reads = Repeat(self._read, interval_s)
+        self._looks = Repeat(self._read_job, interval_s)
+        self._reads = Repeat(self._read_lines, interval_s)
 
     async def on_mount(self) -> None:
         await self.push_screen(self.live)
@@ -132,7 +132,7 @@ class StatusApp(App[None]):
         """Of the last verdict."""
         return self.verdict.exit_code if self.verdict else EXIT_CODES[Health.UNKNOWN]
 
-    def _look(self) -> None:
+    def _read_job(self) -> None:
         try:
             snapshot, verdict = self.source.read()
             self.verdict = verdict
@@ -141,7 +141,7 @@ class StatusApp(App[None]):
         except Exception as error:  # whatever it is: said on the screen, and tried again
             self._tell(Failed(str(error) or type(error).__name__))
 
-    def _read(self) -> None:
+    def _read_lines(self) -> None:
         node = self.live.wanted_node
         try:
             self._tell(Read(node, self.actions.lines.read_new(node)))

@@ -1,7 +1,7 @@
-"""Which ranks are at the same place, and which are not: stacks grouped, the fewest first.
+"""Groups the stacks of ranks by where they are, the fewest ranks first.
 
 In a hang most ranks wait for the same thing; the few that are elsewhere are the ones to look at.
-Pure; `stacks_collect` asks the nodes.
+Pure; collect.py asks the nodes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from varuna_core.records.formatting import join_numbers
 from varuna_core.records.logs.tail import clean
 
 STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waits for a disk", "Z": "ended"}
@@ -155,17 +156,6 @@ def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[Gr
     return sorted(groups, key=lambda group: (len(group.stacks), group.stacks[0].rank))
 
 
-def spell_numbers(numbers: Iterable[int]) -> str:
-    """`3,7-9`."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
 def render_stacks(found: Stacks, *, whole: bool = False) -> str:
     """As text, the suspects first."""
     num_seen = sum(len(group.stacks) for group in found.groups)
@@ -205,7 +195,7 @@ def _spell_ranks(stacks: Sequence[RankStack]) -> str:
     nodes = list(dict.fromkeys(stack.node for stack in stacks))
     shown = ", ".join(nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
     word = "rank" if len(stacks) == 1 else "ranks"
-    return f"{word} {spell_numbers(stack.rank for stack in stacks)} on {shown}"
+    return f"{word} {join_numbers(stack.rank for stack in stacks)} on {shown}"
 
 
 def _spell_lines(group: Group, thread: int) -> str:
@@ -216,7 +206,7 @@ def _spell_lines(group: Group, thread: int) -> str:
     if len(held) == 1:
         return str(next(iter(held)) or "")
     counted = sorted(held.items(), key=lambda item: (len(item[1]), item[0]))
-    return ", ".join(f"{line} ({spell_numbers(ranks)})" for line, ranks in counted)
+    return ", ".join(f"{line} ({join_numbers(ranks)})" for line, ranks in counted)
 
 
 def shorten_path(path: str) -> str:

@@ -115,7 +115,7 @@ def _read_excluded(run: RunFolder) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class WatchOptions:
     """Options of `vjob watch`."""
 
     every_s: float
@@ -128,11 +128,11 @@ class Wishes:
     as_json: bool = False
 
 
-def run_watch(job: str, here: Path, wishes: Wishes) -> int:
+def run_watch(job: str, here: Path, options: WatchOptions) -> int:
     """Watch until the job ends or the time is up; returns the exit code."""
-    actions = [parse_action(text) for text in wishes.on]
+    actions = [parse_action(text) for text in options.on]
     given = Channels(
-        mail=wishes.mail, webhook=read_webhook(wishes.webhook_file), command=wishes.command
+        mail=options.mail, webhook=read_webhook(options.webhook_file), command=options.command
     )
     look = open_look(job, here)
     run = find_own_run(look()[0])
@@ -145,13 +145,15 @@ def run_watch(job: str, here: Path, wishes: Wishes) -> int:
         channels = given
     else:
         check_actions(actions, record)
-        channels = find_channels(run, Path(record.conf), given) if not wishes.quiet else given
-    end = None if wishes.for_min is None else time.monotonic() + 60 * wishes.for_min
-    desk = Desk(run, record, Channels() if wishes.quiet else channels, actions, end, wishes.as_json)
+        channels = find_channels(run, Path(record.conf), given) if not options.quiet else given
+    end = None if options.for_min is None else time.monotonic() + 60 * options.for_min
+    desk = Desk(
+        run, record, Channels() if options.quiet else channels, actions, end, options.as_json
+    )
     desk.listen()
     if desk.channels.names:
         click.echo(f"notices go to: {', '.join(desk.channels.names)}", err=True)
-    return watch_job(look, desk, every_s=wishes.every_s, told=read_told(run))
+    return watch_job(look, desk, every_s=options.every_s, told=read_told(run))
 
 
 def open_look(job: str, here: Path) -> Look:

@@ -44,7 +44,7 @@ class Damper:
         self._now = ""
         self._held = 0
 
-    def hear(self, news: str) -> str | None:
+    def filter(self, news: str) -> str | None:
         """The news if they are to be told now; FINE is told after a problem alone."""
         self._held = self._held + 1 if news == self._now else 1
         self._now = news
@@ -123,7 +123,7 @@ def watch_job(look: Look, around: Surroundings, *, every_s: float, told: str = F
         if mark != last:
             last = mark
             around.tell(verdict, snapshot)
-        news = damper.hear(news_of(verdict))
+        news = damper.filter(news_of(verdict))
         if news is not None:
             around.notify(Notice(news=news, snapshot=snapshot, verdict=verdict))
         is_over = verdict.health in OVER

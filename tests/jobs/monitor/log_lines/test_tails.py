@@ -73,7 +73,7 @@ def test_every_whole_line_is_told_once_whatever_becomes_of_the_file(
         elif kind == "remove" and path.exists():
             kept.append(path.rename(tmp_path / f"old{len(kept)}"))
             model.data, model.seen = None, 0
-        added = tail.look()
+        added = tail.poll()
         assert collapse(added.data if added else b"") == collapse(model.take())
         if model.data is not None:
             rest = model.data[model.data.rfind(b"\n") + 1 :]
@@ -83,7 +83,7 @@ def test_every_whole_line_is_told_once_whatever_becomes_of_the_file(
 
 
 def look(tail: Tail) -> Added:
-    added = tail.look()
+    added = tail.poll()
     assert added is not None
     return added
 
@@ -96,7 +96,7 @@ def test_the_first_look_reads_the_end_alone_and_nothing_new_is_none(tmp_path: Pa
     assert added.data.startswith(b"line 9") and added.data.endswith(b"line 999\n")
     assert len(added.data) <= 100 and added.is_anew
     assert added.start == added.num_skipped == path.stat().st_size - len(added.data)
-    assert tail.look() is None
+    assert tail.poll() is None
 
 
 def test_more_than_a_look_may_read_is_passed_over_and_said(
@@ -134,7 +134,7 @@ def test_of_a_line_that_grows_and_grows_the_beginning_is_kept(tmp_path: Path) ->
     for _ in range(10):
         with path.open("ab") as handle:
             handle.write(b"begin " + b"x" * 10_000)
-        tail.look()
+        tail.poll()
         assert len(tail.rest) <= LONGEST
     with path.open("ab") as handle:
         handle.write(b"\nnext\n")
@@ -157,7 +157,7 @@ def test_a_file_that_may_not_be_read_says_why_and_is_taken_up_where_it_was(
         handle.write(b"two\n")
     with monkeypatch.context() as patch:
         patch.setattr(tails.os, "open", fail)
-        assert tail.look() is None and tail.problem == "Stale file handle"
+        assert tail.poll() is None and tail.problem == "Stale file handle"
     assert look(tail).data == b"two\n" and tail.problem == ""
 
 
@@ -166,7 +166,7 @@ def test_a_folder_or_a_pipe_under_the_name_holds_nobody_up(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe"):
         tail = Tail(tmp_path / name)
-        assert tail.look() is None and tail.problem, name
+        assert tail.poll() is None and tail.problem, name
 
 
 def test_what_is_shown_moves_no_cursor_and_sets_no_title() -> None:

@@ -18,7 +18,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.file_systems import Skew, probe
 from vjob.jobs.monitor.readers.gpu_logs import GpuSamples
 from vjob.jobs.monitor.readers.rank_files import Beats, JsonFolder, TraceEnd
-from vjob.jobs.monitor.readers.settings import parse_walltime, read_asked, spell_layers
+from vjob.jobs.monitor.readers.settings import format_layers, parse_walltime, read_asked
 
 
 def write_steps(path: Path, first: int, last: int, log_every: int = 10) -> None:
@@ -39,14 +39,14 @@ def test_the_end_of_a_trace_tells_steps_with_their_times(tmp_path: Path) -> None
     write_steps(path, 1, 100, log_every=1)
     assert path.stat().st_size > 100_000
     trace = TraceEnd(path)
-    assert trace.look() and not trace.look()
+    assert trace.poll() and not trace.poll()
     assert trace.last is not None and trace.last.step == 100 and trace.device == "A100"
     assert trace.medians()[1] == pytest.approx(0.9, abs=0.01)
     assert trace.last.end_at == pytest.approx(path.stat().st_mtime, abs=30)
     points = trace.points(offset_s=1000.0)
     assert points[-1].at == pytest.approx(path.stat().st_mtime + 1000, abs=30)
     write_steps(path, 101, 103)
-    assert trace.look() and trace.last.step == 103
+    assert trace.poll() and trace.last.step == 103
 
 
 def test_a_step_whose_details_fill_the_end_is_found_behind_them(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_step_whose_details_fill_the_end_is_found_behind_them(tmp_path: Path) 
     with path.open("a") as handle:
         handle.write('["F",6,1,4,81200345,1200,903411,65536,""]\n' * 2000)
     trace = TraceEnd(path)
-    trace.look()
+    trace.poll()
     assert trace.last is not None and trace.last.step == 5
 
 
@@ -66,7 +66,7 @@ def test_a_foreign_trace_is_no_trouble(
     path = tmp_path_factory.mktemp("trace") / "0.jsonl"
     path.write_bytes(b'{"step": 1, "begin": 1e400, "took": "x", "sums": [1]}\n' + data + b"\n")
     trace = TraceEnd(path)
-    trace.look()
+    trace.poll()
     trace.medians()
 
 
@@ -94,13 +94,13 @@ def test_samples_tell_processes_errors_and_throttling_where_they_are_told(tmp_pa
     path = tmp_path / "n0.gpu.jsonl"
     path.write_text(sample(1) + sample(2))
     samples = GpuSamples(path)
-    assert samples.look() and not samples.look()
+    assert samples.poll() and not samples.poll()
     (gpu,) = samples.list_gpus({7})
     assert gpu.history == (1.0, 2.0) and gpu.num_processes is None and gpu.num_foreign is None
     assert (samples.at, samples.cpu_percent, gpu.power_w) == (2.0, 12.5, None)
     with path.open("a") as handle:
         handle.write(sample(3, processes=[7, 8], ecc_errors=2, throttle="hw_thermal"))
-    samples.look()
+    samples.poll()
     (gpu,) = samples.list_gpus({7})
     assert (gpu.num_processes, gpu.num_foreign, gpu.ecc_errors) == (2, 1, 2)
     assert gpu.throttle == "hw_thermal"
@@ -185,19 +185,19 @@ def test_the_newest_complete_checkpoint_is_found_by_its_manifest(tmp_path: Path)
 
 def test_a_folder_of_small_files_tells_what_is_new_and_forgets_what_is_gone(tmp_path: Path) -> None:
     folder = JsonFolder(tmp_path)
-    assert folder.look() == []
+    assert folder.poll() == []
     write_json(tmp_path / "0.json", {"a": 1})
     (tmp_path / "torn.json").write_text("{")
     (tmp_path / ".1.json.part").write_text("{}")
-    assert folder.look() == ["0"] and folder.values == {"0": {"a": 1}}
-    assert folder.look() == [] and folder.look() == []
+    assert folder.poll() == ["0"] and folder.values == {"0": {"a": 1}}
+    assert folder.poll() == [] and folder.poll() == []
     write_json(tmp_path / "0.json", {"a": 2})
     write_json(tmp_path / "torn.json", {"b": 3})
-    assert sorted(folder.look()) == ["0", "torn"] and folder.values["0"] == {"a": 2}
+    assert sorted(folder.poll()) == ["0", "torn"] and folder.values["0"] == {"a": 2}
     (tmp_path / "0.json").unlink()
-    folder.look()
+    folder.poll()
     assert folder.values == {"torn": {"b": 3}}
-    assert JsonFolder(tmp_path / "missing").look() == []
+    assert JsonFolder(tmp_path / "missing").poll() == []
 
 
 @pytest.mark.parametrize(
@@ -215,4 +215,4 @@ def test_a_folder_of_small_files_tells_what_is_new_and_forgets_what_is_gone(tmp_
 def test_a_partition_that_counts_both_ends_is_the_one_that_runs_print(
     asked: str | None, layers: int | None, printed: str | None
 ) -> None:
-    assert spell_layers(asked, layers) == printed
+    assert format_layers(asked, layers) == printed

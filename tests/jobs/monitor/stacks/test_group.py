@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from varuna_core.agent.stacks import Unpacker, explain_refusal, pack, shorten_error
+from varuna_core.records.formatting import join_numbers
 from vjob.jobs.monitor.stacks.collect import build_for_jobs
 from vjob.jobs.monitor.stacks.group import (
     Frame,
@@ -21,7 +22,6 @@ from vjob.jobs.monitor.stacks.group import (
     parse_rank,
     render_stacks,
     shorten_path,
-    spell_numbers,
 )
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState, build_beside_command
 
@@ -77,11 +77,11 @@ def test_the_order_of_answers_does_not_matter(order: list[int], stacks: list[Ran
 @given(st.sets(st.integers(0, 60)))
 def test_numbers_are_spelt_so_that_they_come_back(numbers: set[int]) -> None:
     found: list[int] = []
-    for part in filter(None, spell_numbers(numbers).split(",")):
+    for part in filter(None, join_numbers(numbers).split(",")):
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
     assert found == sorted(numbers)
-    assert spell_numbers([9, 3, 8, 7]) == "3,7-9"
+    assert join_numbers([9, 3, 8, 7]) == "3,7-9"
 
 
 @given(st.text(max_size=300), st.binary(max_size=50))

@@ -20,7 +20,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.watch import desk as watch_desk
-from vjob.jobs.monitor.watch.desk import Wishes, read_told, run_watch
+from vjob.jobs.monitor.watch.desk import WatchOptions, read_told, run_watch
 from vjob.jobs.monitor.watch.notify import Channels
 from vjob.jobs.monitor.watch.watch import FINE
 
@@ -32,7 +32,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Runs a watch of a run folder whose looks come to these verdicts, and no further."""
     monkeypatch.setattr(watch_desk.Desk, "listen", lambda desk: None)
 
-    def start(run: RunFolder, verdicts: Sequence[Verdict], **wishes: object) -> int:
+    def start(run: RunFolder, verdicts: Sequence[Verdict], **options: object) -> int:
         left = [*verdicts]
 
         def look() -> tuple[Snapshot, Verdict]:
@@ -40,7 +40,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
         monkeypatch.setattr(watch_desk.Desk, "wait", lambda desk, seconds: bool(left))
         monkeypatch.setattr(watch_desk, "open_look", lambda job, here: look)
-        return run_watch(str(run.path), Path("/"), Wishes(every_s=0.001, **wishes))  # type: ignore[arg-type]
+        return run_watch(str(run.path), Path("/"), WatchOptions(every_s=0.001, **options))  # type: ignore[arg-type]
 
     return start
 
@@ -161,7 +161,7 @@ from vjob.jobs.monitor.watch import desk as watch_desk
 from tests.jobs.monitor.watch.test_desk import make_snapshot, stalled
 folder = Path(sys.argv[1])
 watch_desk.open_look = lambda job, here: lambda: (make_snapshot(folder), stalled())
-sys.exit(watch_desk.run_watch(str(folder), folder, watch_desk.Wishes(every_s=3600)))
+sys.exit(watch_desk.run_watch(str(folder), folder, watch_desk.WatchOptions(every_s=3600)))
 """
 
 
