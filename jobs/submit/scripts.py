@@ -135,20 +135,19 @@ def render_batch(
 
 def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
     """Render the script that srun starts once on each node."""
-    give_back = "scontrol requeue" if conf.cluster.requeue else "scancel"
     inside = find_step_container(plan)
+    kind = "fixed" if not plan.morph else "machines" if plan.scheduler == "ssh" else "elastic"
     # The interpreter that runs vjob may be there in a container, and not run.
     pythons = [plan.python, "python3"] if inside is None else ["python3", "/usr/bin/python3"]
     return (
         _environment()
-        .get_template("node.sh.j2")
+        .get_template(f"node_{kind}.sh.j2")
         .render(
             version=Raw(__version__),
             run_id=Raw(plan.run),
             run=str(run.path),
             agent=str(run.agent),
-            morph=plan.morph,
-            give_back=None if plan.scheduler == "ssh" else Raw(give_back),
+            give_back=Raw("scontrol requeue" if conf.cluster.requeue else "scancel"),
             workdir=plan.workdir if inside is None else inside.workdir,
             setup=[Raw(line) for line in conf.setup],
             pythons=Raw(shlex.join(pythons)),
