@@ -28,8 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from varuna_core.checkpoint.format.box import Box
-from varuna_core.checkpoint.format.entries import Entry, RankPart, make_entry
-from varuna_core.checkpoint.format.files import view_bytes
+from varuna_core.checkpoint.format.entries import CheckpointPart, Entry, make_entry, view_bytes
 from varuna_core.checkpoint.format.manifest import TrainingState
 from varuna_core.checkpoint.store.reader import OPTIMIZER, CheckpointReader, Wanted
 from varuna_core.checkpoint.store.writer import CheckpointWriter
@@ -51,7 +50,7 @@ class State:
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def part(self, iteration: int, layers: range, rank: int) -> RankPart:
+    def part(self, iteration: int, layers: range, rank: int) -> CheckpointPart:
         segments: dict[int, list[Entry]] = {layer: [] for layer in layers}
         shapes = {}
         for (kind, name), tensor in self.tensors.items():
@@ -60,7 +59,7 @@ class State:
             if layer in segments:
                 segments[layer].append(make_entry(kind, name, tensor))
         training = TrainingState(partition="4-4", shapes=shapes) if rank == 0 else None
-        return RankPart(iteration=iteration, segments=segments, state=training)
+        return CheckpointPart(iteration=iteration, segments=segments, state=training)
 
 
 def build_state(millions: float) -> State:

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from tests import ROOT
-from varuna_core.checkpoint.format.entries import Entry, RankPart, deal, make_entry
+from varuna_core.checkpoint.format.entries import CheckpointPart, Entry, deal, make_entry
 from varuna_core.checkpoint.format.manifest import TrainingState
-from varuna_core.checkpoint.store.optimizer_state import take_state
 from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.torch_state import take_state
 from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -91,7 +91,7 @@ def make_state(job: Job, iteration: int) -> TrainingState:
     )
 
 
-def make_part(job: Job, rank: int, iteration: int) -> RankPart:
+def make_part(job: Job, rank: int, iteration: int) -> CheckpointPart:
     """Stage rank % stages, replica rank // stages; all replicas hold the same."""
     stage, replica = rank % job.stages, rank // job.stages
     held = range(NUM_SEGMENTS * stage // job.stages, NUM_SEGMENTS * (stage + 1) // job.stages)
@@ -109,7 +109,7 @@ def make_part(job: Job, rank: int, iteration: int) -> RankPart:
         segments = deal(segments, job.replicas, replica)
     elif replica:
         segments, optimizer = {}, {}
-    return RankPart(
+    return CheckpointPart(
         iteration=iteration,
         segments=segments,
         shared=job.shard,

@@ -16,10 +16,10 @@ from varuna_core.checkpoint.format.manifest import Manifest, group_pieces, read_
 from varuna_core.checkpoint.store.store import (
     expect_ours,
     find_complete,
+    find_damage,
     list_wrong_sizes,
     offer_good,
 )
-from varuna_core.checkpoint.store.verify import find_damage
 from varuna_core.records.checkpoints import MANIFEST, Complete, list_complete
 
 

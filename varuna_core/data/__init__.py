@@ -1,1 +1,5 @@
-"""Token files, index maps and samples: numpy alone, no torch, so that a login node can run it."""
+"""Data sets in Megatron's `.bin/.idx` format: made from text, and read as samples.
+
+`prepare` makes one, `gpt` and `bert` read samples, `blend` mixes data sets, `inspect` describes
+one. Imports numpy and `varuna_core.records`, never torch, so that a login node can run it.
+"""

@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from varuna_core.data.errors import DataError
 from varuna_core.data.indexed import TokenFile, open_tokens
-from varuna_core.data.order import check_order
-from varuna_core.data.split import split_documents
+from varuna_core.data.split import check_order, split_documents
 from varuna_core.data.vocabulary import read_vocab_lines
 
 Array = npt.NDArray[Any]

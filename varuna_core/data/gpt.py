@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from varuna_core.data.errors import DataError
-from varuna_core.data.index_maps import IndexMaps
+from varuna_core.data.index_maps import IndexMaps, load_or_build
 from varuna_core.data.indexed import TokenFile, open_tokens
-from varuna_core.data.map_files import load_or_build
-from varuna_core.data.order import check_order
-from varuna_core.data.split import NAMES, split_documents
+from varuna_core.data.split import NAMES, check_order, split_documents
 
 Array = npt.NDArray[Any]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from varuna_core.data.errors import DataError
 from varuna_core.data.gpt import GptSamples, open_gpt
+from varuna_core.data.index_maps import load_or_build, name_maps
 from varuna_core.data.indexed import bin_path, open_tokens
-from varuna_core.data.map_files import load_or_build, name_maps
 from varuna_core.data.split import split_documents
 
 _MAPS = re.compile(r"_(train|valid|test)_indexmap_(\d+)ns_(\d+)sl_(\d+)s_doc_idx\.npy")

@@ -1,13 +1,16 @@
-"""The split string: which documents are for training, validation and test.
+"""The split string, and the order of samples that a checkpoint keeps.
 
-Megatron's rule of the time of the index map names (until May 2023): each share is rounded by
-itself, and what the rounding is off by moves every border. Megatron Core rounds cumulative shares,
-which may differ by a document.
+The split says which documents are for training, validation and test by Megatron's rule of the time
+of the index map names (until May 2023): each share is rounded by itself, and what the rounding is
+off by moves every border. Megatron Core rounds cumulative shares, which may differ by a document.
+A run that goes on with other settings would bring samples in another order, and is refused.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from varuna_core.data.errors import DataError
 
@@ -41,3 +44,14 @@ def split_documents(text: str, num_documents: int) -> dict[str, range]:
         name: range(begin, max(begin, end))
         for name, begin, end in zip(NAMES, borders, borders[1:], strict=False)
     }
+
+
+def check_order(where: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Name what would bring samples in another order than before."""
+    changed = [key for key in now if saved.get(key) != now[key]]
+    if changed:
+        listed = ", ".join(f"{key} was {saved.get(key)}, is {now[key]}" for key in changed)
+        raise DataError(
+            f"{where}: the samples would come in another order than before, some twice and some "
+            f"never: {listed}. Go on with the old values"
+        )

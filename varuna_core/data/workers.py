@@ -24,8 +24,7 @@ import numpy as np
 
 from varuna_core.data.errors import DataError
 from varuna_core.data.indexed import MAX_SEQUENCE
-from varuna_core.data.sentences import split_sentences
-from varuna_core.data.text import Block, Format, read_documents
+from varuna_core.data.text import Block, Format, read_documents, split_sentences
 from varuna_core.data.vocabulary import Encoder, VocabularyFiles, open_encoder
 
 AHEAD = 3

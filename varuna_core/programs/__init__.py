@@ -1,4 +1,7 @@
 """The built-in programs: GPT and BERT models, and the training that runs them.
 
-layers <- gpt, bert <- transformers_names        batches, learning_rate, lines <- training
+`pretrain.main` is their entry, `training.train` one rank's training. Imports everything in
+varuna_core but the agent, launch and morph.
+
+layers <- gpt, bert <- transformers_names        place <- batches, lines <- training <- pretrain
 """

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from varuna_core.programs.bert import NO_LABEL
-from varuna_core.programs.errors import ProgramError
+from varuna_core.programs.place import ProgramError
 from varuna_core.records.training import Training
 from varuna_core.runtime.split.weights import derive_seed
 

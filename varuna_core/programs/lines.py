@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varuna_core.programs.errors import ProgramError
-from varuna_core.programs.place import Place
+from varuna_core.programs.place import Place, ProgramError
 from varuna_core.records.logs.training_log import (
     BEGIN,
     Iteration,

@@ -1,4 +1,4 @@
-"""Where this process stands: its rank, its device, its stage map, from the environment."""
+"""The rank, device and stage map of this process, from the environment; joining the other ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from varuna_core.programs.errors import ProgramError
 from varuna_core.records.stage_map import build_stages, encode_stage_map
+
+
+class ProgramError(ValueError):
+    """Settings, data and surroundings of a built-in program that do not fit together."""
 
 
 @dataclass(frozen=True, kw_only=True)

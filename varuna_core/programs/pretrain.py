@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from varuna_core.checkpoint.format.errors import CheckpointError
     from varuna_core.data.errors import DataError
     from varuna_core.planner.profile.errors import PlanningError
-    from varuna_core.programs.errors import ProgramError
+    from varuna_core.programs.place import ProgramError
 
     try:
         if wanted.profile is None:
@@ -102,7 +102,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _read(path: Path) -> Training:
-    from varuna_core.programs.errors import ProgramError
+    from varuna_core.programs.place import ProgramError
     from varuna_core.records.training import read_training
 
     try:

@@ -13,9 +13,8 @@ from torch import nn
 from varuna_core.profiling.profile_file import copy_file
 from varuna_core.profiling.profiler import Profiler
 from varuna_core.programs.batches import TRAIN, Batch, MadeUp
-from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.layers import compile_blocks
-from varuna_core.programs.place import Place
+from varuna_core.programs.place import Place, ProgramError
 from varuna_core.programs.training import build_model, make_optimizer, plan_layers
 from varuna_core.records.stage_map import parse_stage_map
 from varuna_core.records.training import Training, name_shapes

@@ -2,17 +2,26 @@
 
 settings, place ─► source of batches ─► model on the meta device ─► Varuna ─► checkpoint, if any
 each step: batch ─► step ─► optimizer ─► lines, evaluation, checkpoint
+
+The learning rate counts steps that were taken: those that an overflow of fp16 skips do not move it,
+so that a run that goes on from a checkpoint goes on along the same curve. Clocks of ranks are
+compared before the first step and after the last one: the report takes the offset to move in a
+straight line between the two.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.checkpoint.format.errors import NoCheckpoint
@@ -25,13 +34,11 @@ from varuna_core.programs.batches import (
     open_source,
 )
 from varuna_core.programs.bert import Bert
-from varuna_core.programs.clocks import exchange_clocks
-from varuna_core.programs.errors import ProgramError
 from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.layers import compile_blocks
-from varuna_core.programs.learning_rate import LearningRate
 from varuna_core.programs.lines import Lines
-from varuna_core.programs.place import Place
+from varuna_core.programs.place import Place, ProgramError
+from varuna_core.records.logs.times import Exchange
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.stage_map import parse_stage_map
@@ -39,6 +46,66 @@ from varuna_core.records.training import Training
 from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages
 from varuna_core.varuna import Varuna
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """`min_lr` is reached with step `decay_steps` and kept after it."""
+
+    kind: str
+    lr: float
+    min_lr: float
+    warmup_steps: int
+    decay_steps: int
+
+    def at(self, taken: int) -> float:
+        """For the step that comes after `taken` steps; the first one has a rate above zero."""
+        step = taken + 1
+        if step <= self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        if self.kind == "constant":
+            return self.lr
+        if step >= self.decay_steps:
+            return self.min_lr
+        done = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
+        left = (1 + math.cos(math.pi * done)) / 2 if self.kind == "cosine" else 1 - done
+        return self.min_lr + (self.lr - self.min_lr) * left
+
+
+Read = Callable[[], int]
+NUM_EXCHANGES = 8
+"""The quickest one counts."""
+
+
+def exchange_clocks(trace: TraceWriter | None) -> None:
+    """Every rank calls it, those without a trace too."""
+    read = time.time_ns if trace is None else trace.read_clock
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        for other in range(1, world):
+            for _ in range(NUM_EXCHANGES):
+                _answer(other, read)
+        return
+    exchanges = [_ask(read) for _ in range(NUM_EXCHANGES)]
+    if trace is not None:
+        trace.add_exchanges(exchanges)
+
+
+def _answer(other: int, read: Read) -> None:
+    dist.recv(torch.empty(1, dtype=torch.int64), other)
+    heard = read()
+    dist.send(torch.tensor([heard, read()]), other)
+
+
+def _ask(read: Read) -> Exchange:
+    times = torch.empty(2, dtype=torch.int64)
+    asked = read()
+    dist.send(torch.tensor([0]), 0)
+    dist.recv(times, 0)
+    answered = read()
+    heard, replied = times.tolist()
+    return Exchange(asked=asked, heard=heard, replied=replied, answered=answered)
+
 
 MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert": Bert}
 

@@ -13,8 +13,7 @@ from tests.ranks.checkpoint_world import SHAPES, Job, expect_state, save_all
 from varuna_core.checkpoint.cli import main
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.store.reader import CheckpointReader
-from varuna_core.checkpoint.store.store import find_good
-from varuna_core.checkpoint.store.verify import find_damage
+from varuna_core.checkpoint.store.store import find_damage, find_good
 
 OFFER = "; load iteration 1 instead"
 

@@ -25,12 +25,11 @@ from safetensors.torch import save_file
 from tests import ROOT
 from varuna_core.checkpoint.format import box as boxes
 from varuna_core.checkpoint.format.box import Box, find_fault, list_blocks, split_range, whole
-from varuna_core.checkpoint.format.entries import DTYPES, deal, make_entry
+from varuna_core.checkpoint.format.entries import DTYPES, deal, make_entry, write_file
 from varuna_core.checkpoint.format.errors import DamagedCheckpoint
-from varuna_core.checkpoint.format.files import write_file
 from varuna_core.checkpoint.format.plain import from_plain, to_plain
 from varuna_core.checkpoint.format.tensorfile import ITEM_BYTES, read_head
-from varuna_core.checkpoint.store.random_state import put_random_state, take_random_state
+from varuna_core.checkpoint.store.torch_state import put_random_state, take_random_state
 
 shapes = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 
@@ -182,7 +181,7 @@ def test_the_lower_parts_need_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None\n"
         "from varuna_core.checkpoint.format import box, document, manifest, tensorfile\n"
-        "from varuna_core.checkpoint.store import store, verify\n"
+        "from varuna_core.checkpoint.store import store\n"
         "from varuna_core.checkpoint.cli import main\n"
         "main(['inspect', '/nonexistent'])"
     )

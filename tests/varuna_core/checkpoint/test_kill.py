@@ -24,8 +24,7 @@ import torch
 from tests.ranks.checkpoint_world import IN_MEMORY, Job, World, expect_state, make_part, open_world
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.store.reader import CheckpointReader
-from varuna_core.checkpoint.store.store import list_complete
-from varuna_core.checkpoint.store.verify import find_damage
+from varuna_core.checkpoint.store.store import find_damage, list_complete
 from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 SCALE = 40

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from varuna_core.checkpoint.format.entries import RankPart, make_entry  # noqa: E402
+from varuna_core.checkpoint.format.entries import CheckpointPart, make_entry  # noqa: E402
 from varuna_core.checkpoint.format.manifest import TrainingState  # noqa: E402
 from varuna_core.checkpoint.store import memory  # noqa: E402
 from varuna_core.checkpoint.store.memory import MemoryCopies  # noqa: E402
@@ -20,11 +20,11 @@ from varuna_core.records.memory_copies import find_whole, list_copies, list_held
 SIZE = 1000
 
 
-def build_part(iteration: int) -> RankPart:
+def build_part(iteration: int) -> CheckpointPart:
     weight = torch.full((SIZE,), float(iteration))
     state = TrainingState(partition="1", shapes={"w": (SIZE,)})
     entries = {0: [make_entry("weight", "w", weight)]}
-    return RankPart(iteration=iteration, segments=entries, shared=True, state=state)
+    return CheckpointPart(iteration=iteration, segments=entries, shared=True, state=state)
 
 
 def open_copies(home: Path, rank: int = 0) -> MemoryCopies:

@@ -29,15 +29,13 @@ from tests.ranks.checkpoint_world import (
 from varuna_core.checkpoint.cli import main
 from varuna_core.checkpoint.format import box as boxes
 from varuna_core.checkpoint.format.box import Box, split_range, whole
-from varuna_core.checkpoint.format.entries import DTYPES, RankPart, deal, make_entry
+from varuna_core.checkpoint.format.entries import DTYPES, CheckpointPart, deal, make_entry
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.format.manifest import TrainingState
-from varuna_core.checkpoint.store.optimizer_state import take_state
 from varuna_core.checkpoint.store.reader import CheckpointReader, Wanted
-from varuna_core.checkpoint.store.staging import Staging
-from varuna_core.checkpoint.store.store import list_complete
-from varuna_core.checkpoint.store.verify import find_damage
-from varuna_core.checkpoint.store.writer import CheckpointWriter
+from varuna_core.checkpoint.store.store import find_damage, list_complete
+from varuna_core.checkpoint.store.torch_state import take_state
+from varuna_core.checkpoint.store.writer import CheckpointWriter, Staging
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def save_one(store: Path, tensors: dict[str, torch.Tensor], job: str = "a", **st
     entries = [make_entry("weight", name, tensor) for name, tensor in tensors.items()]
     writer = CheckpointWriter(store, job=job)
     training = TrainingState(partition="", shapes=shapes, **state)
-    writer.save(RankPart(iteration=1, segments={0: entries}, state=training))
+    writer.save(CheckpointPart(iteration=1, segments={0: entries}, state=training))
     writer.close()
 
 
@@ -81,7 +79,9 @@ def test_any_pieces_are_read_from_any_other_pieces(
                 made = [make_entry("weight", "w", held[box.slices], box, shape) for box in parts]
                 training = TrainingState(partition="", shapes={"w": shape}) if not rank else None
                 writer = CheckpointWriter(folder, job="a", rank=rank, world_size=num_ranks)
-                writer.save(RankPart(iteration=1, segments={0: made}, shared=True, state=training))
+                writer.save(
+                    CheckpointPart(iteration=1, segments={0: made}, shared=True, state=training)
+                )
             with CheckpointReader.open(folder) as reader:
                 assert list(find_damage(reader.folder)) == []
                 lows = [data.draw(st.integers(0, size)) for size in shape]
@@ -185,7 +185,7 @@ def test_any_optimizer_goes_on_as_if_nothing_had_happened(make: Any, tmp_path: P
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     writer = CheckpointWriter(tmp_path, job="a")
     training = TrainingState(partition="", shapes=shapes)
-    writer.save(RankPart(iteration=3, segments=segments, optimizer=trees, state=training))
+    writer.save(CheckpointPart(iteration=3, segments=segments, optimizer=trees, state=training))
 
     other = torch.nn.Linear(6, 4)
     again = make(other.parameters())
@@ -212,7 +212,7 @@ def test_a_piece_of_a_parameter_has_the_piece_of_its_state(tmp_path: Path) -> No
             made.append(make_entry("weight", "w", weight))
         training = TrainingState(partition="", shapes={"w": (6, 4)}) if rank == 0 else None
         CheckpointWriter(tmp_path, job="a", rank=rank, world_size=2).save(
-            RankPart(
+            CheckpointPart(
                 iteration=1,
                 segments={0: made},
                 shared=True,
@@ -277,7 +277,7 @@ def test_an_incomplete_set_of_tensors_is_no_checkpoint(tmp_path: Path) -> None:
         entries = [make_entry("weight", name, tensor) for name, tensor in held.items()]
         training = TrainingState(partition="", shapes={"a": (3, 2), "b": (1,)})
         CheckpointWriter(tmp_path, job="a").save(
-            RankPart(iteration=1, segments={0: entries}, state=training)
+            CheckpointPart(iteration=1, segments={0: entries}, state=training)
         )
     assert list_complete(tmp_path) == [] and list(tmp_path.glob("varuna_ckpt*")) == []
 
@@ -325,7 +325,7 @@ def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:
 
     writer._write = wait_first  # type: ignore[method-assign]
     training = TrainingState(partition="", shapes={"w": (1000,)})
-    writer.save(RankPart(iteration=1, segments={0: [entry]}, state=training))
+    writer.save(CheckpointPart(iteration=1, segments={0: [entry]}, state=training))
     weight.zero_()
     hold.set()
     writer.close()

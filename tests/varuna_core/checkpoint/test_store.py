@@ -24,10 +24,8 @@ from varuna_core.checkpoint.format.errors import (
     NoCheckpoint,
 )
 from varuna_core.checkpoint.format.manifest import Save
-from varuna_core.checkpoint.store.owner import Owner
 from varuna_core.checkpoint.store.reader import CheckpointReader
-from varuna_core.checkpoint.store.store import SaveFolder, list_complete
-from varuna_core.checkpoint.store.verify import find_damage
+from varuna_core.checkpoint.store.store import Owner, SaveFolder, find_damage, list_complete
 from varuna_core.checkpoint.store.writer import CheckpointWriter, write_rank
 
 PLAIN = Job(store="", job="a", iterations=[])

@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 from tests.varuna_core.data.tokens import lengths_of_documents, write_counting
 from varuna_core.data.errors import DataError
 from varuna_core.data.gpt import GptSamples, open_gpt
-from varuna_core.data.index_maps import build_maps, count_epochs, find_fault
-from varuna_core.data.map_files import load_or_build, name_maps
+from varuna_core.data.index_maps import (
+    build_maps,
+    count_epochs,
+    find_fault,
+    load_or_build,
+    name_maps,
+)
 
 cases = {
     "lengths": lengths_of_documents,
@@ -245,7 +250,7 @@ def test_a_folder_that_takes_no_files_is_no_obstacle(
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device", str(tmp_path))
 
-    monkeypatch.setattr("varuna_core.data.map_files.np.save", refuse)
+    monkeypatch.setattr("varuna_core.data.index_maps.np.save", refuse)
     samples = open_gpt(str(prefix), split="1", num_samples={"train": 9}, sequence=4, seed=1)
     assert len(samples["train"]) >= 9 and "No space left" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]

@@ -17,9 +17,8 @@ from varuna_core.data import prepare as preparing
 from varuna_core.data.corpus import make_documents, make_wordpiece_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.data.indexed import open_tokens
-from varuna_core.data.part import PartFolder
-from varuna_core.data.prepare import Settings, prepare
-from varuna_core.data.sentences import split_sentences
+from varuna_core.data.prepare import PartFolder, Settings, prepare
+from varuna_core.data.text import split_sentences
 from varuna_core.data.vocabulary import train_whitespace
 
 NUM_DOCUMENTS = 120

@@ -13,8 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from varuna_core.data.errors import DataError
-from varuna_core.data.sentences import split_sentences
-from varuna_core.data.text import Format, Place, guess_format, read_blocks, read_documents
+from varuna_core.data.text import (
+    Format,
+    TextPosition,
+    guess_format,
+    read_blocks,
+    read_documents,
+    split_sentences,
+)
 
 zstandard: Any = pytest.importorskip("zstandard")
 PACK = {"plain": bytes, "gzip": gzip.compress, "zstd": lambda data: zstandard.compress(data)}
@@ -57,7 +63,7 @@ def test_reading_on_from_any_block_gives_the_rest(
     with TemporaryDirectory() as name:
         path = Path(name) / "a.jsonl"
         path.write_bytes(PACK[pack](raw))
-        places = [Place(), *(block.end for block in read_blocks(path, block_bytes=cut))]
+        places = [TextPosition(), *(block.end for block in read_blocks(path, block_bytes=cut))]
         place = data.draw(st.sampled_from(places))
         found = []
         for block in read_blocks(path, place, block_bytes=7):

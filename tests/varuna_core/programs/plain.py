@@ -8,8 +8,7 @@ from torch import nn
 from tests.varuna_core.programs.trainings import shape
 from varuna_core.programs.batches import TRAIN, VALID, open_source
 from varuna_core.programs.gpt import Gpt
-from varuna_core.programs.learning_rate import LearningRate
-from varuna_core.programs.training import build_model
+from varuna_core.programs.training import LearningRate, build_model
 from varuna_core.records.training import Training
 from varuna_core.runtime.split.weights import Weights
 

@@ -13,7 +13,7 @@ from tests.varuna_core.data.tokens import write_counting, write_tokens
 from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, VALID, Batch, ReadAhead, count_samples, open_source
-from varuna_core.programs.errors import ProgramError
+from varuna_core.programs.place import ProgramError
 from varuna_core.records.training import Training
 
 

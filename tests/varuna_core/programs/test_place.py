@@ -6,8 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from varuna_core.programs.errors import ProgramError  # noqa: E402 # behind the skip
-from varuna_core.programs.place import find_place, refuse_missing_gpus  # noqa: E402
+from varuna_core.programs.place import (  # noqa: E402 # behind the skip
+    ProgramError,
+    find_place,
+    refuse_missing_gpus,
+)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from tests.varuna_core.programs.trainings import BERT, GPT
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile_file import read_profile
 from varuna_core.programs import pretrain
-from varuna_core.programs.errors import ProgramError
-from varuna_core.programs.place import Place
+from varuna_core.programs.place import Place, ProgramError
 from varuna_core.programs.profiling import profile_training
 from varuna_core.records.training import (
     Training,

@@ -18,7 +18,7 @@ from tests.varuna_core.programs.program_rank import Case, Result, read_results, 
 from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
-from varuna_core.programs.errors import ProgramError
+from varuna_core.programs.place import ProgramError
 from varuna_core.programs.training import build_model, plan_layers
 from varuna_core.records.logs.training_log import (
     parse_evaluation,

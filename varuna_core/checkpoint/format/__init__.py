@@ -1,1 +1,5 @@
-"""What a checkpoint is made of: boxes of tensors, files, manifest. No folder, no process group."""
+"""The files of a checkpoint: boxes of tensors, tensor files, manifest. No folder, no process group.
+
+`manifest.read_manifest`, `tensorfile.read_head`, `entries.write_file`. Imports `records.files`;
+only `entries` and `plain` need torch.
+"""

@@ -58,7 +58,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class TensorShare:
     """What one rank holds of a tensor, in a tensor of its own."""
 
     shape: tuple[int, ...]

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varuna_core.checkpoint.format.entries import DTYPES, name_dtype
+from varuna_core.checkpoint.format.entries import DTYPES, name_dtype, view_bytes
 from varuna_core.checkpoint.format.errors import DamagedCheckpoint
-from varuna_core.checkpoint.format.files import view_bytes
 
 MAX_TENSOR_BYTES = 1 << 20
 """Larger ones belong into the tensor files."""

@@ -18,9 +18,15 @@ from torch import Tensor
 
 from varuna_core.checkpoint.format.box import whole
 from varuna_core.checkpoint.format.document import sync_folder
-from varuna_core.checkpoint.format.entries import DTYPES, Entry, RankPart, make_entry
+from varuna_core.checkpoint.format.entries import (
+    DTYPES,
+    CheckpointPart,
+    Entry,
+    make_entry,
+    view_bytes,
+    write_file,
+)
 from varuna_core.checkpoint.format.errors import CheckpointError
-from varuna_core.checkpoint.format.files import view_bytes, write_file
 from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT, TrainingState
 from varuna_core.checkpoint.format.tensorfile import Laid, read_head
 from varuna_core.checkpoint.store.reader import CheckpointReader
@@ -96,7 +102,7 @@ def import_checkpoint(
     later = {name for names in ties for name in names[1:]}
     writer = CheckpointWriter(store, job=f"import-{uuid4().hex[:12]}")
     writer.save(
-        RankPart(
+        CheckpointPart(
             iteration=iteration,
             segments={0: [entry for entry in entries if entry.name not in later]},
             state=TrainingState(

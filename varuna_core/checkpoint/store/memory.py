@@ -16,11 +16,10 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from varuna_core.checkpoint.format.entries import RankPart
+from varuna_core.checkpoint.format.entries import CheckpointPart
 from varuna_core.checkpoint.format.manifest import Save
-from varuna_core.checkpoint.store.staging import Staging
 from varuna_core.checkpoint.store.store import SaveFolder
-from varuna_core.checkpoint.store.writer import encode_part, write_rank
+from varuna_core.checkpoint.store.writer import Staging, encode_part, write_rank
 from varuna_core.records.memory_copies import (
     SHARES,
     Share,
@@ -57,7 +56,7 @@ class MemoryCopies:
         self._newest = copy
         self._keep(copy)
 
-    def fits(self, part: RankPart) -> bool:
+    def fits(self, part: CheckpointPart) -> bool:
         """Whether there is room for the copies of a node whose ranks are like this one."""
         size = sum(entry.num_bytes for held in part.segments.values() for entry in held)
         needed = PARTS_AT_ONCE * size * self._neighbours
@@ -94,7 +93,7 @@ class MemoryCopies:
     def is_first(self) -> bool:
         return self._count == 0
 
-    def lay(self, part: RankPart, index: int, count: int, line: str) -> None:
+    def lay(self, part: CheckpointPart, index: int, count: int, line: str) -> None:
         """Begin a copy of this part, one of `count` shares."""
         self.settle()
         self._count += 1
@@ -111,7 +110,7 @@ class MemoryCopies:
         )
         self._thread.start()
 
-    def _write(self, folder: SaveFolder, part: RankPart, share: Share) -> None:
+    def _write(self, folder: SaveFolder, part: CheckpointPart, share: Share) -> None:
         try:
             write_rank(folder, part, self._rank, self._world_size)
             done = folder.path / SHARES / name_share(share)

@@ -21,11 +21,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from varuna_core.checkpoint.format.box import Box, Share, whole
+from varuna_core.checkpoint.format.box import Box, TensorShare, whole
 from varuna_core.checkpoint.format.document import crc_text
-from varuna_core.checkpoint.format.entries import DTYPES
+from varuna_core.checkpoint.format.entries import DTYPES, view_bytes
 from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
-from varuna_core.checkpoint.format.files import view_bytes
 from varuna_core.checkpoint.format.manifest import (
     BUFFER,
     WEIGHT,
@@ -145,7 +144,7 @@ class CheckpointReader:
         self.fill([Wanted(name=name, out=out, kind=kind, box=box)])
         return out
 
-    def read_share(self, name: str, kind: str, share: Share) -> Tensor:
+    def read_share(self, name: str, kind: str, share: TensorShare) -> Tensor:
         """What a rank holds of the tensor, as the rank has it."""
         out = torch.empty(share.extent, dtype=self.dtype(name, kind))
         self.fill(
@@ -154,7 +153,7 @@ class CheckpointReader:
         )
         return out
 
-    def read_optimizer(self, name: str, part: Box | Share | None = None) -> Any:
+    def read_optimizer(self, name: str, part: Box | TensorShare | None = None) -> Any:
         """The optimizer's state of a parameter, or None if it had none.
 
         `part` is what is wanted of the parameter: state of the parameter's own shape comes in that
@@ -170,7 +169,7 @@ class CheckpointReader:
             kind = OPTIMIZER + key
             if part is None or self.shape(name, kind) != full:
                 return self.read(name, kind)
-            if isinstance(part, Share):
+            if isinstance(part, TensorShare):
                 return self.read_share(name, kind, part)
             return self.read(name, kind, part)
 

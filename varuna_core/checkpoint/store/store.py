@@ -16,11 +16,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from varuna_core.checkpoint.format.document import read_document, sync_folder, write_document
+from varuna_core.checkpoint.format.document import (
+    crc_text,
+    read_document,
+    sync_folder,
+    write_document,
+)
 from varuna_core.checkpoint.format.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -29,15 +38,18 @@ from varuna_core.checkpoint.format.errors import (
     NoCheckpoint,
 )
 from varuna_core.checkpoint.format.manifest import (
+    HeldFile,
     Manifest,
     Marker,
     Save,
     add_up,
+    find_faults,
     parse_marker,
     read_manifest,
     render_manifest,
     render_marker,
 )
+from varuna_core.checkpoint.format.tensorfile import read_head
 from varuna_core.records.checkpoints import MANIFEST, NAME, Complete, list_complete, name_of
 from varuna_core.records.files import list_names
 
@@ -241,3 +253,161 @@ def expect_ours(folder: Path) -> None:
     if (folder / "save.json").exists():
         raise NoCheckpoint(f"{folder} was never finished" + offer_good(folder))
     raise ForeignCheckpoint(f"{folder} is not a checkpoint of vjob" + offer_good(folder))
+
+
+IDLE_S = 3600.0
+"""A partial checkpoint of another training in which nothing changed for so long is nobody's."""
+_JOB = re.compile(r"[A-Za-z0-9_.-]{1,120}")
+
+
+class Owner:
+    """A job's claim on a store: who came last writes; the one before is told at its next save.
+
+    It also remembers what was there when the job came, which alone it may replace and clear away,
+    and only if it continues that training.
+    """
+
+    def __init__(self, store: Path, job: str, line: str) -> None:
+        if not _JOB.fullmatch(job):
+            raise ValueError(f"job {job!r}: at most 120 of letters, digits, - _ and .")
+        self.store, self.job, self.line = store, job, line
+        self.path = store / "owner.json"
+
+    def claim(self) -> None:
+        """By rank 0, before its first save."""
+        self.store.mkdir(parents=True, exist_ok=True)
+        found = [read_save(complete.path) for complete in list_complete(self.store)]
+        others = sorted({save.job for save in found if save and save.line != self.line})
+        if others:
+            log.warning("%s also holds checkpoints of another training: %s", self.store, others)
+        content = {
+            "job": self.job,
+            "line": self.line,
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "found": [save.save for save in found if save and save.line == self.line],
+        }
+        write_document(self.path, "owner", content)
+
+    def check(self) -> None:
+        """By rank 0, before each later save."""
+        owner = self._read()
+        if owner["job"] != self.job:
+            raise FolderTaken(
+                f"job {owner['job']} on {owner['host']} saves into {self.store} since "
+                f"{owner['since']}; this is job {self.job}, which stops saving there: "
+                "end one of them, or give each a folder of its own"
+            )
+
+    def _read(self) -> dict[str, Any]:
+        found: dict[str, Any] = read_document(self.path, "owner")
+        return found
+
+    def may_replace(self, there: Save | None) -> bool:
+        """Of this job, or of the training it continues and there before it came."""
+        if there is None or there.line != self.line:
+            return False
+        if there.job == self.job:
+            return True
+        owner = self._read()
+        return owner["job"] == self.job and there.save in owner["found"]
+
+    def keep(self, count: int, done: Save) -> None:
+        """Remove all but `done` and what this job made before it, as many as are to stay.
+
+        Those of earlier jobs go first, whatever their iteration: they may be of a future that was
+        left when training went back.
+        """
+        mine = []
+        for complete in list_complete(self.store):
+            save = read_save(complete.path)
+            if save is None or save.save == done.save or complete.path != self._path_of(save):
+                continue
+            if self.may_replace(save):
+                order = _number(save) if save.job == self.job else -1
+                mine.append((order, save.iteration, complete.path, save))
+        mine.sort(key=lambda one: one[:2])
+        for _, _, path, save in mine[: max(0, len(mine) - count + 1)]:
+            remove(path, save)
+
+    def _path_of(self, save: Save) -> Path:
+        return self.store / name_of(save.iteration)
+
+    def clean(self, done: Save) -> None:
+        """Remove what nobody writes any more, now that `done` is complete."""
+        now = (self._path_of(done) / MANIFEST).stat().st_mtime
+        for name in sorted(list_names(self.store)):
+            path = self.store / name
+            if name.startswith(f".{self.path.name}.") and now - _last_change(path) > IDLE_S:
+                path.unlink(missing_ok=True)  # of a claim that was cut off
+            match = NAME.fullmatch(name)
+            if not match or match[3] not in ("partial", "removed"):
+                continue
+            if match[3] == "removed":
+                shutil.rmtree(path, ignore_errors=True)
+            elif self._is_abandoned(path, match[2], done, now):
+                log.info("removing %s, which was never finished", path)
+                remove(path, read_save(path))
+
+    def _is_abandoned(self, path: Path, word: str, done: Save, now: float) -> bool:
+        job, _, number = word.rpartition(".")
+        if job == self.job:
+            # Ranks save in order: who has finished `done` has no part in an earlier one.
+            return int(number) < _number(done)
+        save = read_save(path)
+        if save and save.line == self.line:
+            return bool(self._read()["job"] == self.job)
+        return now - _last_change(path) > IDLE_S
+
+
+def _number(save: Save) -> int:
+    return int(save.save.rpartition(".")[2])
+
+
+def _last_change(folder: Path) -> float:
+    latest = 0.0
+    for path in (folder, folder / "markers", *folder.glob("*")):
+        try:
+            latest = max(latest, path.stat().st_mtime)
+        except OSError:
+            continue
+    return latest
+
+
+def find_damage(folder: Path) -> Iterator[str]:
+    """Every fault found, each naming its file; nothing from a checkpoint that is as written."""
+    try:
+        expect_ours(folder)
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        yield str(error)
+        return
+    wrong = compare_sizes(folder, manifest)
+    yield from wrong
+    yield from (f"{folder}: {fault}" for fault in find_faults(manifest))
+    for name, held in manifest.files.items():
+        path = folder / name
+        if any(text.startswith(f"{path} ") for text in wrong):
+            continue
+        try:
+            yield from _check_file(path, held)
+        except (CheckpointError, OSError) as error:
+            yield str(error) if isinstance(error, CheckpointError) else f"{path}: {error}"
+
+
+def _check_file(path: Path, held: HeldFile) -> Iterator[str]:
+    head, laid = read_head(path)
+    places = {(one.dtype, one.extent, one.start) for one in laid}
+    if crc_text(head) != held.head or places != {
+        (piece.dtype, piece.box.extent, piece.start) for piece in held.pieces
+    }:
+        yield f"{path} was changed: its header is not the one that was written"
+    with open(path, "rb") as handle:
+        for piece in held.pieces:
+            for box, start, check in piece.blocks():
+                size = (box.extent[0] if box.extent else 1) * piece.row_bytes
+                if crc_text(os.pread(handle.fileno(), size, start)) != check:
+                    yield (
+                        f"{path} was changed: the checksum of {piece.kind} {piece.name!r} differs"
+                    )
+                    break

@@ -6,6 +6,9 @@
 
 No rank waits for another. The last to finish completes the checkpoint; if any fails or dies, it
 stays incomplete, is never loaded, and is cleared away after the next one that succeeds.
+
+A save beside training writes from a copy of the state (`Staging`): one buffer, used again each
+time.
 """
 
 from __future__ import annotations
@@ -13,26 +16,90 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import shutil
+import tempfile
 import threading
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from varuna_core.checkpoint.format.entries import RankPart
+import torch
+from torch import Tensor
+
+from varuna_core.checkpoint.format.entries import DTYPES, CheckpointPart, Entry, write_file
 from varuna_core.checkpoint.format.errors import CheckpointError, FolderTaken
-from varuna_core.checkpoint.format.files import write_file
 from varuna_core.checkpoint.format.manifest import Marker, Save
 from varuna_core.checkpoint.format.plain import to_plain
-from varuna_core.checkpoint.store.owner import Owner
-from varuna_core.checkpoint.store.staging import Staging
-from varuna_core.checkpoint.store.store import SaveFolder, read_save
+from varuna_core.checkpoint.store.store import Owner, SaveFolder, read_save
+
+ALIGN = 64
+
+
+class Staging:
+    """The copy lies in memory, or in a local folder: a RAM disk, or a disk that is fast enough.
+
+    In a folder it is a mapped file without a name, so that nothing is left behind by a kill.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, segments: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
+        """The same entries, from the copy. What an earlier one gave is overwritten."""
+        size = sum(_padded(entry.num_bytes) for held in segments.values() for entry in held)
+        if size > len(self._buffer):
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is made
+            self._buffer = self._allocate(size)
+        staged: dict[int, list[Entry]] = {}
+        devices = set()
+        at = 0
+        for number, held in segments.items():
+            staged[number] = []
+            for entry in held:
+                tensor, copy = entry.load().detach(), self._view(at, entry)
+                copy.copy_(tensor, non_blocking=True)
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
+                at += _padded(entry.num_bytes)
+                staged[number].append(replace(entry, load=_give(copy)))
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return staged
+
+    def _view(self, at: int, entry: Entry) -> Tensor:
+        run = self._buffer[at : at + entry.num_bytes]
+        return run.view(DTYPES[entry.dtype]).view(entry.box.extent)
+
+    def _allocate(self, size: int) -> Tensor:
+        if self.folder is None:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(prefix=".varuna-staging-", dir=self.folder)
+        try:
+            # A full disk is an error here; later it would be a SIGBUS in the copy.
+            os.posix_fallocate(fd, 0, size)
+            return torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
+        finally:
+            os.close(fd)
+            os.unlink(name)
+
+
+def _give(copy: Tensor) -> Callable[[], Tensor]:
+    return lambda: copy
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
 
 log = logging.getLogger(__name__)
 
 
-def write_rank(folder: SaveFolder, part: RankPart, rank: int, world_size: int) -> None:
+def write_rank(folder: SaveFolder, part: CheckpointPart, rank: int, world_size: int) -> None:
     """This rank's files, then its marker."""
     folder.make()
     landing = {}
@@ -95,7 +162,7 @@ class CheckpointWriter:
             self._staging = Staging(Path(tempdir))
         self._background = tempdir is not None
 
-    def save(self, part: RankPart) -> SaveFolder:
+    def save(self, part: CheckpointPart) -> SaveFolder:
         """Add this rank's part of a checkpoint; in the background, once the last one is written.
 
         The folder is that of all ranks, which shows when the checkpoint is complete.
@@ -149,13 +216,13 @@ class CheckpointWriter:
         _OPEN.discard(self)
         self.finish()
 
-    def _write_beside(self, folder: SaveFolder, part: RankPart) -> None:
+    def _write_beside(self, folder: SaveFolder, part: CheckpointPart) -> None:
         try:
             self._write(folder, part)
         except Exception as error:  # comes out at the next call
             self._error = error
 
-    def _write(self, folder: SaveFolder, part: RankPart) -> None:
+    def _write(self, folder: SaveFolder, part: CheckpointPart) -> None:
         self._settle()
         if self.rank == 0:
             self._look_around(folder)
@@ -198,7 +265,7 @@ class CheckpointWriter:
             self._publish(self._last)
 
 
-def encode_part(part: RankPart) -> RankPart:
+def encode_part(part: CheckpointPart) -> CheckpointPart:
     """Everything that goes into JSON as JSON takes it, copied, before training goes on."""
     state = part.state
     if state is not None:

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.checkpoint.format.document import crc_text, parse_document, write_document
+from varuna_core.checkpoint.format.entries import view_bytes
 from varuna_core.checkpoint.format.errors import CheckpointError
-from varuna_core.checkpoint.format.files import view_bytes
 from varuna_core.checkpoint.format.manifest import (
     Manifest,
     Marker,

@@ -1,6 +1,6 @@
 """Checkpoints of a Varuna: what this rank gives to one, and what it takes from one of any shape.
 
-    save:  masters, buffers, optimizer state by name ─► RankPart ─► CheckpointWriter, no rank waits
+    save:  masters, buffers, optimizer state by name ─► CheckpointPart ─► CheckpointWriter
     load:  rank 0 chooses the checkpoint ─► each rank reads its part ─► the first error is all's
 
 docs/checkpoints.md has the files. What is small and the same everywhere is rank 0's to give.
@@ -18,12 +18,12 @@ from uuid import uuid4
 from torch import Tensor
 
 from varuna_core.checkpoint.format.document import READABLE
-from varuna_core.checkpoint.format.entries import Entry, RankPart, deal
+from varuna_core.checkpoint.format.entries import CheckpointPart, Entry, deal
 from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
 from varuna_core.checkpoint.format.manifest import TrainingState
 from varuna_core.checkpoint.store.aside import Choice
-from varuna_core.checkpoint.store.random_state import put_random_state, take_random_state
 from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.checkpoint.store.torch_state import put_random_state, take_random_state
 from varuna_core.checkpoint.store.writer import CheckpointWriter
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.files import write_json
@@ -155,7 +155,7 @@ class Saving:
 
     def take_part(
         self, progress: TrainingProgress, number: int, shard: bool, for_memory: bool = False
-    ) -> RankPart:
+    ) -> CheckpointPart:
         """This rank's part of a checkpoint; `for_memory` all that it has, whatever others have
         too."""
         replicas = self.links.stage_map.num_replicas
@@ -176,7 +176,7 @@ class Saving:
         ):  # those of the other replicas may differ (batch norm)
             for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
                 segments.setdefault(segment, []).extend(entries)
-        return RankPart(
+        return CheckpointPart(
             iteration=number,
             segments=segments,
             shared=shared or self.links.stage_map.tensor > 1 or for_memory,

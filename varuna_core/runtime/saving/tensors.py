@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from varuna_core.checkpoint.format.box import Box, Share
+from varuna_core.checkpoint.format.box import Box, TensorShare
 from varuna_core.checkpoint.format.entries import Entry, make_entry
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT
 from varuna_core.checkpoint.format.plain import to_plain
-from varuna_core.checkpoint.store.optimizer_state import take_state
 from varuna_core.checkpoint.store.reader import Wanted
+from varuna_core.checkpoint.store.torch_state import take_state
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.split.record import tensor_names
 from varuna_core.runtime.split.split import RankStages, Split
@@ -202,7 +202,7 @@ def take_buffers(split: Split, part: RankStages, kept: Collection[str]) -> dict[
     return segments
 
 
-def find_part(name: str, masters: Masters, shares: Shares) -> Box | Share | None:
+def find_part(name: str, masters: Masters, shares: Shares) -> Box | TensorShare | None:
     """The part of a tensor that this rank holds; None is all of it."""
     rows = masters.slices.get(name)
     return shares.find(name) if rows is None else rows.box

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel
 
-from varuna_core.checkpoint.format.box import Share
+from varuna_core.checkpoint.format.box import TensorShare
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import Split
@@ -235,10 +235,10 @@ class Sharding:
                 "rank has only a share with tensor parallelism: use adamw or sgd"
             )
 
-    def _find_share(self, name: str) -> Share:
+    def _find_share(self, name: str) -> TensorShare:
         shape, sharing = self._shapes[name], self.placed[name]
         if sharing.placement.is_replicate():
-            return Share(shape=tuple(shape), extent=tuple(shape), pieces=())
+            return TensorShare(shape=tuple(shape), extent=tuple(shape), pieces=())
         dim = int(sharing.placement.dim)  # type: ignore[attr-defined]  # of those that share
         index = deal_rows(torch.arange(shape[dim]), sharing.parts, self.size)
         index = index.view(*(-1 if d == dim else 1 for d in range(len(shape))))

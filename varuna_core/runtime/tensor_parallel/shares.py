@@ -9,13 +9,13 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from varuna_core.checkpoint.format.box import Box, Share, whole
+from varuna_core.checkpoint.format.box import Box, TensorShare, whole
 from varuna_core.checkpoint.format.entries import Entry
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.store.reader import Wanted
 
 
-def find_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> Share:
+def find_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> TensorShare:
     """The share made of the places `held` along one dimension, in the order in which the rank has
     them."""
     shape = tuple(shape)
@@ -30,7 +30,7 @@ def find_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> Share:
         pieces.append((box(start, count, shape[dim]), box(at, count, len(held))))
         at += count
     extent = (*shape[:dim], len(held), *shape[dim + 1 :])
-    return Share(shape=shape, extent=extent, pieces=tuple(pieces))
+    return TensorShare(shape=shape, extent=extent, pieces=tuple(pieces))
 
 
 def _list_runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -51,14 +51,14 @@ class Shares:
 
     def __init__(
         self,
-        shares: Mapping[str, Share] = MappingProxyType({}),
+        shares: Mapping[str, TensorShare] = MappingProxyType({}),
         leads: Mapping[str, str] = MappingProxyType({}),
         tensor_rank: int = 0,
     ) -> None:
         self.by_name, self.tensor_rank = shares, tensor_rank
         self._leads = leads
 
-    def find(self, name: str) -> Share | None:
+    def find(self, name: str) -> TensorShare | None:
         """The share of a tensor; None if each of the T ranks holds it whole."""
         share = self.by_name.get(self._leads.get(name, name))
         return None if share is None or share.is_whole else share

@@ -14,8 +14,7 @@ from tests.ranks.save_rank import BATCH, KINDS, SAVED, STEPS, Case, build_model,
 from tests.ranks.start import collect, start_ranks
 from varuna_core import Varuna
 from varuna_core.checkpoint.store.exchange import export_checkpoint
-from varuna_core.checkpoint.store.store import list_complete
-from varuna_core.checkpoint.store.verify import find_damage
+from varuna_core.checkpoint.store.store import find_damage, list_complete
 from varuna_core.records.checkpoints import list_damaged
 
 pytestmark = pytest.mark.slow

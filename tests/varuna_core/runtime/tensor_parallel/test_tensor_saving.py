@@ -12,8 +12,7 @@ from tests.ranks.start import collect, start_ranks
 from tests.ranks.tensor_rank import AFTER, Case, build_model, train, write_cases
 from tests.varuna_core.runtime.tensor_parallel.test_tensor import join, read
 from varuna_core.checkpoint.store.reader import CheckpointReader
-from varuna_core.checkpoint.store.store import list_complete
-from varuna_core.checkpoint.store.verify import find_damage
+from varuna_core.checkpoint.store.store import find_damage, list_complete
 
 pytestmark = pytest.mark.slow
 
