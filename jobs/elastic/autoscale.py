@@ -223,7 +223,9 @@ class Autoscaler:
         if len(members) <= max(nodes.values(), default=-1):
             return False  # of another attempt
         seats = {rank: members[index] for rank, index in nodes.items()}
-        found = find_slow_nodes(self._pace.read_works(), self._pace.list_peers(), seats)
+        found = find_slow_nodes(
+            self._pace.read_works(), self._pace.list_peers(), seats, self._pace.list_steps_s()
+        )
         slow = [node for node in found if node.seat in standing.here]
         parting = choose_leaving(standing, slow, self._fewest)
         if parting is None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.slow_ranks import WARM_UP_STEPS
 from varuna_core.records.stage_map import locate_ranks
 from vjob.jobs.monitor.model.snapshot import Progress
 from vjob.jobs.monitor.readers.attempt import AttemptReader
 from vjob.jobs.monitor.readers.rank_files import TraceEnd
-from vjob.jobs.monitor.rules.pace import WARM_UP_STEPS
 
 RECENT_STEPS = 50
 ENOUGH_POINTS = 5
@@ -62,9 +62,13 @@ class AttemptPace:
         found = {}
         for rank, trace in self._traces.items():
             trace.poll()
-            steps = [step for step in trace.steps if step.work_s is not None]
-            found[rank] = {step.step: step.work_s or 0.0 for step in steps[WARM_UP_STEPS:]}
+            found[rank] = trace.works_s()
         return found
+
+    def list_steps_s(self) -> dict[int, float]:
+        """What a step of each rank takes, as `read_works` saw it."""
+        medians = {rank: trace.medians()[0] for rank, trace in self._traces.items()}
+        return {rank: step_s for rank, step_s in medians.items() if step_s is not None}
 
     def list_peers(self) -> list[list[int]]:
         """Ranks that do the same on the same kind of device."""

@@ -10,6 +10,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from varuna_core.records.partition import PartitionError, parse_counts
+from varuna_core.records.slow_ranks import (
+    NOTABLE,
+    PERSISTENT,
+    RECENT_STEPS,
+    WARM_UP_STEPS,
+    Rung,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +72,6 @@ def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Sugg
     return Suggestion(partition=tuple(counts), slowest_now_s=now, slowest_then_s=then)
 
 
-SLOWER = 1.1
-"""A straggler takes at least so many times what its peers take."""
-MOST_OF_THE_STEPS = 0.6
-"""In at least this part of the steps."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
     """A slow rank."""
@@ -82,7 +83,9 @@ class Straggler:
     ratio: float
     """Its work against the median of its peers', in the median step."""
     share_of_steps: float
-    """In how many steps it was slower than SLOWER times its peers."""
+    """In how many steps it was slower than a rung of `slow_ranks` allows."""
+    num_steps: int = 0
+    """Of a stretch in which it was slow; 0 is the whole attempt."""
     num_peers: int
 
 
@@ -110,10 +113,11 @@ def find_stragglers(steps: pd.DataFrame, ranks: pd.DataFrame) -> list[Straggler]
         ratios_of = np.divide(work_s, peers_s, out=np.full_like(work_s, np.nan), where=known)
         for rank, column in zip(table.columns, ratios_of.T, strict=True):
             ratios = column[~np.isnan(column)]
-            if not len(ratios):
-                continue
-            share = float((ratios > SLOWER).mean())
-            if np.median(ratios) > SLOWER and share >= MOST_OF_THE_STEPS:
+            num_steps, rung = 0, NOTABLE
+            if not _holds(rung, ratios):
+                ratios, rung = find_slow_stretch(ratios), PERSISTENT
+                num_steps = len(ratios)
+            if len(ratios):
                 found.append(
                     Straggler(
                         attempt=str(attempt),
@@ -121,11 +125,45 @@ def find_stragglers(steps: pd.DataFrame, ranks: pd.DataFrame) -> list[Straggler]
                         stage=int(stage),
                         host=str(hosts[rank]),
                         ratio=float(np.median(ratios)),
-                        share_of_steps=share,
+                        share_of_steps=float((ratios > rung.times).mean()),
+                        num_steps=num_steps,
                         num_peers=table.shape[1] - 1,
                     )
                 )
     return sorted(found, key=lambda straggler: -straggler.ratio)
+
+
+def _holds(rung: Rung, ratios: npt.NDArray[np.float64]) -> bool:
+    return bool(
+        len(ratios) >= rung.num_steps
+        and np.median(ratios) > rung.times
+        and (ratios > rung.times).mean() >= rung.share
+    )
+
+
+def find_slow_stretch(ratios: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The ratios of the worst steps in a row in which a rank was PERSISTENT; empty without any.
+
+    As whoever watched the run saw its last steps: 60 of them, or fewer after the warm-up.
+    """
+    slow = ratios > PERSISTENT.times
+    if slow.sum() < PERSISTENT.share * PERSISTENT.num_steps:
+        return ratios[:0]
+    sums = np.concatenate([[0], np.cumsum(slow)])
+    starts, ends = [], []
+    for first in (0, WARM_UP_STEPS - 1):  # the first step is left out already
+        early = np.arange(first + PERSISTENT.num_steps, min(first + RECENT_STEPS, len(ratios)) + 1)
+        ends.append(early)
+        starts.append(np.full_like(early, first))
+    later = np.arange(RECENT_STEPS, len(ratios) + 1)
+    ends.append(later)
+    starts.append(later - RECENT_STEPS)
+    start, end = np.concatenate(starts), np.concatenate(ends)
+    shares = (sums[end] - sums[start]) / (end - start)
+    if not len(shares) or shares.max() < PERSISTENT.share:
+        return ratios[:0]
+    worst = int(shares.argmax())
+    return ratios[start[worst] : end[worst]]
 
 
 def find_medians_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

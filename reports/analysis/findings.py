@@ -251,7 +251,8 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
             sentence=(
                 f"Rank {found.rank} on {found.host or 'an unknown node'} takes {found.ratio:.2f} "
                 f"times as long as its {found.num_peers} peer{plural} of stage {found.stage}, in "
-                f"{percent(found.share_of_steps)} of the steps."
+                f"{percent(found.share_of_steps)} of "
+                f"{f'{found.num_steps} steps in a row' if found.num_steps else 'the steps'}."
             ),
             evidence=f"attempt {found.attempt or '-'}: work of a step, same stage, same GPU",
             key=f"cluster.exclude: [{found.host}]" if found.host else "cluster.exclude",

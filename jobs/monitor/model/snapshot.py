@@ -15,6 +15,7 @@ from typing import Any
 
 from varuna_core.records.checkpoints import Damaged
 from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.slow_ranks import SlowRank
 
 FORMAT = 2
 
@@ -164,6 +165,8 @@ class Rank:
     """Median of its last steps."""
     work_s: float | None = None
     """Of those, the median time that it computed itself, waits left out."""
+    slow: SlowRank | None = None
+    """Set where nearly all of its last steps took it longer than its peers."""
     step_at: float | None = None
     device: str = ""
     exit: RankExit | None = None

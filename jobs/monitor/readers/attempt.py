@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from varuna_core.records.exits import RankExit
@@ -12,6 +13,7 @@ from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.slow_ranks import find_slow_ranks
 from varuna_core.records.stage_map import RankPlace, locate_ranks
 from varuna_core.records.training import read_training
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages
@@ -189,7 +191,7 @@ class AttemptReader:
             attempt_started=self._state.times.get("master"),
             went_at=went_at,
             nodes=tuple(self._nodes.values()),
-            ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
+            ranks=self._mark_slow(),
             progress=progress,
             phase=find_phase(self.files.values(), progress),
             phases_s=longest,
@@ -300,6 +302,21 @@ class AttemptReader:
             step_at=None if ended is None else ended + self._offset(index),
             device=trace.device if trace is not None else "",
             exit=self._parsed_exits.get(rank),
+        )
+
+    def _mark_slow(self) -> tuple[Rank, ...]:
+        """All ranks, those marked that are slower than the living ones of their stages."""
+        ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
+        groups: dict[tuple[tuple[int, ...], str], list[int]] = {}
+        for rank in ranks:
+            if rank.exit is None and rank.work_s is not None:
+                groups.setdefault((rank.stages, rank.device), []).append(rank.rank)
+        peers = [own for own in groups.values() if len(own) > 1]
+        works_s = {rank: self._traces[rank].works_s() for own in peers for rank in own}
+        steps_s = {rank.rank: rank.step_s for rank in ranks if rank.step_s is not None}
+        slow = {item.rank: item for item in find_slow_ranks(works_s, peers, steps_s)}
+        return tuple(
+            replace(rank, slow=slow[rank.rank]) if rank.rank in slow else rank for rank in ranks
         )
 
     def _offset(self, index: int) -> float:

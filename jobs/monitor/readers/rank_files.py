@@ -18,6 +18,7 @@ from typing import Any
 
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.logs.trace import COMPUTE
+from varuna_core.records.slow_ranks import RECENT_STEPS, WARM_UP_STEPS
 from vjob.jobs.monitor.log_lines.tails import Added, Tail
 from vjob.jobs.monitor.model.snapshot import Point
 
@@ -183,6 +184,11 @@ class TraceEnd:
     @property
     def last(self) -> Step | None:
         return self.steps[-1] if self.steps else None
+
+    def works_s(self) -> dict[int, float]:
+        """What the rank computed itself in each step, the first steps left out."""
+        steps = list(self.steps)[WARM_UP_STEPS:][-RECENT_STEPS:]
+        return {step.step: step.work_s for step in steps if step.work_s is not None}
 
     def medians(self) -> tuple[float | None, float | None]:
         """Of the last steps: all of a step, and what it computed itself; saving left out."""

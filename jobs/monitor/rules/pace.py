@@ -13,9 +13,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from varuna_core.records.slow_ranks import WARM_UP_STEPS
 from vjob.jobs.monitor.model.snapshot import Phase, Point, Snapshot
 
-WARM_UP_STEPS = 5
 """First steps of an attempt, which teach nothing: caches fill, kernels are compiled."""
 LEARN_GAPS = 3
 """So many gaps at least teach a limit."""

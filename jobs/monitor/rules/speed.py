@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from varuna_core.records.formatting import format_duration
+from varuna_core.records.slow_ranks import STARK, costs_much, find_peers_work
 from vjob.jobs.monitor.model.snapshot import Health, Line, Node, Rank, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     advise,
@@ -30,11 +31,6 @@ SLOWER = 1.5
 """Times the median before, for the lower quarter of the recent ones too."""
 LEAST_S = 0.2
 """A step that is slower by less is nobody's worry."""
-SCORE = 0.7
-"""Median of the peers' work over one's own: below, a rank is a straggler."""
-STRAGGLE_S = 0.1
-STRAGGLE_SHARE = 0.1
-"""And its work must be longer by this, and by this share of a step: else it costs nothing."""
 HEAT = ("hw_thermal", "sw_thermal", "hw_power_brake", "hw_slowdown")
 THROTTLED = 1.2
 """Times the median before, where a GPU says that it is held down."""
@@ -77,23 +73,28 @@ def straggler(snapshot: Snapshot) -> Verdict | None:
 
 
 def find_stragglers(snapshot: Snapshot) -> list[tuple[Rank, float, float]]:
-    """Rank, its peers' median work and its score; the worst first."""
-    groups: dict[tuple[int | None, str], list[Rank]] = {}
-    for rank in list_alive(snapshot):
-        if rank.work_s is not None and rank.work_s > 0:
-            groups.setdefault((rank.stage, rank.device), []).append(rank)
+    """Rank, its peers' median work and its score; the worst first.
+
+    Those slow in nearly all of the last steps, and before so many are known those far behind.
+    """
+    alive = list_alive(snapshot)
+    groups: dict[tuple[tuple[int, ...] | int | None, str], list[Rank]] = {}
     found = []
+    for rank in alive:
+        if rank.slow is not None:
+            found.append((rank, rank.slow.peers_s, 1 / rank.slow.ratio))
+        if rank.work_s is not None and rank.work_s > 0:
+            groups.setdefault((rank.stages or rank.stage, rank.device), []).append(rank)
     for members in groups.values():
-        # The slowest first: peers of a quicker one are slower, so that its score is higher.
-        members.sort(key=lambda rank: -(rank.work_s or 0.0))
         works = [rank.work_s or 0.0 for rank in members]
-        for at, rank in enumerate(members):
-            peers = [*works[:at], *works[at + 1 :]]
-            own = works[at]
-            if not peers or (median := statistics.median(peers)) >= SCORE * own:
-                break
-            if own - median > max(STRAGGLE_S, STRAGGLE_SHARE * (rank.step_s or own)):
-                found.append((rank, median, median / own))
+        if len(works) < 2:
+            continue
+        usual = find_peers_work(works)
+        for rank in members:
+            own = rank.work_s or 0.0
+            is_far = own > STARK.times * usual and costs_much(own - usual, rank.step_s or own)
+            if is_far and rank.slow is None:
+                found.append((rank, usual, usual / own))
     return sorted(found, key=lambda item: item[2])
 
 

@@ -1,0 +1,134 @@
+"""Ranks that work longer than their peers: one rule for status, the autoscaler and the report.
+
+A rank's peers do the same (all the same stages) on the same kind of device. Compared is the work of
+a step, waits left out, with the median of the peers' in that step. One ladder, from the bottom:
+
+rung         times peers  in steps                       who acts on it
+NOTABLE      over 1.1     60 % of the attempt            the report names the rank
+PERSISTENT   over 1.15    80 % of the last 20 to 60      the report and status name it (SLOW), the
+                                                         autoscaler may leave its node out
+STARK        over 1.43    the median of the last 10      status names it before 20 are known
+
+So what the autoscaler leaves out has always been named by status and is named by the report. The
+report mentions more: it looks back, and nothing is stopped for it. 1.1 is above what ranks with
+equal work differ by; 1.15 for long pays for the pause of a morph; beyond 1.43 (a score below 0.7) a
+few steps are enough, since chance does not reach so far.
+
+PERSISTENT and STARK also ask for what a step gains: LEAST_S, and LEAST_SHARE of the step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence
+
+WARM_UP_STEPS = 5
+"""First steps of an attempt, which tell nothing of the later ones."""
+RECENT_STEPS = 60
+"""The last ones count, where something is to be done about it."""
+LEAST_S = 0.1
+LEAST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How much longer, in how many of how many steps."""
+
+    times: float
+    """The work of the peers."""
+    share: float
+    """Of the steps, at least."""
+    num_steps: int
+    """That must be known."""
+
+
+NOTABLE = Rung(times=1.1, share=0.6, num_steps=1)
+PERSISTENT = Rung(times=1.15, share=0.8, num_steps=20)
+STARK = Rung(times=1 / 0.7, share=0.5, num_steps=1)
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that is PERSISTENT among the last steps."""
+
+    rank: int
+    ratio: float
+    """Its work over that of its peers, in the median step."""
+    share: float
+    """The part of the steps in which it was slow."""
+    extra_s: float
+    """Seconds that it works longer than they, in the median step."""
+    work_s: float
+    peers_s: float
+    num_steps: int
+    num_peers: int
+
+
+def find_slow_ranks(
+    works_s: Mapping[int, Mapping[int, float]],
+    peers: Sequence[Sequence[int]],
+    steps_s: Optional[Mapping[int, float]] = None,
+) -> List[SlowRank]:
+    """The slowest first. `works_s` is what each rank worked in each step, `peers` the ranks that do
+    the same; with `steps_s`, what a step takes, a rank that costs too little of it is left out."""
+    found = [item for ranks in peers for item in _compare(works_s, ranks)]
+    if steps_s is not None:
+        found = [item for item in found if costs_much(item.extra_s, steps_s.get(item.rank))]
+    return sorted(found, key=lambda item: -item.extra_s)
+
+
+def costs_much(extra_s: float, step_s: Optional[float]) -> bool:
+    """Less would be gained than what is worth a word."""
+    return extra_s > max(LEAST_S, LEAST_SHARE * (step_s or 0.0))
+
+
+def _compare(works_s: Mapping[int, Mapping[int, float]], ranks: Sequence[int]) -> List[SlowRank]:
+    """Of peers, over the last steps that more than half of them tell."""
+    told: Dict[int, Dict[int, float]] = {}
+    for rank in ranks:
+        for step, work in works_s.get(rank, {}).items():
+            told.setdefault(step, {})[rank] = work
+    enough = max(2, len(ranks) // 2 + 1)
+    steps = [step for step in sorted(told) if len(told[step]) >= enough][-RECENT_STEPS:]
+    if len(steps) < PERSISTENT.num_steps:
+        return []
+    usual: Dict[int, float] = {}
+    num_slow = dict.fromkeys(ranks, 0)
+    for step in steps:
+        works = told[step]
+        usual[step] = find_peers_work(list(works.values()))
+        bound = PERSISTENT.times * usual[step]
+        for rank, work in works.items():
+            num_slow[rank] += usual[step] > 0 and work > bound
+    found = []
+    for rank, count in num_slow.items():
+        if count < PERSISTENT.share * PERSISTENT.num_steps:
+            continue
+        own = [step for step in steps if rank in told[step]]
+        share = count / len(own)
+        ratios = [told[step][rank] / usual[step] for step in own if usual[step] > 0]
+        if len(ratios) == len(own) >= PERSISTENT.num_steps and share >= PERSISTENT.share:
+            found.append(
+                SlowRank(
+                    rank=rank,
+                    ratio=statistics.median(ratios),
+                    share=share,
+                    extra_s=statistics.median(told[step][rank] - usual[step] for step in own),
+                    work_s=statistics.median(told[step][rank] for step in own),
+                    peers_s=statistics.median(usual[step] for step in own),
+                    num_steps=len(own),
+                    num_peers=len(ranks) - 1,
+                )
+            )
+    return found
+
+
+def find_peers_work(works: List[float]) -> float:
+    """The median of a slow rank's peers, from the works of all with its own.
+
+    It is the same for each rank of the upper half: to leave one out there changes nothing below.
+    """
+    works.sort()
+    middle = (len(works) - 1) // 2
+    return works[middle] if len(works) % 2 == 0 else (works[middle - 1] + works[middle]) / 2
