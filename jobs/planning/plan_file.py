@@ -22,6 +22,7 @@ from vjob.jobs.conf.loading.check import get_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import resolve_conf
 from vjob.jobs.errors import InputError
+from vjob.jobs.programs import megatron
 
 if TYPE_CHECKING:
     from varuna_core.planner.result.plan import LayoutPlan, UsedNode
@@ -175,8 +176,6 @@ def render_settings(conf: JobConf) -> dict[str, str]:
 
 def spell_layout(counts: Sequence[int]) -> str:
     """Format as for Megatron-Core's --pipeline-model-parallel-layout: `Et*3|t*4||t*2L`."""
-    from vjob.jobs.programs.megatron import spell_layout as spell
-
     inner = list(counts)
     inner[0] -= 1
     inner[-1] -= 1
@@ -184,4 +183,4 @@ def spell_layout(counts: Sequence[int]) -> str:
         raise InputError(
             "Megatron-Core's layout has the embedding on the first stage and the head on the last"
         )
-    return spell(inner)
+    return megatron.spell_layout(inner)
