@@ -102,7 +102,7 @@ class Autoscaler:
     def _find_standing(
         self, view: RunView, state: ManagerState, executor: Executor
     ) -> Standing | None:
-        """None as long as the attempt has too few steps behind it."""
+        """Pace and outlook of the run; None until the attempt has done enough steps."""
         number = state.attempt
         if self._pace is None or self._pace.number != number:
             plan = read_attempt_plan(self._run, number)
@@ -176,7 +176,7 @@ class Autoscaler:
         return min(cluster.walltime_min, math.ceil(left_s / 60) + SPARE_MIN)
 
     def _is_wanted(self) -> bool:
-        """Whether the last who asked for another number of nodes did not ask for fewer."""
+        """True unless the last request of a user was for fewer nodes."""
         asked = [
             event["kind"]
             for event in read_lines(self._run.vjob_events)
@@ -216,7 +216,7 @@ class Autoscaler:
     # Fewer.
 
     def _leave_slow(self, standing: Standing, state: ManagerState) -> bool:
-        """Whether nodes were asked to leave."""
+        """Ask slow nodes to leave; True if any was asked."""
         assert self._pace is not None
         members = list(map(get_seat, state.members))
         nodes = self._pace.map_nodes()

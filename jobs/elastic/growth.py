@@ -1,4 +1,4 @@
-"""Whether more nodes for a run that may morph, or one less, are worth it. Pure.
+"""Decisions of the autoscaler: whether more nodes, or fewer slow ones, are worth a morph. Pure.
 
 idle nodes, pace, pause, time ─► choose_growth ─► how many more, of which group
 slow nodes, the same ──────────► choose_leaving ─► who is to go
@@ -48,7 +48,7 @@ def find_pause(pauses_s: Sequence[float]) -> Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a run stands."""
+    """Pace and outlook of a run, by which offers are compared."""
 
     plan: Plan
     """With the nodes that joined behind those of the conf."""
@@ -98,7 +98,7 @@ def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> Off
 
 
 def still_pays(standing: Standing, seats: Sequence[int]) -> bool:
-    """Whether nodes on their way are worth a morph if they come now."""
+    """True if nodes on their way are worth a morph if they come now."""
     found = forecast(standing.plan, standing.training, standing.here, (*standing.here, *seats))
     return found is not None and standing.is_worth(standing.step_s * found.ratio, caution=1.0)
 
@@ -136,5 +136,5 @@ def choose_leaving(standing: Standing, slow: Sequence[SlowNode], fewest: int) ->
 
 
 def format_basis(*, is_predicted: bool) -> str:
-    """Where a step that is yet to come is from."""
+    """Origin of a forecast, in words."""
     return "planned at submit" if is_predicted else "by a count of slots and ranks"

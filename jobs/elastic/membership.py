@@ -54,7 +54,7 @@ SLOW_ASKED = "slow-asked"
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """Who takes part in a run now, as far as its files tell."""
+    """Nodes that take part in a run now, as far as its files tell."""
 
     hosts: dict[int, str]
     """Seats whose nodes are here."""

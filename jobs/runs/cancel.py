@@ -69,7 +69,7 @@ def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]
 
 
 def _can_checkpoint(view: RunView) -> bool:
-    """Whether every node's ranks catch SIGUSR1; for others it would be death without a save."""
+    """True if the ranks of every node catch SIGUSR1; it would end others without a save."""
     running = any(info.state is JobState.RUNNING for info in view.infos)
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number) if attempts else None

@@ -9,7 +9,7 @@ from vjob.jobs.schedulers.base import Executor
 
 
 def choose_executor(scheduler: str) -> Executor:
-    """By the plan's word; imports what it needs only then."""
+    """Executor by its name in the plan; imports no other."""
     if scheduler in ("local", "ssh"):  # ssh: the batch script runs here, agents on the machines
         from vjob.jobs.schedulers.local import LocalExecutor
 

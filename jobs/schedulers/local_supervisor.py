@@ -107,7 +107,7 @@ class Supervisor:
         return 128 - code if code < 0 else code
 
     def _end_rest(self, group: int) -> None:
-        """Where the batch script was killed, its srun still runs: no rank may outlive the job."""
+        """End what a killed batch script left behind: no rank may outlive the job."""
         deadline = time.monotonic() + self._kill_wait_s
         number = signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):
@@ -124,7 +124,7 @@ class Supervisor:
         return default
 
     def _environment(self) -> dict[str, str]:
-        """What Slurm sets in a batch script, as far as our scripts look at it."""
+        """Environment that Slurm sets in a batch script, as far as our scripts read it."""
         groups = [g for g in self.plan.groups if self.group in (None, g.name)]
         names = [[f"local{group.first_node + i}" for i in range(group.count)] for group in groups]
         tools = self._make_tools()

@@ -17,7 +17,7 @@ from vjob.jobs.errors import VjobError
 
 
 def folder() -> Path:
-    """Where the index lies."""
+    """Folder of the index."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local/state")
     return Path(base) / "vjob"
 

@@ -62,7 +62,7 @@ class SlurmExecutor(Executor):
         return {job: sorted(infos, key=lambda info: info.component) for job, infos in found.items()}
 
     def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Those of these nodes that the scheduler itself calls lost; none where it does not say."""
+        """The nodes among these that Slurm itself calls lost; none where it does not answer."""
         return slurm.parse_lost_nodes(_ask(slurm.build_sinfo_command(nodes)))
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:

@@ -128,7 +128,7 @@ def build_sbatch_command(
 
 
 def can_expedite(facts: Mapping[str, str]) -> bool:
-    """By `scontrol show config`: expedited requeue is there from 25.11, where it is enabled."""
+    """True where `scontrol show config` has expedited requeue: from 25.11, if it is enabled."""
     match = re.match(r"(\d+)\.(\d+)", facts.get("SLURM_VERSION", ""))
     is_new = match is not None and (int(match[1]), int(match[2])) >= (25, 11)
     return is_new and "enable_expedited_requeue" in facts.get("SlurmctldParameters", "").split(",")
@@ -285,7 +285,7 @@ def build_scancel_command(job: str) -> list[str]:
 
 
 def build_requeue_command(job: str) -> list[str]:
-    """Of a het job its leader: components cannot be requeued alone."""
+    """Requeue a job; of a het job its leader, as components cannot be requeued alone."""
     return ["scontrol", "requeue", job]
 
 

@@ -35,7 +35,7 @@ def examine_slurm() -> list[Diagnosis]:
 
 
 def read_slurm_config() -> dict[str, str] | None:
-    """What `scontrol show config` says; None where it does not answer."""
+    """Output of `scontrol show config` by key; None where it does not answer."""
     config = ask("scontrol", "show", "config")
     return None if config is None else parse_config(config)
 

@@ -177,7 +177,7 @@ def is_kind(line: Line, kind: Kind) -> bool:
 
 
 def is_final(line: Line) -> bool:
-    """Whether the process that the line is about cannot go on."""
+    """True if the process that the line is about cannot go on."""
     row = _BY_NAME.get(line.kind)
     return row is not None and row.is_final
 
@@ -203,7 +203,7 @@ def sort_by_time(lines: Sequence[Line]) -> list[Line]:
 
 
 def merge_same(lines: Iterable[Line]) -> list[Line]:
-    """The same message of several ranks once, the first of them, with their number."""
+    """Merge the same message of several ranks into the first one, with their number."""
     merged: dict[tuple[str, str], Line] = {}
     for line in lines:
         key = line.kind, _NUMBERS.sub("#", strip_tags(line.text)).strip()
@@ -215,7 +215,7 @@ def merge_same(lines: Iterable[Line]) -> list[Line]:
 
 
 def _find_times(lines: Sequence[Line]) -> list[float | None]:
-    """Of each line: its own, else that of the line before it in its file, else of the one after."""
+    """Time of each line: its own, else that of the line before it in its file, else after it."""
     times = [line.at for line in lines]
     files: dict[tuple[str, str], list[int]] = {}
     for i, line in enumerate(lines):

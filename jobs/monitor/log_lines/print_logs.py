@@ -49,7 +49,7 @@ TRACEBACK = "Traceback (most recent call last)"
 
 @dataclass(frozen=True, kw_only=True)
 class FirstError:
-    """What a failure began with."""
+    """The root error of a failure, with its context."""
 
     line: Line
     remedy: str
@@ -60,7 +60,7 @@ class FirstError:
 
 
 def find_first_error(logs: Sequence[Log], again: Sequence[Log]) -> FirstError | None:
-    """None where no line is known as an error; `again` are the same logs, not read yet."""
+    """The root error; None where no line is one. `again` are the same logs, not read yet."""
     lines = [line for log in logs for line in _scan(log)]
     root = first_root(lines)
     if root is None:
@@ -97,7 +97,7 @@ def _scan(log: Log) -> Iterator[Line]:
 
 
 def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:
-    """The same rank's lines before and after; of a traceback all."""
+    """Lines of the same rank before and after; of a traceback all."""
     before: deque[str] = deque(maxlen=LONGEST_TRACEBACK)
     after = 0
     for order, line in enumerate(lines):
@@ -228,7 +228,7 @@ def check_ranks(run: RunFolder, wanted: Wanted) -> None:
 def check_nodes(
     run: RunFolder, attempts: Sequence[AttemptFolder], wanted: Wanted, *, wait: bool
 ) -> bool:
-    """Whether every wanted node is known; InputError where one is not.
+    """True if every wanted node is known; InputError where one is not.
 
     With `wait` only once all nodes have reported: until then a name may still come.
     """

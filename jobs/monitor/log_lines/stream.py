@@ -92,7 +92,7 @@ class Log:
         self._clock_offset_s = clock_offset_s
 
     def read(self, *, final: bool = False) -> Iterator[LogLine]:
-        """What was added since the last look."""
+        """Lines that were added since the last read."""
         times: Times | None = None
         for place, line in self._follower.read_placed(final=final):
             at = None
@@ -117,7 +117,7 @@ def split_tag(line: str) -> tuple[int | None, str]:
 
 
 def merge_lines(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
-    """By time; the order within each stream stays."""
+    """Merge streams by time; the order within each stays."""
     return heapq.merge(*(_rising(stream) for stream in streams), key=_time_of)
 
 

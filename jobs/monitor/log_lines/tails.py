@@ -20,7 +20,7 @@ from varuna_core.records.logs.tail import clean
 TAIL_BYTES = 64 * 1024
 """Of a file that is seen for the first time."""
 LOOK_BYTES = 4 * 1024 * 1024
-"""Of what was appended between two looks."""
+"""Of what was appended between two polls."""
 LONGEST = 16 * 1024
 """Of a line without an end so far; its beginning is kept."""
 SHOWN_CHARS = 2000
@@ -37,7 +37,7 @@ class Added:
     num_skipped: int
     """Bytes before them that no look has read."""
     is_anew: bool
-    """Whether this is the first look, or the file is another than at the last one."""
+    """This is the first poll, or the file is another than at the last one."""
 
 
 class Tail:
@@ -50,7 +50,7 @@ class Tail:
         self.size = 0
         self.mtime = 0.0
         self.problem = ""
-        """Why the last look saw nothing; empty too where there is no such file."""
+        """Why the last poll failed; empty too where there is no such file."""
         self.rest = b""
         """The line that has no end yet: of a progress bar its last state."""
         self.is_missing = True
@@ -62,11 +62,11 @@ class Tail:
         self._offset = 0
         self._inode = -1
         self._is_within = False
-        """Whether what comes next belongs to a line that is not kept whole."""
+        """What comes next belongs to a line that is not kept whole."""
         self._is_beginning_known = False
 
     def poll(self) -> Added | None:
-        """What is new; None where nothing is, which costs one stat."""
+        """Read what is new; None where nothing is, which costs one stat."""
         try:
             if self._seen is not None:
                 found = os.stat(self.path)
@@ -138,7 +138,7 @@ class Tail:
         return Added(data=lines, start=start, num_skipped=skipped, is_anew=is_anew)
 
     def _hold(self, data: bytes) -> None:
-        """Of a progress bar the last state, of an endless line the beginning."""
+        """Keep the last state of a progress bar, the beginning of an endless line."""
         self.rest = _last_state(self.rest + data)
         if len(self.rest) > LONGEST:
             self.rest = self.rest[:LONGEST]

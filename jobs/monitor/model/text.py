@@ -66,7 +66,7 @@ def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> s
 
 
 def choose_nodes(snapshot: Snapshot, verdict: Verdict | None) -> tuple[Node, ...]:
-    """Of a large run those that are blamed, failed, or have known lines; the first and the last."""
+    """Nodes to show: of a large run those blamed, failed or with known lines; first and last."""
     nodes = snapshot.nodes
     if len(nodes) <= MANY_NODES:
         return nodes
@@ -209,7 +209,7 @@ def _render_node(node: Node, now: float) -> list[str]:
 
 
 def _render_script(snapshot: Snapshot) -> list[str]:
-    """Where no rank is to blame, the batch script may know more."""
+    """Last lines of the batch script, where no rank is to blame."""
     blames_no_rank = snapshot.outcome is not None and snapshot.outcome.culprit_rank is None
     is_bad = snapshot.outcome is not None and snapshot.outcome.code != 0
     if not snapshot.scheduler_lines or (snapshot.nodes and not (blames_no_rank and is_bad)):

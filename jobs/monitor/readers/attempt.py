@@ -76,7 +76,7 @@ class AttemptReader:
 
     @property
     def opened(self) -> float | None:
-        """What tells one try of the attempt from the next; None before its master is there."""
+        """Time that tells one try of the attempt from the next; None before its master is there."""
         found = self._state.values.get("master", {}).get("time")
         return float(found) if isinstance(found, (int, float)) else None
 
@@ -145,7 +145,7 @@ class AttemptReader:
                 self._traces[int(stem)] = TraceEnd(self.attempt.path / "trace" / name)
 
     def _has_changed(self, folder: str) -> bool:
-        """Whether names may have come since; opened first, so that NFS asks its server."""
+        """True if names may have come since; opens the folder, so that NFS asks its server."""
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -347,7 +347,7 @@ class AttemptReader:
 
 
 def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:
-    """As a built-in program's schedule has it; that of a user's own is only in its traces."""
+    """Places of ranks by the schedule; that of a user's own program is only in its traces."""
     for path in (attempt.training, RunFolder(attempt.path.parent).training):
         # KeyError: a schedule that this version does not have.
         with contextlib.suppress(ValueError, KeyError):

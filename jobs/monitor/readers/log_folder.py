@@ -88,7 +88,7 @@ class FolderReader:
         return replace(self._last, now=now, disks=self._disks, clock_skew_s=skew)
 
     def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
-        """Of these nodes' logs, by kind."""
+        """Number of lines of these nodes' logs, by kind."""
         return count_lines(self._files, nodes)
 
     def _find_files(self) -> bool:

@@ -63,7 +63,7 @@ class NodeFiles:
                 self.gpus[kind] = GpuSamples(path, tail_bytes=some)
 
     def poll(self) -> bool:
-        """Whether anything is new."""
+        """Read what is new; True if anything is."""
         is_new = False
         for log in self.logs.values():
             is_new = log.poll() or is_new
@@ -96,7 +96,7 @@ class NodeFiles:
 
     @property
     def samples(self) -> GpuSamples | None:
-        """Those that tell more."""
+        """The samples that tell more."""
         for kind in ("gpu.jsonl", "gpu"):
             found = self.gpus.get(kind)
             if found is not None and found.at is not None:

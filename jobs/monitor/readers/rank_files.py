@@ -191,7 +191,7 @@ class TraceEnd:
         return {step.step: step.work_s for step in steps if step.work_s is not None}
 
     def medians(self) -> tuple[float | None, float | None]:
-        """Of the last steps: all of a step, and what it computed itself; saving left out."""
+        """Medians of the last steps: a whole step, and what the rank computed; saving left out."""
         recent = list(self.steps)[-NUM_MEDIAN:]
         if not recent:
             return None, None
@@ -221,7 +221,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 @dataclass
 class Process:
-    """What the beats of a node tell of one of its ranks."""
+    """Process of a rank, by the beats of its node."""
 
     pid: int | None = None
     state: str = ""
@@ -264,7 +264,7 @@ class Beats:
 
 
 def parse_exit(value: Mapping[str, Any]) -> RankExit | None:
-    """None where another version wrote it."""
+    """Exit of a rank; None where another version wrote it."""
     try:
         return RankExit(**value)
     except TypeError:
@@ -272,7 +272,7 @@ def parse_exit(value: Mapping[str, Any]) -> RankExit | None:
 
 
 def parse_outcome(value: Mapping[str, Any] | None) -> Outcome | None:
-    """The same."""
+    """Outcome of an attempt; None where another version wrote it."""
     try:
         return Outcome(**value) if value is not None else None
     except TypeError:

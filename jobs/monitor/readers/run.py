@@ -264,7 +264,7 @@ class RunReader:
         return tuple(self._earlier[attempt.number] for attempt in attempts)
 
     def _read_scripts(self) -> None:
-        """What the batch scripts' hosts printed: srun and slurmstepd speak there."""
+        """Read the output of the batch scripts, where srun and slurmstepd write."""
         for path in self.run.path.glob("scheduler*.out"):
             if path.name not in self._scripts:
                 self._scripts[path.name] = LogFile(

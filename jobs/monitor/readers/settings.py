@@ -68,7 +68,7 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
 
 
 def format_layers(partition: Any, layers: Any) -> Any:
-    """As runs print it: without the embedding and the head, which the planner counts."""
+    """Partition as runs print it: without the embedding and the head, which the planner counts."""
     try:
         counts = parse_counts(str(partition))
     except PartitionError:
@@ -88,7 +88,7 @@ def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> t
 
 
 def take_first(echoes: Iterable[Echo]) -> dict[str, str]:
-    """What was printed, in its order; where nodes differ, what the first of them said."""
+    """Settings as printed, in their order; where nodes differ, those of the first."""
     info: dict[str, str] = {}
     for echo in echoes:
         info.setdefault(echo.name, echo.said)

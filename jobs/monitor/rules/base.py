@@ -57,7 +57,7 @@ def format_step(snapshot: Snapshot) -> str:
 
 
 def name_job(snapshot: Snapshot) -> str:
-    """What the user types for it."""
+    """Name of the job as the user types it."""
     if is_bare(snapshot):
         return snapshot.folder
     jobs = snapshot.scheduler.jobs

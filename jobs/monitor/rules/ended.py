@@ -222,7 +222,7 @@ def _find_silent_node(snapshot: Snapshot) -> str:
 
 
 def _by_word(snapshot: Snapshot) -> Cause | None:
-    """What the scheduler did to it."""
+    """Cause by the scheduler's last word."""
     said = [row.state for row in snapshot.scheduler.jobs] or [snapshot.record_verdict]
     word = next((word for word in WORDS if word in said), None)
     if word is None:
@@ -367,7 +367,7 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
 
 
 def is_short(snapshot: Snapshot) -> bool:
-    """It is known to lack steps."""
+    """True if the job is known to lack steps."""
     progress = snapshot.progress
     return bool(progress and progress.num_steps and progress.step < progress.num_steps)
 

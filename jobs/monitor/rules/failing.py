@@ -178,7 +178,7 @@ def _is_between(line: Line, since: float | None, until: float) -> bool:
 
 
 def went_on(line: Line, step_at: float | None) -> bool:
-    """Whether the last step was done after the line was written: then it was not the end."""
+    """True if a step was done after the line was written: then it was not the end."""
     times = [at for at in (line.at, line.written_by) if at is not None]
     return step_at is not None and bool(times) and step_at > min(times) + CLOCKS_S
 
@@ -234,7 +234,7 @@ def failing(
 
 
 def _is_used(gpu: Gpu) -> bool:
-    """By a process that is counted as ours, or by one that cannot be seen."""
+    """True if a process uses the GPU: one counted as ours, or one that cannot be seen."""
     if gpu.num_processes is None or gpu.num_processes > (gpu.num_foreign or 0):
         return True
     return not gpu.num_foreign and (

@@ -81,7 +81,7 @@ def stall_limit_s(
 
 
 def cause_limit_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """The same where something else tells who is stuck: a stopped rank needs no long proof."""
+    """Limit where something else tells who is stuck: a stopped rank needs no long proof."""
     gaps = list_gaps(points, first_step)
     learned = LONGEST * max(gaps) if len(gaps) >= LEARN_GAPS else 3 * CAUSE_FLOOR_S
     return max(learned, CAUSE_FLOOR_S)
@@ -111,7 +111,7 @@ def find_step_at(snapshot: Snapshot) -> float | None:
 
 
 def find_phase(snapshot: Snapshot) -> Phase | None:
-    """None where a step was done since: such a checkpoint is written beside the training."""
+    """Phase of the job; None where a step was done since, as it is written beside the training."""
     phase = snapshot.phase
     if phase is None:
         return None
@@ -167,13 +167,13 @@ def list_step_times(snapshot: Snapshot) -> list[float]:
 
 
 def find_quantile(values: Sequence[float], share: float) -> float:
-    """Of the values themselves: no mean of two."""
+    """Quantile among the values themselves: no mean of two."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def _lengthen(snapshot: Snapshot, limit: float) -> float:
-    """By what may lie between steps unseen: a phase whose end no line tells, or the job's end."""
+    """Lengthen a limit by what may lie between steps unseen: a phase, or the job's end."""
     unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
     limit += unseen * max(snapshot.phases_s.values(), default=0.0)
     progress = snapshot.progress

@@ -129,7 +129,7 @@ class StatusApp(App[None]):
 
     @property
     def exit_code(self) -> int:
-        """Of the last verdict."""
+        """Exit code of the last verdict."""
         return self.verdict.exit_code if self.verdict else EXIT_CODES[Health.UNKNOWN]
 
     def _read_job(self) -> None:

@@ -30,7 +30,7 @@ class GpuPane(ScrollPane):
         self._are_there = True
 
     def take(self, row: NodeRow | None, now: float, num_gpus: int | None) -> None:
-        """Of all of the job, `num_gpus` are asked for, as far as that is known."""
+        """Show a node; the job as a whole asks for `num_gpus`, as far as that is known."""
         self._row, self._now, self._are_there = row, now, num_gpus != 0
         self.show()
 

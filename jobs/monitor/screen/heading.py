@@ -65,7 +65,7 @@ def _render_run(snapshot: Snapshot, marks: Marks, width: int) -> Text:
 
 
 def _append_fitting(line: Text, words: Sequence[str], width: int) -> Text:
-    """Those that fit as a whole: half a number misleads. The first in any case."""
+    """Append words that fit whole, as half a number misleads; the first in any case."""
     for number, word in enumerate(words):
         if number == 0 or cell_len(line.plain) + cell_len(word) + 2 <= width:
             line.append(f"  {word}", theme.PLAIN)

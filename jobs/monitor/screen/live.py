@@ -254,7 +254,7 @@ class LiveScreen(Screen[None]):
         self.log_pane.take(message.node, message.lines, message.problem)
 
     def on_done(self, message: Done) -> None:
-        """Of one line in the hint's place, else as a page."""
+        """Show the result in the hint's place if it is one line, else as a page."""
         text = message.text.strip()
         if message.is_good and "\n" not in text and len(text) < self.size.width:
             self.say(f"{message.what}: {text}")
@@ -279,7 +279,7 @@ class LiveScreen(Screen[None]):
             self.place_panes()
 
     def poll_age(self) -> None:
-        """Says so where nothing new has come for long."""
+        """Show a notice where nothing new has come for long."""
         if self._notice != self._find_notice():
             self.place_panes()
 

@@ -36,7 +36,7 @@ class LogFiles:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find_folder = find_folder
-        """Where the files lie now: another attempt has others. None before there are any."""
+        """Folder of the files now: another attempt has others. None before there are any."""
         self._classify = classify
         """The kind of an error; empty for all other lines."""
         self._clock = clock

@@ -68,7 +68,7 @@ class LogBuffer:
 
 
 def find_spans(line: str, text: str) -> list[tuple[int, int]]:
-    """Where the text stands in a line, by the same rule."""
+    """Places of the text in a line, by the same rule."""
     if not text:
         return []
     where = line if text != text.lower() else line.lower()
@@ -140,7 +140,7 @@ class LogPane(ScrollPane):
         super().show()
 
     def move(self, rows: int) -> None:
-        """Who scrolls up stops following; who comes to the end follows again."""
+        """Scroll; upwards stops following, coming to the end follows again."""
         self.top = self.clip(self.top + rows)
         self.is_following = self.top + self.page >= self.num_rows
         self.show()
@@ -232,6 +232,6 @@ class LogPane(ScrollPane):
 
 
 def _paint_speaker(line: Line) -> Style:
-    """The same colour for the same rank, or node, every time."""
+    """Colour of a rank or node, the same every time."""
     number = zlib.crc32(line.node.encode()) if line.rank is None else line.rank
     return theme.speaker(number)

@@ -39,7 +39,7 @@ class Column:
     """None sorts last, in either direction."""
     is_number: bool = False
     first_down: bool = False
-    """Whether the greatest comes first when it is chosen."""
+    """The greatest comes first when it is chosen."""
 
 
 def _age_cell(age_s: float | None) -> Cell:
@@ -166,7 +166,7 @@ def _has_any(column: Column, rows: Sequence[NodeRow]) -> bool:
 
 
 def _find_width(column: Column, rows: Sequence[NodeRow], marks: Marks) -> int:
-    """Of text as long as the longest, of numbers as it is set."""
+    """Width of a column: of text as long as the longest, of numbers as it is set."""
     if column.width == REST:
         return LEAST_REST
     if column.is_number or column.title in ("GPU", "CPU"):
@@ -203,7 +203,7 @@ def render_row(row: NodeRow, placed: Sequence[Placed], *, is_here: bool, marks: 
 
 
 def sort_rows(rows: Sequence[NodeRow], title: str, is_down: bool) -> list[NodeRow]:
-    """By a column; rows of which nothing is known last, equal ones in the snapshot's order."""
+    """Sort by a column; rows of which nothing is known last, equal ones in the snapshot's order."""
     column = next(column for column in COLUMNS if column.title == title)
     keyed = [(column.key(row), row) for row in rows]
     known = [(key, row) for key, row in keyed if key is not None]
@@ -247,7 +247,7 @@ class NodePane(ScrollPane):
         self.chosen: str | None = None
         """The node of the cursor."""
         self.is_moved = False
-        """Whether the user moved the cursor; until then it stands on the culprit."""
+        """The user moved the cursor; until then it stands on the culprit."""
         self.rows: list[NodeRow] = []
         """As shown: sorted and filtered."""
         self._all: tuple[NodeRow, ...] = ()
@@ -286,7 +286,7 @@ class NodePane(ScrollPane):
         self.show()
 
     def sort(self, title: str) -> None:
-        """By a column; by the same one again in the other direction."""
+        """Sort by a column; by the same one again in the other direction."""
         column = next(column for column in COLUMNS if column.title == title)
         self.is_down = not self.is_down if title == self.sorted_by else column.first_down
         self.sorted_by = title
@@ -294,7 +294,7 @@ class NodePane(ScrollPane):
         self._reveal()
 
     def sort_next(self, direction: int) -> None:
-        """By the next column of those that are seen."""
+        """Sort by the next column of those that are seen."""
         titles = [item.column.title for item in self._placed] or [IN_ORDER]
         place = titles.index(self.sorted_by) if self.sorted_by in titles else 0
         self.sort(titles[(place + direction) % len(titles)])

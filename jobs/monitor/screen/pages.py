@@ -85,7 +85,7 @@ class TextPage(ModalScreen[None]):
 
 
 class Question(ModalScreen[bool]):
-    """Says what would be done; only `y` does it."""
+    """Asks before an action; only `y` does it."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("y", "dismiss(True)", "yes"),

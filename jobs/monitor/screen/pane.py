@@ -110,7 +110,7 @@ class ScrollPane(Pane, can_focus=True):
         return max(0, min(top, self.num_rows - self.page))
 
     def move(self, rows: int) -> None:
-        """By that many rows, as far as there are some."""
+        """Scroll by that many rows, as far as there are some."""
         self.top = self.clip(self.top + rows)
         self.show()
 

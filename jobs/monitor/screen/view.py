@@ -18,7 +18,7 @@ PROCESS_STATES = {"D": "waits for disk", "T": "stopped", "Z": "zombie"}
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRow:
-    """What the table says of a node; None where nothing tells."""
+    """Row of the node table; None where nothing tells."""
 
     node: Node
     index: int
@@ -28,7 +28,7 @@ class NodeRow:
     stages: str
     state: str
     is_bad: bool
-    """Whether `state` says that something is wrong."""
+    """`state` says that something is wrong."""
     beat_age_s: float | None
     log_age_s: float | None
     step: int | None
@@ -42,7 +42,7 @@ class NodeRow:
     temperature: float | None
     error: str
     words: str
-    """What the filter looks through, in lower case."""
+    """Text that the filter searches, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)

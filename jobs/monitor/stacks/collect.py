@@ -60,7 +60,7 @@ def collect_stacks(
     timeout_s: float = 60.0,
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Stacks:
-    """What all ranks are at; `tell` hears how many nodes of how many have answered."""
+    """Stacks of all ranks; `tell` is called with how many nodes of how many have answered."""
     plan, attempt = _find_running(view)
     hosts = _list_hosts(plan, attempt)
     words = _build_agent_words(view.run, plan, attempt, native)
@@ -189,7 +189,7 @@ def _expect_here(view: RunView) -> None:
 
 
 class _Answers:
-    """What nodes said so far."""
+    """Answers of the nodes so far."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class _Answers:
 
 
 def explain(lines: Sequence[str]) -> str:
-    """What was said last, and what to do where that is known."""
+    """The last line of an error, with its remedy where one is known."""
     if "invalid choice: 'stacks'" in "\n".join(lines):
         return "the run was submitted by an older vjob, whose agent cannot do this"
     return lines[-1]

@@ -33,7 +33,7 @@ class Frame:
 
     @property
     def place(self) -> tuple[str, str]:
-        """What makes two frames equal: lines move within a loop, and libraries in memory."""
+        """Key of equal frames: lines move within a loop, and libraries in memory."""
         return ADDRESS.sub("0x", self.function), self.file
 
 
@@ -47,7 +47,7 @@ class Thread:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStack:
-    """What one rank is at; without threads, `problem` says why."""
+    """Stack of one rank; without threads, `problem` says why."""
 
     rank: int
     node: str
@@ -157,7 +157,7 @@ def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[Gr
 
 
 def render_stacks(found: Stacks, *, whole: bool = False) -> str:
-    """As text, the suspects first."""
+    """Stacks as text, the suspects first."""
     num_seen = sum(len(group.stacks) for group in found.groups)
     many = len(found.groups) != 1
     lines = [
@@ -199,7 +199,7 @@ def _spell_ranks(stacks: Sequence[RankStack]) -> str:
 
 
 def _spell_lines(group: Group, thread: int) -> str:
-    """Of the innermost frame: `33`, or where ranks differ `33 (3), 35 (0-2)`; native: nothing."""
+    """Lines of the innermost frame: `33`, or `33 (3), 35 (0-2)` where ranks differ."""
     held: dict[int, list[int]] = {}
     for stack in group.stacks:
         held.setdefault(stack.threads[thread].frames[0].line, []).append(stack.rank)

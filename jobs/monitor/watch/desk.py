@@ -106,7 +106,7 @@ def _exclude(notice: Notice, run: RunFolder, record: RunRecord) -> str:
 
 
 def _read_excluded(run: RunFolder) -> list[str]:
-    """What the run avoided already."""
+    """Nodes that the run's conf excludes already."""
     try:
         conf = yaml.safe_load(Path(run.resolved).read_text(encoding="utf-8"))
         return [str(node) for node in conf["cluster"]["exclude"]]

@@ -46,7 +46,7 @@ Pause = Callable[[float], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Channels:
-    """Where notices go."""
+    """Channels that notices go to."""
 
     mail: str | None = None
     webhook: str | None = None
@@ -57,7 +57,7 @@ class Channels:
 
     @property
     def names(self) -> list[str]:
-        """As they may be shown."""
+        """The channels without secrets."""
         found = [f"mail to {self.mail}"] if self.mail else []
         found += [f"webhook at {find_host(self.webhook)}"] if self.webhook else []
         return [*found, "command"] if self.command else found

@@ -69,7 +69,7 @@ class Notice:
         return f"{self.snapshot.run} {what}: {self.verdict.reason}"
 
     def as_json(self) -> dict[str, Any]:
-        """What webhooks and commands receive; `text` is what chat services show."""
+        """The notice as webhooks and commands receive it; `text` is what chat services show."""
         snapshot, verdict = self.snapshot, self.verdict
         told = [f"{line.node or line.file}: {line.text}" for line in verdict.evidence[:3]]
         lines = [self.headline, *told, *verdict.facts[:3], verdict.advice]
