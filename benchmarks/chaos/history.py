@@ -97,7 +97,7 @@ def check_losses(run: RunFolder, *, lines_may_lack: bool) -> tuple[list[str], di
     """
     import torch
 
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     torch.set_num_threads(1)
     training = read_training(run.training)

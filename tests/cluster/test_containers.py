@@ -84,7 +84,7 @@ def test_ranks_and_signals_are_right_in_every_layout(
             scratch=tmp_path / "scratch",
         )
 
-    run = vjob.submit(conf("who.py", "a b"))
+    run = vjob.submit(conf("report_rank.py", "a b"))
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
     rows = {row["rank"]: row for row in map(json.loads, read_out(run).splitlines())}
     shape = [2] * 6 if layout == "single" else [2, 2, 2, 2, 4, 4]
@@ -100,12 +100,12 @@ def test_ranks_and_signals_are_right_in_every_layout(
     if layout not in ENDS[runtime]:
         return
 
-    run = vjob.submit(conf("fate.py", "-1", "hang", "catch", "child"))
+    run = vjob.submit(conf("fail_as_told.py", "-1", "hang", "catch", "child"))
     wait_ready(vjob, run, sum(shape))
     assert "checkpointed and left" in vjob("cancel", "last").stdout
     assert read_out(run).count("got SIGUSR1") == sum(shape)
     assert read_out(run).count("child lives") == sum(shape)
 
-    run = vjob.submit(conf("fate.py", "5", "exit:37"))
+    run = vjob.submit(conf("fail_as_told.py", "5", "exit:37"))
     outcome = vjob.wait_over(run)["outcome"]
     assert (outcome["code"], outcome["culprit_rank"]) == (37, 5), vjob.explain(run)

@@ -58,7 +58,7 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
 
 
 def conf(
-    program: str = "who.py",
+    program: str = "report_rank.py",
     args: list[str] | None = None,
     layout: str = "single",
     requeue: bool = False,
@@ -114,7 +114,7 @@ def test_every_rank_is_right_on_six_nodes(vjob: Vjob, clean_lab: Lab, layout: st
 def test_a_rank_that_exits_9_is_named_and_is_the_jobs_exit_code(
     vjob: Vjob, clean_lab: Lab, layout: str
 ) -> None:
-    run = vjob.submit(conf("fate.py", ["5", "exit:9"], layout))
+    run = vjob.submit(conf("fail_as_told.py", ["5", "exit:9"], layout))
     record = vjob.wait_over(run, timeout_s=60)
     outcome = record["outcome"]
     node = "a3" if layout == "single" else "b3"
@@ -127,7 +127,7 @@ def test_a_rank_that_exits_9_is_named_and_is_the_jobs_exit_code(
 
 
 def test_a_rank_killed_by_kill_9_is_named_with_its_signal(vjob: Vjob) -> None:
-    run = vjob.submit(conf("fate.py", ["3", "kill"], "hetjob"))
+    run = vjob.submit(conf("fail_as_told.py", ["3", "kill"], "hetjob"))
     outcome = vjob.wait_over(run, timeout_s=60)["outcome"]
     assert (outcome["culprit_rank"], outcome["culprit_signal"]) == (3, "SIGKILL")
     assert outcome["culprit_node"] == "b2"
@@ -139,7 +139,7 @@ def start_together(vjob: Vjob, *args: str, more: str = "", **nodes: str) -> dict
     runs = {}
     for layout in LAYOUTS:
         groups = nodes.get(layout, LAYOUTS[layout][1]).replace(':4"', ':2"')
-        text = conf("fate.py", ["-1", "hang", *args], layout, more=more, nodes=groups)
+        text = conf("fail_as_told.py", ["-1", "hang", *args], layout, more=more, nodes=groups)
         runs[layout] = vjob.submit(text)
     for run in runs.values():
         wait_ready(vjob, run, 12)
@@ -171,7 +171,7 @@ def test_the_first_node_without_power_is_named_though_it_judged_nothing(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cancel_asks_for_a_checkpoint_and_every_rank_hears(vjob: Vjob, layout: str) -> None:
-    run = vjob.submit(conf("fate.py", ["-1", "hang", "catch", "child"], layout))
+    run = vjob.submit(conf("fail_as_told.py", ["-1", "hang", "catch", "child"], layout))
     count = 12 if layout == "single" else 16
     wait_ready(vjob, run, count)
     assert "checkpointed and left" in vjob("cancel", "last").stdout
@@ -194,7 +194,7 @@ def test_the_warning_before_the_time_limit_reaches_every_rank_once(vjob: Vjob) -
 
 
 def test_cancel_now_ends_a_het_job_whole(vjob: Vjob, clean_lab: Lab) -> None:
-    run = vjob.submit(conf("fate.py", ["-1", "hang"], "hetjob"))
+    run = vjob.submit(conf("fail_as_told.py", ["-1", "hang"], "hetjob"))
     wait_ready(vjob, run, 16)
     job = vjob.status("last")["scheduler"]["jobs"]
     assert [row["id"].partition("+")[2] for row in job] == ["0", "1"]
@@ -206,7 +206,7 @@ def test_cancel_now_ends_a_het_job_whole(vjob: Vjob, clean_lab: Lab) -> None:
 
 
 def test_a_requeued_job_starts_a_new_attempt_with_its_own_files(vjob: Vjob, clean_lab: Lab) -> None:
-    run = vjob.submit(conf("fate.py", ["-1", "hang"], requeue=True, nodes=TWO_NODES))
+    run = vjob.submit(conf("fail_as_told.py", ["-1", "hang"], requeue=True, nodes=TWO_NODES))
     wait_ready(vjob, run, 4)
     job = read_job(run)
     clean_lab.run(["scontrol", "requeue", job])
@@ -266,7 +266,7 @@ def test_without_accounting_a_run_is_followed_to_its_end(vjob: Vjob, clean_lab: 
     with clean_lab.without_accounting():
         done = vjob.submit(conf(nodes=TWO_NODES))
         assert vjob.wait_over(done)["verdict"] == "COMPLETED"
-        failed = vjob.submit(conf("fate.py", ["1", "exit:7"], nodes=TWO_NODES))
+        failed = vjob.submit(conf("fail_as_told.py", ["1", "exit:7"], nodes=TWO_NODES))
         assert vjob.wait_over(failed)["outcome"]["code"] == 7
 
 
@@ -285,7 +285,7 @@ def test_a_missing_log_folder_is_made_at_submit(vjob: Vjob) -> None:
 
 
 def test_a_job_whose_submit_was_cut_off_is_adopted(vjob: Vjob) -> None:
-    run = vjob.submit(conf("fate.py", ["-1", "hang"], nodes=TWO_NODES))
+    run = vjob.submit(conf("fail_as_told.py", ["-1", "hang"], nodes=TWO_NODES))
     record = read_record(run)
     assert record is not None
     write_record(run, replace(record, state="intent", jobs=()))
@@ -303,7 +303,7 @@ def test_ctrl_c_during_submit_loses_no_job(vjob: Vjob, clean_lab: Lab) -> None:
     )
     (tools / "sbatch").chmod(0o755)
     vjob.env["PATH"] = f"{tools}:{vjob.env['PATH']}"
-    name = vjob.write(conf("fate.py", ["-1", "hang"], nodes=TWO_NODES))
+    name = vjob.write(conf("fail_as_told.py", ["-1", "hang"], nodes=TWO_NODES))
     child = vjob.start("submit", name)
     wait_for((vjob.folder / "called").exists, 30)
     child.send_signal(signal.SIGINT)
@@ -315,7 +315,7 @@ def test_ctrl_c_during_submit_loses_no_job(vjob: Vjob, clean_lab: Lab) -> None:
 def test_with_the_controller_down_nothing_is_lost_and_the_message_helps(
     vjob: Vjob, clean_lab: Lab
 ) -> None:
-    run = vjob.submit(conf("fate.py", ["-1", "hang"], nodes=TWO_NODES))
+    run = vjob.submit(conf("fail_as_told.py", ["-1", "hang"], nodes=TWO_NODES))
     wait_ready(vjob, run, 4)
     clean_lab.stop_controller()
     try:
@@ -353,7 +353,7 @@ def test_a_gpu_that_is_missing_is_said_before_any_rank_starts(vjob: Vjob) -> Non
 def test_a_taken_port_is_passed_over(vjob: Vjob, clean_lab: Lab) -> None:
     """Two runs at once on the same nodes get two ports."""
     nodes = "    - {group: pair, count: 2, queue: gpu2, ranks: 1, cpus: 2}"
-    runs = [vjob.submit(conf("fate.py", ["-1", "hang"], nodes=nodes)) for _ in range(2)]
+    runs = [vjob.submit(conf("fail_as_told.py", ["-1", "hang"], nodes=nodes)) for _ in range(2)]
     for run in runs:
         wait_ready(vjob, run, 2)
     ports = {json.loads(run.attempt(0).master.read_text())["port"] for run in runs}

@@ -56,7 +56,7 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
 
 
 def test_a_node_without_power_is_left_behind(clean_lab: Lab, vjob: Vjob, tmp_path: Path) -> None:
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     run = vjob.submit(WARM)
     wait_for(lambda: list_complete(tmp_path / "ckpt"), 120, lambda: vjob.explain(run))
@@ -72,7 +72,7 @@ def test_a_node_without_power_is_left_behind(clean_lab: Lab, vjob: Vjob, tmp_pat
 
 
 def test_a_job_of_another_queue_joins_and_is_cancelled(clean_lab: Lab, vjob: Vjob) -> None:
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     text = CONF.replace("steps: 60", "steps: 20000").replace("pipeline: 4", "pipeline: 1")
     text = text.replace("count: 4, queue: gpu2", "count: 1, queue: gpu1")

@@ -42,7 +42,7 @@ def test_a_gpt_over_four_nodes_has_the_loss_curve_of_one_plain_process(
     clean_lab: Lab, tmp_path: Path, partition: str
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     write_text(tmp_path)
     vjob = Vjob(tmp_path, clean_lab.env)

@@ -30,7 +30,7 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
 
 def submit_hanging(vjob: Vjob, odd: int, layout: str, nodes: str | None = None) -> RunFolder:
     """A run whose rank `odd` sleeps elsewhere, once every node's beats tell of its ranks."""
-    run = vjob.submit(conf("odd.py", [str(odd)], layout=layout, nodes=nodes))
+    run = vjob.submit(conf("stray_rank.py", [str(odd)], layout=layout, nodes=nodes))
     plan = read_plan(run.plan)
     assert plan is not None
     wait_for(lambda: read_out(run).count("ready") == plan.world, 90, lambda: vjob.explain(run))

@@ -143,7 +143,7 @@ def test_a_loss_that_is_no_number_is_told(vjob: Vjob, tokens: None) -> None:
 
 
 def test_settings_that_are_not_the_confs_are_told_at_once(vjob: Vjob) -> None:
-    run = vjob.submit(SCRIPT.format(script=PROGRAMS / "echo.py", args='["16"]', count=2))
+    run = vjob.submit(SCRIPT.format(script=PROGRAMS / "print_settings.py", args='["16"]', count=2))
     found = wait_for_verdict(vjob, run, "FAILING", 60)
     assert "WORLD_SIZE" in found["reason"] and "16" in found["reason"] and "4" in found["reason"]
     vjob("cancel", str(run.path), "--now")
@@ -157,7 +157,7 @@ def test_a_node_without_power_is_named(vjob: Vjob, clean_lab: Lab, tokens: None)
 
 
 def test_a_job_that_can_never_run_pends_with_its_reason_and_the_remedy(vjob: Vjob) -> None:
-    run = vjob.submit(SCRIPT.format(script=PROGRAMS / "who.py", args="[]", count=9))
+    run = vjob.submit(SCRIPT.format(script=PROGRAMS / "report_rank.py", args="[]", count=9))
     found = look(vjob, run)
     assert (found["health"], found["exit_code"]) == ("PENDING", 12)
     assert "lower count" in found["reason"] + found["advice"]
@@ -166,9 +166,11 @@ def test_a_job_that_can_never_run_pends_with_its_reason_and_the_remedy(vjob: Vjo
 
 def test_a_job_that_waits_for_others_pends_and_says_why(vjob: Vjob) -> None:
     alone = SCRIPT.replace("grace_s: 3", "grace_s: 3\n  sbatch: {{exclusive: true}}")
-    first = vjob.submit(alone.format(script=PROGRAMS / "fate.py", args='["-1", hang]', count=4))
+    first = vjob.submit(
+        alone.format(script=PROGRAMS / "fail_as_told.py", args='["-1", hang]', count=4)
+    )
     wait_for(lambda: "ready" in read_out(first), 60, lambda: vjob.explain(first))
-    run = vjob.submit(SCRIPT.format(script=PROGRAMS / "who.py", args="[]", count=4))
+    run = vjob.submit(SCRIPT.format(script=PROGRAMS / "report_rank.py", args="[]", count=4))
     found = wait_for_verdict(vjob, run, "PENDING", 10)
     assert found["exit_code"] == 0
     wait_for(

@@ -26,7 +26,7 @@ GROWS = (
 
 
 def test_an_idle_node_joins_once_nobody_else_has_it(clean_lab: Lab, vjob: Vjob) -> None:
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     wrap = ["sbatch", "--parsable", "--partition=gpu1", "--exclusive", "--wrap=sleep 1000"]
     other = clean_lab.run([*wrap, "--output=/dev/null"]).stdout.strip()

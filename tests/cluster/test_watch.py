@@ -28,7 +28,7 @@ def test_a_requeue_starts_the_same_job_anew(
         monkeypatch.setenv(name, value)
     vjob = Vjob(tmp_path, clean_lab.env)
     nodes = PAIR if layout == "single" else None
-    text = conf("fate.py", ["-1", "hang"], layout=layout, requeue=True, nodes=nodes)
+    text = conf("fail_as_told.py", ["-1", "hang"], layout=layout, requeue=True, nodes=nodes)
     run = vjob.submit(text)
     world = 4 if layout == "single" else 16
     wait_ready(vjob, run, world)

@@ -53,8 +53,8 @@ class Box:
         )
 
     def look(self, more: str = "", *args: str) -> list[dict[str, Any]]:
-        """What `inside.py` sees in every rank."""
-        script = self.copy("inside.py")
+        """What `container_view.py` sees in every rank."""
+        script = self.copy("container_view.py")
         run = self.vjob.submit(self.conf(script, *args, more=more))
         assert self.vjob.wait_over(run)["verdict"] == "COMPLETED", self.vjob.explain(run)
         rows = [json.loads(line) for line in read_out(run).splitlines()]
@@ -103,7 +103,7 @@ env: {{NOTE: {json.dumps(NOTE)}, MY_TOKEN: t0ken, ENROOT_X: "1", LD_LIBRARY_PATH
 
 @every_runtime
 def test_exit_37_stays_37_and_a_killed_rank_is_named(box: Box) -> None:
-    fate = box.copy("fate.py")
+    fate = box.copy("fail_as_told.py")
     run = box.vjob.submit(box.conf(fate, "2", "exit:37"))
     outcome = box.vjob.wait_over(run)["outcome"]
     assert (outcome["code"], outcome["culprit_rank"]) == (37, 2), box.vjob.explain(run)
@@ -115,7 +115,7 @@ def test_exit_37_stays_37_and_a_killed_rank_is_named(box: Box) -> None:
 
 @every_runtime
 def test_usr1_reaches_the_program_once_and_cancel_finds_its_handler(box: Box) -> None:
-    run = box.vjob.submit(box.conf(box.copy("fate.py"), "-1", "hang", "catch", "child"))
+    run = box.vjob.submit(box.conf(box.copy("fail_as_told.py"), "-1", "hang", "catch", "child"))
     wait_for(lambda: read_out(run).count("ready") == 4, 60, lambda: box.vjob.explain(run))
     assert "checkpointed and left" in box.vjob("cancel", "last").stdout
     assert read_out(run).count("got SIGUSR1") == 4
@@ -125,7 +125,7 @@ def test_usr1_reaches_the_program_once_and_cancel_finds_its_handler(box: Box) ->
 
 @every_runtime
 def test_stacks_are_seen_from_outside(box: Box) -> None:
-    run = box.vjob.submit(box.conf(box.copy("odd.py"), "2"))
+    run = box.vjob.submit(box.conf(box.copy("stray_rank.py"), "2"))
     wait_for(lambda: read_out(run).count("ready") == 4, 60, lambda: box.vjob.explain(run))
     beats = [run.attempt(0).beat(index) for index in (0, 1)]
     wait_for(lambda: all(len(read_json(beat).get("ranks", ())) == 2 for beat in beats), 30)
@@ -138,7 +138,7 @@ def test_stacks_are_seen_from_outside(box: Box) -> None:
 @every_runtime
 def test_ranks_without_a_handler_end_at_term_and_deaf_ones_at_kill(box: Box) -> None:
     for words in (["-1", "hang"], ["-1", "hang", "deaf"]):
-        run = box.vjob.submit(box.conf(box.copy("fate.py"), *words))
+        run = box.vjob.submit(box.conf(box.copy("fail_as_told.py"), *words))
         wait_for(lambda run=run: read_out(run).count("ready") == 4, 60)  # type: ignore[misc]
         assert "is cancelled" in box.vjob("cancel", "last").stdout
         assert not find_processes(run)
@@ -158,7 +158,7 @@ def find_processes(run: RunFolder) -> list[str]:
 
 @every_runtime
 def test_a_killed_runtime_takes_its_rank_along(box: Box) -> None:
-    run = box.vjob.submit(box.conf(box.copy("fate.py"), "-1", "hang", "deaf", "child"))
+    run = box.vjob.submit(box.conf(box.copy("fail_as_told.py"), "-1", "hang", "deaf", "child"))
     wait_for(lambda: read_out(run).count("ready") == 4, 60, lambda: box.vjob.explain(run))
     os.kill(find_starts(run)[0], signal.SIGKILL)
     outcome = box.vjob.wait_over(run)["outcome"]
@@ -217,7 +217,7 @@ def test_a_working_directory_may_have_any_name(box: Box, tmp_path: Path) -> None
     """It is mounted at its own path, and each runtime has signs of its own between paths."""
     folder = tmp_path / '10:30, it\'s "a" $(touch owned)'
     folder.mkdir()
-    script = box.copy("inside.py").rename(folder / "inside.py")
+    script = box.copy("container_view.py").rename(folder / "container_view.py")
     conf = box.conf(script, more=f"workdir: {json.dumps(str(folder))}\n")
     if box.runtime == "charliecloud":
         said = box.vjob("submit", box.vjob.write(conf), code=2).stderr

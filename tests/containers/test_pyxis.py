@@ -233,7 +233,7 @@ class Site:
         self._roots_before = self._list_roots()
         self.vjob = Vjob(folder, {**lab.env, "MY_SECRET": "s3cret of the shell"})
 
-    def submit(self, more: str = "", program: str = "inside.py") -> Any:
+    def submit(self, more: str = "", program: str = "container_view.py") -> Any:
         shutil.copy(PROGRAMS / program, self.vjob.folder)
         image, note = json.dumps(str(self.image)), json.dumps(NOTE)
         text = CONF.format(script=program, image=image, more=more, note=note)
@@ -319,7 +319,7 @@ def test_a_reused_container_stays_and_is_entered_again(site: Site) -> None:
 def test_a_program_that_is_not_in_the_container_is_found_by_preflight(site: Site) -> None:
     """container.workdir turns the mount of the conf's folder off; the agent is inside and looks."""
     record = json.loads(site.submit("  workdir: /home\n").record.read_text())
-    assert f"{site.vjob.folder}/inside.py: No such file" in record["message"]
+    assert f"{site.vjob.folder}/container_view.py: No such file" in record["message"]
 
 
 @real

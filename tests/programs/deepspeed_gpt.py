@@ -1,4 +1,4 @@
-"""The example of a script for DeepSpeed, for tests: it says what DeepSpeed made of the conf."""
+"""The DeepSpeed example as a test program; prints the settings DeepSpeed took from the conf."""
 
 from __future__ import annotations
 

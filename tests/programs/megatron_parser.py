@@ -1,4 +1,4 @@
-"""Argument 1: a real checkout of Megatron-LM, whose parser and checks get each list on stdin."""
+"""Parses lists of options from stdin with Megatron-LM's parser: `megatron_parser.py CHECKOUT`."""
 
 import contextlib
 import io

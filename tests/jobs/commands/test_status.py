@@ -28,7 +28,7 @@ def vjob(tmp_path: Path) -> Vjob:
 
 
 def fate(name: str, *args: str) -> str:
-    return FATE.format(name=name, fate=PROGRAMS / "fate.py", args=json.dumps(list(args)))
+    return FATE.format(name=name, fate=PROGRAMS / "fail_as_told.py", args=json.dumps(list(args)))
 
 
 def test_without_a_job_all_runs_are_listed_with_how_they_are(vjob: Vjob) -> None:

@@ -85,7 +85,7 @@ def wait_for_checkpoint(vjob: Vjob, run: RunFolder, iteration: int) -> None:
 
 
 def test_a_run_that_loses_a_node_goes_on_with_the_rest_and_the_same_loss(vjob: Vjob) -> None:
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     run = vjob.submit(WARM.format(steps=STEPS, min_nodes=2))
     wait_for_checkpoint(vjob, run, 10)

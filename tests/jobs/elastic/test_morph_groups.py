@@ -39,7 +39,7 @@ def nothing_is_left(vjob: Vjob) -> Iterator[None]:
 
 @pytest.mark.parametrize("hetero", ["hetjob", "split"])
 def test_a_run_goes_on_without_its_second_group(vjob: Vjob, hetero: str) -> None:
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     run = vjob.submit(text_of(hetero, WARM if hetero == "split" else CONF))
     wait_for_checkpoint(vjob, run, 10)

@@ -58,7 +58,7 @@ def end_well(vjob: Vjob, run: RunFolder) -> None:
 
 
 def test_a_node_joins_and_leaves_again_and_the_loss_stays_the_same(vjob: Vjob) -> None:
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     run = vjob.submit(text_of(nodes=2, most=4, of=WARM))
     wait_for_checkpoint(vjob, run, 10)

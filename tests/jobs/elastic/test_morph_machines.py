@@ -115,7 +115,7 @@ def check_who_cannot_be_asked(vjob: Vjob, run: RunFolder) -> None:
 
 def check_losses(run: RunFolder) -> None:
     """Each step once, and to a little after the last change as if nothing had happened."""
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     found = read_losses(run)
     assert sorted(found) == list(range(1, max(found) + 1))

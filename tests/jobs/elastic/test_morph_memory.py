@@ -80,7 +80,7 @@ def list_memory_events(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def expect_undisturbed(run: RunFolder, begun: int) -> None:
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     losses, _ = train_plainly(read_training(run.training))
     after = {step: loss for step, loss in losses.items() if step > begun}

@@ -20,7 +20,7 @@ SLOW_S = 0.05
 
 
 def test_a_slow_node_is_left_out_where_another_one_waits(vjob: Vjob, tmp_path: Path) -> None:
-    from tests.varuna_core.programs.plain import train_plainly
+    from tests.varuna_core.programs.reference_training import train_plainly
 
     write_slow_steps(tmp_path / "slow", SLOW_S)
     groups = "{{group: one}}, {{group: slow, env: {{PYTHONPATH: %s}}}}, {{group: spare}}"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import Vjob, wait_for
-from tests.jobs.standin import StandIns
+from tests.jobs.stub_programs import StubPrograms
 from vjob.jobs.errors import InputError
 from vjob.jobs.images.build import (
     build_debootstrap,
@@ -36,7 +36,7 @@ class Host:
 
     def __init__(self, folder: Path, image: Path) -> None:
         self.folder, self.image, self.tree = folder, image, image.parent / "root"
-        self.tools = StandIns(folder)
+        self.tools = StubPrograms(folder)
         self.vjob = Vjob(folder, {"PATH": self.tools.path})
         (folder / "work").mkdir()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import Vjob, wait_for
-from tests.jobs.standin import StandIns
+from tests.jobs.stub_programs import StubPrograms
 
 REF = "nvcr.io#nvidia/pytorch:25.11-py3"
 NAME = "nvcr.io+nvidia+pytorch+25.11-py3.sqsh"
@@ -32,7 +32,7 @@ class Host:
 
     def __init__(self, folder: Path, image: Path) -> None:
         self.folder, self.image = folder, image
-        self.tools = StandIns(folder)
+        self.tools = StubPrograms(folder)
         self.cache = folder / "cache/vjob/images"
         self.copies = COPY.format(image=str(image))
         env = {"XDG_CACHE_HOME": str(folder / "cache"), "PATH": self.tools.path}

@@ -224,9 +224,9 @@ def test_inspect_tells_of_trees_and_files(node: Node, tmp_path: Path) -> None:
 @pytest.mark.charliecloud
 @pytest.mark.skipif(shutil.which("ch-run") is None, reason="charliecloud is not installed")
 def test_a_real_run_keeps_its_tree_until_it_has_ended(node: Node) -> None:
-    shutil.copyfile(PROGRAMS / "fate.py", node.folder / "fate.py")
+    shutil.copyfile(PROGRAMS / "fail_as_told.py", node.folder / "fail_as_told.py")
     run = node.vjob.submit(
-        "name: held\nprogram: {script: fate.py, args: ['-1', hang, catch]}\n"
+        "name: held\nprogram: {script: fail_as_told.py, args: ['-1', hang, catch]}\n"
         "cluster: {scheduler: local, grace_s: 2, nodes: [{group: m, count: 1, ranks: 1}]}\n"
         f"container: {{runtime: charliecloud, image: '{node.image}', "
         f"scratch: '{node.request.scratch}'}}\n"

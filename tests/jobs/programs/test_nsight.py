@@ -66,7 +66,7 @@ def test_a_profiled_rank_runs_and_leaves_its_file_with_the_run(tmp_path: Path) -
     (tools / "nsys").chmod(0o755)
     vjob = Vjob(tmp_path)
     path = f"{tools}:{vjob.env['PATH']}"
-    run = vjob.submit(CONF.format(script=PROGRAMS / "who.py", path=path))
+    run = vjob.submit(CONF.format(script=PROGRAMS / "report_rank.py", path=path))
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
     found = [path.name for path in run.path.rglob("*.nsys-rep")]
     assert found == ["2.nsys-rep"]
@@ -79,7 +79,7 @@ def test_a_profiled_rank_runs_and_leaves_its_file_with_the_run(tmp_path: Path) -
 def test_a_missing_profiler_is_said_before_the_start(tmp_path: Path) -> None:
     vjob = Vjob(tmp_path)
     run = vjob.submit(
-        CONF.format(script=PROGRAMS / "who.py", path="/bin:/usr/bin").replace(
+        CONF.format(script=PROGRAMS / "report_rank.py", path="/bin:/usr/bin").replace(
             "nsys: true", "ncu: true"
         )
     )

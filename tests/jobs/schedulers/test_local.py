@@ -52,12 +52,15 @@ def vjob(tmp_path: Path) -> Vjob:
 
 def who(hetero: str = "auto", args: list[str] | None = None, note: str = "x") -> str:
     return WHO.format(
-        who=PROGRAMS / "who.py", hetero=hetero, args=json.dumps(args or []), note=json.dumps(note)
+        who=PROGRAMS / "report_rank.py",
+        hetero=hetero,
+        args=json.dumps(args or []),
+        note=json.dumps(note),
     )
 
 
 def fate(*args: str) -> str:
-    return FATE.format(fate=PROGRAMS / "fate.py", args=json.dumps(list(args)))
+    return FATE.format(fate=PROGRAMS / "fail_as_told.py", args=json.dumps(list(args)))
 
 
 @pytest.mark.parametrize("hetero", ["hetjob", "split"])
@@ -183,7 +186,11 @@ def find_ranks(run: Path) -> list[int]:
                 words = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if f"VJOB_RUN={run}\0".encode() in env and b"fate.py" in words and b"RANK=" in env:
+            if (
+                f"VJOB_RUN={run}\0".encode() in env
+                and b"fail_as_told.py" in words
+                and b"RANK=" in env
+            ):
                 found.append(int(entry.name))
     return sorted(found)
 
@@ -226,7 +233,7 @@ def test_logs_can_be_narrowed_to_a_rank_and_a_pattern(vjob: Vjob) -> None:
 def test_logs_tell_what_all_ranks_print_once_and_raw_as_it_is(vjob: Vjob) -> None:
     script = vjob.folder / "say.py"
     script.write_text("import os\nprint('loading')\nprint('rank', os.environ['RANK'])\n")
-    text = fate("-1", "hang").replace(str(PROGRAMS / "fate.py"), str(script))
+    text = fate("-1", "hang").replace(str(PROGRAMS / "fail_as_told.py"), str(script))
     followed = vjob("submit", vjob.write(text), "--follow").stdout  # from before there was a rank
     assert "x4 all ranks | loading" in followed
     said = vjob("logs", "last").stdout.splitlines()
@@ -372,7 +379,7 @@ def test_logs_show_the_first_error_with_its_traceback(vjob: Vjob) -> None:
         "    raise KeyError('tokens')\n"
         "time.sleep(60)\n"
     )
-    run = vjob.submit(fate("-1", "hang").replace(str(PROGRAMS / "fate.py"), str(script)))
+    run = vjob.submit(fate("-1", "hang").replace(str(PROGRAMS / "fail_as_told.py"), str(script)))
     vjob.wait_over(run)
     said = vjob("logs", "last", "--errors").stdout.splitlines()
     assert said[0] == "rank 2 on local1, local1.err"

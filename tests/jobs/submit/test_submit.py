@@ -19,12 +19,12 @@ from varuna_core.records.runfolder import RunFolder
 
 ONE = f"""
 name: one
-program: {{script: {PROGRAMS}/who.py}}
+program: {{script: {PROGRAMS}/report_rank.py}}
 cluster: {{scheduler: slurm, nodes: [{{group: m}}]}}
 """
 TWO = f"""
 name: two
-program: {{script: {PROGRAMS}/who.py}}
+program: {{script: {PROGRAMS}/report_rank.py}}
 cluster: {{scheduler: slurm, hetero: split, nodes: [{{group: m}}, {{group: s}}]}}
 """
 TIMED_OUT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.varuna_core.agent.local_run import wait_until
+from tests.varuna_core.launch.launcher_user import SECRET, WAITING, User
 from tests.varuna_core.launch.sshd import SSHD, Sshd
-from tests.varuna_core.launch.user import SECRET, WAITING, User
 from varuna_core.agent.processes.signals import GONE
 from varuna_core.records.exits import NODE_LOST, NOT_READY, read_exits, read_outcome
 from varuna_core.records.files import read_json

@@ -13,8 +13,8 @@ import pytest
 from tests.ranks.start import collect, start_ranks
 from tests.small_training import write_text
 from tests.varuna_core.data.tokens import write_tokens
-from tests.varuna_core.programs.plain import train_plainly
 from tests.varuna_core.programs.program_rank import Case, Result, read_results, train, write_cases
+from tests.varuna_core.programs.reference_training import train_plainly
 from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source

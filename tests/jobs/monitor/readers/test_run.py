@@ -48,7 +48,7 @@ def vjob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Vjob:
 
 
 def fate(*args: str) -> str:
-    return FATE.format(fate=PROGRAMS / "fate.py", args=json.dumps(list(args)))
+    return FATE.format(fate=PROGRAMS / "fail_as_told.py", args=json.dumps(list(args)))
 
 
 def test_a_run_that_lives_and_then_ends_is_read_by_one_reader(vjob: Vjob) -> None:

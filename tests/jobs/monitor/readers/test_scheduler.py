@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.runs.test_outcome import make_record
-from tests.jobs.standin import StandIns
+from tests.jobs.stub_programs import StubPrograms
 from tests.varuna_core.agent.local_run import make_plan
 from varuna_core.records import record as records
 from varuna_core.records.plan import write_plan
@@ -49,14 +49,14 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
-    tools = StandIns(tmp_path)
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubPrograms:
+    tools = StubPrograms(tmp_path)
     monkeypatch.setenv("PATH", tools.path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tools
 
 
-def say(tools: StandIns, *rows: str) -> None:
+def say(tools: StubPrograms, *rows: str) -> None:
     tools.add("squeue", "".join(f"print({row!r})\n" for row in rows))
 
 
@@ -64,7 +64,7 @@ def view_of(run: RunFolder, *infos: JobInfo, problem: str = "") -> RunView:
     return RunView(run=run, record=make_record(run), infos=infos, problem=problem)
 
 
-def test_one_question_a_look_however_many_components(run: RunFolder, tools: StandIns) -> None:
+def test_one_question_a_look_however_many_components(run: RunFolder, tools: StubPrograms) -> None:
     rows = [ROW.format(id=77 + at, offset=at, word="RUNNING", reason="None") for at in range(16)]
     say(tools, *rows)
     for name in ("scontrol", "sacct", "sinfo"):
@@ -80,7 +80,7 @@ def test_one_question_a_look_however_many_components(run: RunFolder, tools: Stan
 
 
 def test_a_pending_job_has_its_reason_and_start_and_a_running_one_neither(
-    run: RunFolder, tools: StandIns
+    run: RunFolder, tools: StubPrograms
 ) -> None:
     say(tools, ROW.format(id=77, offset=0, word="PENDING", reason="Resources"))
     (row,) = open_reader(str(run.path), run.path).read().scheduler.jobs
@@ -90,7 +90,7 @@ def test_a_pending_job_has_its_reason_and_start_and_a_running_one_neither(
     assert (row.reason, row.start) == ("", "")
 
 
-def test_a_word_that_nobody_knows_is_kept(run: RunFolder, tools: StandIns) -> None:
+def test_a_word_that_nobody_knows_is_kept(run: RunFolder, tools: StubPrograms) -> None:
     say(tools, ROW.format(id=77, offset=0, word="TELEPORTING", reason="None"))
     found = open_reader(str(run.path), run.path).read()
     (row,) = found.scheduler.jobs
@@ -98,7 +98,7 @@ def test_a_word_that_nobody_knows_is_kept(run: RunFolder, tools: StandIns) -> No
 
 
 def test_a_controller_that_does_not_answer_leaves_the_last_good_word_and_its_age(
-    run: RunFolder, tools: StandIns
+    run: RunFolder, tools: StubPrograms
 ) -> None:
     say(tools, ROW.format(id=77, offset=0, word="RUNNING", reason="None"))
     reader = open_reader(str(run.path), run.path)
@@ -161,7 +161,7 @@ def test_an_error_of_the_first_question_is_the_users(run: RunFolder) -> None:
         desk.answer()
 
 
-def test_silent_nodes_are_asked_about_now_and_then(run: RunFolder, tools: StandIns) -> None:
+def test_silent_nodes_are_asked_about_now_and_then(run: RunFolder, tools: StubPrograms) -> None:
     tools.add("sinfo", "print('a1|down*|Not responding|\\na2|allocated|none|')")
     view = view_of(run, JobInfo(id="77", state=JobState.RUNNING, word="RUNNING"))
     view = replace(view, record=replace(view.record, scheduler="slurm"))

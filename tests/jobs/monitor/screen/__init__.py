@@ -1,1 +1,1 @@
-"""Tests of the live screen, driven as by a user."""
+"""Tests of the live screen, with the keys that a user presses."""

@@ -1,4 +1,4 @@
-"""Makes docs/pictures/status.png: a played job, drawn by Textual, as a picture by Chromium.
+"""Makes docs/pictures/status.png: a sample job, drawn by Textual, as a picture by Chromium.
 
 python -m tests.jobs.monitor.screen.picture [FILE.png [COLUMNS LINES [KEY...]]]
 """
@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from tests import ROOT
-from tests.jobs.monitor.screen.driven import Driven, drive
-from tests.jobs.monitor.screen.played import (
-    PlayedActions,
-    PlayedLines,
+from tests.jobs.monitor.screen.sample_job import (
     Player,
+    RecordedActions,
+    SampleLines,
     make_merged_log,
     make_slow,
 )
+from tests.jobs.monitor.screen.screen_driver import DrivenScreen, drive
 
 TARGET = ROOT / "docs/pictures/status.png"
 
@@ -31,17 +31,17 @@ TARGET = ROOT / "docs/pictures/status.png"
 def draw(size: tuple[int, int], keys: list[str]) -> str:
     """The screen as SVG."""
     snapshot, verdict = make_slow()
-    logs = PlayedLines({None: make_merged_log(snapshot, verdict.evidence[0])})
+    logs = SampleLines({None: make_merged_log(snapshot, verdict.evidence[0])})
     drawn = []
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until(lambda: screen.live.view)
         await screen.press("a")
         await screen.until(lambda: screen.live.log_pane.num_rows)
         await screen.press(*keys)
         drawn.append(screen.app.export_screenshot(title="vjob status last"))
 
-    drive(Player((snapshot, verdict)), script, actions=PlayedActions(lines=logs), size=size)
+    drive(Player((snapshot, verdict)), script, actions=RecordedActions(lines=logs), size=size)
     return drawn[0]
 
 

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from tests.jobs.monitor.screen.driven import Driven, drive, shown
-from tests.jobs.monitor.screen.played import (
+from tests.jobs.monitor.screen.sample_job import (
     HEALTHY,
-    PlayedActions,
     Player,
+    RecordedActions,
     make_log,
     make_slow,
     make_snapshot,
     with_log,
 )
+from tests.jobs.monitor.screen.screen_driver import DrivenScreen, drive, shown
 from vjob.jobs.monitor.model.snapshot import Line
 
 
 def test_nodes_are_sorted_by_keys_and_by_a_click() -> None:
-    def order(screen: Driven) -> list[str]:
+    def order(screen: DrivenScreen) -> list[str]:
         return [row.node.name for row in screen.live.nodes.rows]
 
     snapshot = make_snapshot(4)
@@ -30,7 +30,7 @@ def test_nodes_are_sorted_by_keys_and_by_a_click() -> None:
         for node in snapshot.nodes
     )
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("n063")
         pane = screen.live.nodes
         place = next(item for item in pane._placed if item.column.title == "beat")
@@ -48,7 +48,7 @@ def test_nodes_are_sorted_by_keys_and_by_a_click() -> None:
 
 
 def test_the_filter_narrows_the_table_as_it_is_typed_and_escape_clears_it() -> None:
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("n067")
         await screen.press("f", *"MASTER")
         assert [row.node.name for row in screen.live.nodes.rows] == ["n060"]
@@ -64,9 +64,9 @@ def test_the_filter_narrows_the_table_as_it_is_typed_and_escape_clears_it() -> N
 
 
 def test_keys_typed_into_the_prompt_do_nothing_else() -> None:
-    actions = PlayedActions()
+    actions = RecordedActions()
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("n062")
         await screen.press("f", "q", "c", "r", "s", "z", "question_mark", "n", "slash")
         assert screen.live.prompt.value == "qcrsz?n/"
@@ -80,7 +80,7 @@ def test_search_finds_the_last_line_first_and_goes_on_around_the_end() -> None:
     for number in (10, 50, 90):
         lines[number] = Line(text="here is a Needle", node="n060")
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         log = screen.live.log_pane
         await screen.until_shown("line 99")
         await screen.press("slash", *"needle", "enter")
@@ -100,7 +100,7 @@ def test_e_goes_to_the_first_known_error_and_then_to_the_next() -> None:
     lines[20] = Line(text="CUDA out of memory", node="n060", kind="cuda_oom", num_same=4)
     lines[80] = Line(text="NCCL watchdog", node="n060", kind="nccl_timeout")
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         log = screen.live.log_pane
         await screen.until_shown("line 99")
         await screen.press("e")
@@ -117,7 +117,7 @@ def test_e_goes_to_the_first_known_error_and_then_to_the_next() -> None:
 def test_scrolling_up_holds_the_log_and_space_follows_again() -> None:
     actions = with_log("n060", [Line(text=f"line {number}", node="n060") for number in range(100)])
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("line 99")
         await screen.press("enter", "pageup")
         assert "held" in screen.text() and "line 99" not in screen.text()
@@ -133,7 +133,7 @@ def test_scrolling_up_holds_the_log_and_space_follows_again() -> None:
 def test_a_shows_the_log_of_all_nodes_with_their_names() -> None:
     actions = with_log(None, [*make_log("n060", 2), *make_log("n062", 2)])
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("log of n060")
         await screen.press("a")
         await screen.until_shown("log of all nodes")
@@ -145,9 +145,9 @@ def test_a_shows_the_log_of_all_nodes_with_their_names() -> None:
 
 
 def test_cancel_says_what_it_does_and_only_y_does_it() -> None:
-    actions = PlayedActions()
+    actions = RecordedActions()
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("n062")
         await screen.press("c")
         assert "then jobs 4711+0 and 4711+1 end" in screen.text()
@@ -167,10 +167,10 @@ def test_cancel_says_what_it_does_and_only_y_does_it() -> None:
     [("ended", "ends it", "the job is over"), ("", "", "these are logs alone")],
 )
 def test_cancel_of_what_cannot_be_cancelled_says_so(state: str, says: str, wanted: str) -> None:
-    actions = PlayedActions(cancel_text=says)
+    actions = RecordedActions(cancel_text=says)
     snapshot = replace(make_snapshot(3), record_state=state)
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("n062")
         await screen.press("c")
         await screen.until_shown(wanted)
@@ -179,11 +179,11 @@ def test_cancel_of_what_cannot_be_cancelled_says_so(state: str, says: str, wante
 
 
 def test_report_and_stacks_tell_what_came_of_them() -> None:
-    class Broken(PlayedActions):
+    class Broken(RecordedActions):
         def report(self) -> str:
             raise RuntimeError("reports need pandas\nwhich is [not] installed")
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("n062")
         await screen.press("r")
         await screen.until_shown("report did not work")
@@ -197,7 +197,7 @@ def test_report_and_stacks_tell_what_came_of_them() -> None:
 
 
 def test_help_and_the_verdict_in_full_are_pages() -> None:
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("n064")
         await screen.press("question_mark")
         assert "the next known error in the log" in screen.text()
@@ -210,7 +210,7 @@ def test_help_and_the_verdict_in_full_are_pages() -> None:
 
 
 def test_tab_moves_between_panes_and_z_shows_one_alone() -> None:
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         live = screen.live
         await screen.until_shown("n062")
         assert live.nodes.has_focus

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import ROOT
-from tests.jobs.monitor.screen.played import EMPTY, HEALTHY, NOW, make_slow, make_snapshot
+from tests.jobs.monitor.screen.sample_job import EMPTY, HEALTHY, NOW, make_slow, make_snapshot
 from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.model.snapshot import (
     Gpu,

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.jobs.monitor.screen.driven import Driven, drive, shown
-from tests.jobs.monitor.screen.played import (
+from tests.jobs.monitor.screen.sample_job import (
     EMPTY,
     HEALTHY,
-    PlayedActions,
-    PlayedLines,
     Player,
+    RecordedActions,
+    SampleLines,
     make_log,
     make_slow,
     make_snapshot,
     with_log,
 )
+from tests.jobs.monitor.screen.screen_driver import DrivenScreen, drive, shown
 from vjob.jobs.monitor.model.snapshot import Gpu, Health, Line, Node, Snapshot, Verdict
 from vjob.jobs.monitor.screen.theme import ASCII, UNICODE
 
@@ -29,7 +29,7 @@ UNKNOWN = Verdict(health=Health.UNKNOWN, reason="nothing is known", rule="unknow
 def test_the_screen_shows_verdict_evidence_advice_progress_and_the_culprits_log() -> None:
     actions = with_log("n064", make_log("n064"))
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("log of n064")
         await screen.until_shown("iteration     1279/   10000")
         text = screen.text()
@@ -58,7 +58,7 @@ def test_the_cursor_goes_to_a_culprit_until_the_user_moves_it() -> None:
         (snapshot, elsewhere),
     )
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until(lambda: screen.live.nodes.chosen == "n060")
         gate.set()
         await screen.until(lambda: screen.live.nodes.chosen == "n064")
@@ -74,7 +74,7 @@ def test_the_cursor_goes_to_a_culprit_until_the_user_moves_it() -> None:
 def test_it_survives_every_size(marks: object) -> None:
     sizes = [(120, 36), (80, 24), (40, 10), (20, 5), (1, 1), (300, 100), (80, 24)]
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("SLOW")
         for width, height in sizes:
             await screen.pilot.resize_terminal(width, height)
@@ -92,7 +92,7 @@ def test_it_survives_every_size(marks: object) -> None:
 
 
 def test_a_small_terminal_shows_one_pane_at_a_time() -> None:
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("SLOW")
         assert "nodes  8" in screen.text() and "log of" not in screen.text()
         await screen.press("tab", "tab")
@@ -105,7 +105,7 @@ def test_thousands_of_nodes_cost_only_the_rows_that_are_seen() -> None:
     snapshot = make_snapshot(4096, gpus=8)
     culprit = replace(HEALTHY, health=Health.STALLED, node=snapshot.nodes[3000].name)
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         pane = screen.live.nodes
         await screen.until(lambda: len(pane.rows) == 4096)
         await screen.until_shown("●" + snapshot.nodes[3000].name)
@@ -120,7 +120,7 @@ def test_thousands_of_nodes_cost_only_the_rows_that_are_seen() -> None:
 
 
 def test_without_unicode_everything_is_ascii() -> None:
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("learning ???")
         for page in ("", "question_mark", "v", "c"):
             await screen.press(*filter(None, [page]))
@@ -134,7 +134,7 @@ def test_without_unicode_everything_is_ascii() -> None:
 def test_without_colour_the_words_say_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         assert screen.app.no_color
         await screen.until_shown(" SLOW  rank 17")
         assert HERE + "●n064" in screen.text()
@@ -158,11 +158,11 @@ def test_text_of_logs_is_never_markup_and_never_steers_the_terminal() -> None:
         health=Health.FAILING, reason=evil, rule=evil, evidence=(line,), facts=(evil,), advice=evil,
         node=evil, remarks=(evil,), phase=evil,
     )  # fmt: skip
-    actions = PlayedActions(
-        lines=PlayedLines(by_node={evil: [line]}), stacks_text=evil + "\n" + evil, cancel_text=evil
+    actions = RecordedActions(
+        lines=SampleLines(by_node={evil: [line]}), stacks_text=evil + "\n" + evil, cancel_text=evil
     )
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("log of")
         await screen.until(lambda: screen.live.log_pane.num_rows == 1)
         await screen.press("f", *"[red]", "enter")
@@ -184,7 +184,7 @@ def test_a_read_that_hangs_leaves_a_screen_that_answers_and_says_how_old_it_is(
     monkeypatch.setattr("vjob.jobs.monitor.screen.live.LEAST_LATE_S", 0.1)
     gate = threading.Event()
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("the files or the scheduler do not answer")
         assert "all of this is" in screen.text() and "HEALTHY" in screen.text()
         await screen.press("down", "question_mark")
@@ -200,7 +200,7 @@ def test_a_read_that_hangs_leaves_a_screen_that_answers_and_says_how_old_it_is(
 def test_leaving_does_not_wait_for_a_read_that_hangs() -> None:
     gate = threading.Event()
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("reading")
         await screen.press("q")
 
@@ -214,7 +214,7 @@ def test_a_source_that_raises_is_told_and_asked_again() -> None:
         OSError("Stale file handle"), (make_snapshot(3), HEALTHY), ValueError("bad [x]")
     )
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("bad [x]")
         assert "HEALTHY" in screen.text() and "all of this is" in screen.text()
 
@@ -222,21 +222,21 @@ def test_a_source_that_raises_is_told_and_asked_again() -> None:
 
 
 def test_lines_that_cannot_be_read_are_told_in_their_pane() -> None:
-    class Broken(PlayedLines):
+    class Broken(SampleLines):
         def read_new(self, node: str | None) -> list[Line]:
             raise OSError("Stale file handle")
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until(lambda: "Stale file handle" in shown(screen.live.log_pane))
 
-    drive(Player((make_snapshot(3), HEALTHY)), script, actions=PlayedActions(lines=Broken()))
+    drive(Player((make_snapshot(3), HEALTHY)), script, actions=RecordedActions(lines=Broken()))
 
 
 def test_an_ended_job_stays_on_the_screen_with_its_last_verdict() -> None:
     dead = Verdict(health=Health.DEAD, reason="rank 5 on n061 was killed", rule="dead", node="n061")
     ended = replace(make_snapshot(3), record_state="ended")
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("DEAD  rank 5 on n061 was killed")
         assert " to go" not in screen.text() and screen.app.is_running
         await screen.press("q")
@@ -249,7 +249,7 @@ def test_an_ended_job_stays_on_the_screen_with_its_last_verdict() -> None:
 def test_a_snapshot_of_which_nothing_is_known_is_shown(size: tuple[int, int]) -> None:
     bare = replace(EMPTY, nodes=(Node(name="a"), Node(name="b")))
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("UNKNOWN")
         await screen.press("tab", "tab", "tab", "v", "escape", "e", "n", "o", "enter", "z")
 
@@ -261,7 +261,7 @@ def test_a_snapshot_of_which_nothing_is_known_is_shown(size: tuple[int, int]) ->
 def test_nothing_new_draws_nothing() -> None:
     source = Player((make_snapshot(64), HEALTHY))
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("n070")
         await screen.until(lambda: source.num_reads > 2)
         drawn: list[object] = []
@@ -278,7 +278,7 @@ def test_a_new_line_draws_the_log_alone() -> None:
     actions = with_log("n060", [Line(text="first", node="n060")])
     source = Player((make_snapshot(64), HEALTHY))
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("first")
         await screen.until(lambda: source.num_reads > 2)
         nodes = shown(screen.live.nodes)
@@ -294,7 +294,7 @@ def test_nodes_that_come_later_are_added_and_those_missing_counted() -> None:
     half: Snapshot = replace(whole, nodes=whole.nodes[:3])
     gate = threading.Event()
 
-    async def script(screen: Driven) -> None:
+    async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("nodes  3 of 8")
         gate.set()
         await screen.until_shown("nodes  8")

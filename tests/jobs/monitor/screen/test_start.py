@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.monitor.screen.played import EMPTY, make_snapshot
+from tests.jobs.monitor.screen.sample_job import EMPTY, make_snapshot
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.screen.start import JobActions

@@ -63,7 +63,7 @@ def vjob(tmp_path: Path) -> Vjob:
 
 
 def submit_odd(vjob: Vjob, odd: int, hetero: str = "hetjob") -> RunFolder:
-    run = vjob.submit(CONF.format(script=PROGRAMS / "odd.py", odd=odd, hetero=hetero))
+    run = vjob.submit(CONF.format(script=PROGRAMS / "stray_rank.py", odd=odd, hetero=hetero))
     wait_for(lambda: read_out(run).count("ready") == 5, 60, lambda: vjob.explain(run))
     wait_for_beats(run, 3, lambda beat: beat.get("ranks"))
     return run
@@ -86,7 +86,9 @@ def test_the_rank_that_is_elsewhere_is_found(vjob: Vjob, hetero: str) -> None:
         assert (found["failed"], found["silent_nodes"]) == ([], {})
         text = vjob("stacks", str(run.path)).stdout
         assert text.startswith("5 of 5 ranks, 2 different stacks")
-        assert text.index("load_data (programs/odd.py:") < text.index("wait_for_the_others (")
+        assert text.index("load_data (programs/stray_rank.py:") < text.index(
+            "wait_for_the_others ("
+        )
         assert "beside" not in text
         native = json.loads(vjob("stacks", str(run.path), "--native", "--json").stdout)
         assert [group["ranks"] for group in native["groups"]] == [[3], [0, 1, 2, 4]]
@@ -116,7 +118,7 @@ def test_a_rank_that_is_no_python_is_said_and_a_shell_is_looked_through(vjob: Vj
         "import os, sys\n"
         "if os.environ['RANK'] == '0':\n"
         "    os.execvp('sleep', ['sleep', '120'])\n"
-        f"line = sys.executable + ' {PROGRAMS}/odd.py 1; exit 0'\n"
+        f"line = sys.executable + ' {PROGRAMS}/stray_rank.py 1; exit 0'\n"
         "os.execvp('sh', ['sh', '-c', line])\n"
     )
     conf = (

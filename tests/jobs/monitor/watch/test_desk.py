@@ -139,7 +139,7 @@ def test_cancel_ends_a_real_run_once_the_stall_has_held(
 ) -> None:
     vjob = Vjob(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
-    run = vjob.submit(CONF.format(script=PROGRAMS / "fate.py"))
+    run = vjob.submit(CONF.format(script=PROGRAMS / "fail_as_told.py"))
     wait_for(lambda: read_out(run).count("ready") == 2, 60, lambda: vjob.explain(run))
     healthy = make_verdict(Health.HEALTHY)
     watched(run, [healthy, stalled(), healthy, stalled(), healthy], 

@@ -308,7 +308,7 @@ notify: {{webhook: "https://hooks.example.org/{secret}", mail: me@example.org}}
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     vjob = Vjob(tmp_path)
-    found = vjob.submit(CONF.format(script=PROGRAMS / "fate.py", secret=SECRET))
+    found = vjob.submit(CONF.format(script=PROGRAMS / "fail_as_told.py", secret=SECRET))
     vjob("cancel", str(found.path), "--now", code=None)
     vjob.wait_over(found)
     return found

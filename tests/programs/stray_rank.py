@@ -1,4 +1,4 @@
-"""Ranks of which one is elsewhere: `odd.py RANK`. All sleep, at two places; each prints `ready`."""
+"""One rank waits in another function than the rest: `stray_rank.py RANK`; each prints `ready`."""
 
 import os
 import sys

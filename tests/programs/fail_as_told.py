@@ -1,8 +1,8 @@
-"""Ranks that wait for a signal, or meet their fate: `fate.py RANK exit:9 | kill | hang`.
+"""Ranks that wait for a signal, or fail as told: `fail_as_told.py RANK exit:9 | kill | hang`.
 
-Each prints `ready`, and the signals that reach it. SIGUSR1 ends it with 0 where `catch` is given,
-with 3 where `catch:3` is.
-With `child` each has a child, as a data loader is one, and says on SIGUSR1 whether it lives.
+Each prints `ready` and the signals that reach it. SIGUSR1 ends it with 0 if `catch` is given, with
+3 if `catch:3` is. With `child` each has a child, as a data loader would be, and prints on SIGUSR1
+if it lives. `deaf` ignores SIGTERM.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 import time
 
 rank = int(os.environ["RANK"])
-doomed, fate = int(sys.argv[1]), sys.argv[2]
+failing, how = int(sys.argv[1]), sys.argv[2]
 
 
 catches = [word for word in sys.argv[3:] if word.startswith("catch")]
@@ -20,7 +20,7 @@ code = int(catches[0].partition(":")[2] or 0) if catches else None
 child = subprocess.Popen(["sleep", "120"]) if "child" in sys.argv[3:] else None
 
 
-def tell(number, frame):
+def handle(number, frame):
     print(f"rank {rank} got {signal.Signals(number).name}", flush=True)
     if child is not None:
         time.sleep(1)
@@ -32,13 +32,13 @@ def tell(number, frame):
 if "deaf" in sys.argv[3:]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "signals" in sys.argv[3:] or catches:
-    signal.signal(signal.SIGUSR1, tell)
+    signal.signal(signal.SIGUSR1, handle)
 print(f"rank {rank} ready, attempt {os.environ['VJOB_ATTEMPT']}", flush=True)
-if rank == doomed:
-    if fate.startswith("exit:"):
+if rank == failing:
+    if how.startswith("exit:"):
         print("ValueError: this is the end", file=sys.stderr, flush=True)
-        sys.exit(int(fate[5:]))
-    if fate == "kill":
+        sys.exit(int(how[5:]))
+    if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 deadline = time.monotonic() + 120
 while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What a rank sees inside its container, as one JSON line."""
+"""Prints a rank's view from inside its container, as one JSON line."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import socket
 import sys
 
 
-def writes(folder):
+def can_write(folder):
     path = os.path.join(folder, f"written-{os.environ['RANK']}")
     try:
         with open(path, "w"):
@@ -37,8 +37,8 @@ print(
             "home": os.environ["HOME"],
             "shm": os.path.isdir("/dev/shm"),
             "data": read("/data/x y/file"),
-            "writes_root": writes("/var"),
-            "writes_tmp": writes("/tmp"),
+            "writes_root": can_write("/var"),
+            "writes_tmp": can_write("/tmp"),
         }
     )
 )

@@ -1,4 +1,4 @@
-"""A job that is played to the screen: snapshots of any size, log lines, recorded actions."""
+"""Sample jobs for the screen: snapshots of any size, log lines, recorded actions."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Player:
 
 
 @dataclass
-class PlayedLines:
+class SampleLines:
     """Lines by node; those of all nodes where it is None."""
 
     by_node: dict[str | None, list[Line]] = field(default_factory=dict)
@@ -226,10 +226,10 @@ class PlayedLines:
 
 
 @dataclass
-class PlayedActions:
+class RecordedActions:
     """Remembers what was asked for."""
 
-    lines: PlayedLines = field(default_factory=PlayedLines)
+    lines: SampleLines = field(default_factory=SampleLines)
     cancel_text: str = "Ranks checkpoint first where they can; then jobs 4711+0 and 4711+1 end."
     asked: list[str] = field(default_factory=list)
     stacks_text: str = "2 ranks: train.py:12\n1 rank: wait [recv]"
@@ -247,9 +247,9 @@ class PlayedActions:
         return self.stacks_text
 
 
-def with_log(node: str | None, lines: list[Line]) -> PlayedActions:
+def with_log(node: str | None, lines: list[Line]) -> RecordedActions:
     """Actions whose log of a node, or of all, has these lines."""
-    return PlayedActions(lines=PlayedLines(by_node={node: lines}))
+    return RecordedActions(lines=SampleLines(by_node={node: lines}))
 
 
 def make_log(node: str, num_lines: int = 400) -> list[Line]:

@@ -1,4 +1,4 @@
-"""What the programs are held against: an ordinary loop of torch, in one process."""
+"""Reference training that the programs are compared with: a plain torch loop in one process."""
 
 from __future__ import annotations
 

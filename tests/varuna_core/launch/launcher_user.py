@@ -1,4 +1,4 @@
-"""A user of the launcher, with two machines: this one, and an sshd of his own on loopback."""
+"""A user of the launcher with two machines: this one, and a private sshd on loopback."""
 
 from __future__ import annotations
 

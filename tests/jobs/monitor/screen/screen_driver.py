@@ -1,4 +1,4 @@
-"""The screen in Textual's own driver: no terminal, real keys, waits for what is to come."""
+"""Drives the screen by Textual's own pilot: real keys, no terminal, waits with a deadline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from textual.pilot import Pilot
 
-from tests.jobs.monitor.screen.played import PlayedActions
+from tests.jobs.monitor.screen.sample_job import RecordedActions
 from vjob.jobs.monitor.screen.app import StatusApp
 from vjob.jobs.monitor.screen.live import Actions, Source
 from vjob.jobs.monitor.screen.pane import Pane
@@ -17,8 +17,8 @@ from vjob.jobs.monitor.screen.theme import UNICODE, Marks
 DEADLINE_S = 60.0
 
 
-class Driven:
-    """A screen under test, and what one does with it."""
+class DrivenScreen:
+    """A screen under test: presses keys, waits, reads the drawn text."""
 
     def __init__(self, app: StatusApp, pilot: Pilot[None]) -> None:
         self.app = app
@@ -30,7 +30,7 @@ class Driven:
         await self.pilot.pause()
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Fails where it does not come to hold."""
+        """Wait for a condition; fail at the deadline."""
         deadline = time.monotonic() + DEADLINE_S
         while not holds():
             assert time.monotonic() < deadline, f"never came\n{self.text()}"
@@ -54,7 +54,7 @@ def shown(pane: Pane) -> str:
 
 def drive(
     source: Source,
-    script: Callable[[Driven], Awaitable[None]],
+    script: Callable[[DrivenScreen], Awaitable[None]],
     *,
     actions: Actions | None = None,
     size: tuple[int, int] = (120, 36),
@@ -62,11 +62,11 @@ def drive(
     interval_s: float = 0.2,
 ) -> StatusApp:
     """Run the script on a screen; returns the app as it was left."""
-    app = StatusApp(source, actions or PlayedActions(), interval_s=interval_s, marks=marks)
+    app = StatusApp(source, actions or RecordedActions(), interval_s=interval_s, marks=marks)
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
-            await script(Driven(app, pilot))
+            await script(DrivenScreen(app, pilot))
 
     asyncio.run(run())
     return app

@@ -1,4 +1,4 @@
-"""Stand-ins for programs that are not on every machine: they record how they were called."""
+"""Stub programs, for those that are not on every machine: they record their calls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ with open({calls!r}, "a") as lines:
 """
 
 
-class StandIns:
-    """A folder of them, first on PATH."""
+class StubPrograms:
+    """A folder of stub programs, to be first on PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "bin"
@@ -30,7 +30,7 @@ class StandIns:
         return f"{self.folder}:{os.environ['PATH']}"
 
     def add(self, name: str, body: str = "") -> None:
-        """A program that records its call and runs these lines of Python."""
+        """Add a program that records its call and runs these lines of Python."""
         file = self.folder / name
         file.write_text(_RECORD.format(calls=str(self._calls), name=name, body=body))
         file.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Prints settings as a training does, with the WORLD_SIZE that is given, and goes on."""
+"""Prints settings as a training does, with the WORLD_SIZE of its argument, and keeps running."""
 
 import os
 import sys

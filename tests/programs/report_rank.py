@@ -1,4 +1,4 @@
-"""Every rank tells rank 0 over TCP who it is; rank 0 prints all, each with its address as seen.
+"""Every rank reports itself to rank 0 over TCP; rank 0 prints all, each with its address as seen.
 
 Prints one JSON line a rank: {rank, local_rank, world, host, peer, gpus, args, note}.
 """
