@@ -38,7 +38,7 @@ POLL_S = 0.3
 
 @dataclass
 class Scene:
-    """What close looks at."""
+    """An attempt to judge."""
 
     run: RunFolder
     plan: Plan
@@ -207,7 +207,7 @@ def read_ended_groups(run: RunFolder, attempt: int) -> set[str]:
 
 
 def _is_any_living(scene: Scene, peers: dict[int, Peer], missing: list[int], now: float) -> bool:
-    """Whether a node that owes exit files, not of our own job, still gives signs of life."""
+    """True if a node that owes exit files, not of our own job, still gives signs of life."""
     plan, attempt = scene.plan, scene.attempt
     owing = {plan.node_of_rank(rank).index for rank in missing} & set(peers)
     ended = read_ended_groups(scene.run, attempt.number)

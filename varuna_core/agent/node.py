@@ -1,4 +1,4 @@
-"""`node`: the way of one node from srun to the end of its ranks.
+"""`node`: one node's part of an attempt, from srun to the end of its ranks.
 
 wait for master ─► preflight ─► container ─► wait for all ─► go ─► ranks ─► exit code
 """

@@ -43,7 +43,7 @@ class Unpacker:
         self._open: Dict[str, Dict[int, str]] = {}
 
     def add(self, line: str) -> Tuple[bool, Optional[Any]]:
-        """Whether the line was of a parcel, and what was in it where it was the last one missing.
+        """Take a line; true if it is of a parcel, and the value if it is the last one missing.
 
         A parcel that arrives damaged is dropped: its sender counts as one that said nothing.
         """
@@ -128,7 +128,7 @@ def find_spy(candidates: Sequence[str]) -> Optional[str]:
 
 
 def dump_rank(spy: str, held: Mapping[str, Any], native: bool) -> Dict[str, Any]:
-    """What py-spy says of a rank: `threads`, or `problem` in words."""
+    """Ask py-spy for the stacks of a rank: `threads`, or `problem` in words."""
     stat = read_stat(int(held["pid"]))
     if stat is None:
         return {"pid": int(held["pid"]), "state": "", "problem": "it has ended"}
@@ -181,7 +181,7 @@ def shorten_error(text: str) -> str:
 
 
 def explain_refusal(said: str) -> str:
-    """What to do where the kernel does not let py-spy look."""
+    """Advice where the kernel does not let py-spy look."""
     if not any(word in said.lower() for word in REFUSED):
         return ""
     try:

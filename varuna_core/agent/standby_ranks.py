@@ -1,4 +1,4 @@
-"""Ranks that wait: started while an earlier attempt trains, with what they need already imported.
+"""Standby ranks: started while an earlier attempt trains, with what they need already imported.
 
     agent ── PROGRAM SETTINGS --standby ──► imports, waits on its standard input
           ── {"env": ..., "arguments": ...} ──► is the rank: same process, same pipes, same end
@@ -63,7 +63,7 @@ class StandbyRanks:
 
 
 def fits(model: RankStart, start: RankStart) -> bool:
-    """Whether only the last word, the settings, and the rank's place differ."""
+    """True if only the last word, the settings, and the rank's place differ."""
     plain = replace(model, argv=(), env=_strip(model.env)) == replace(
         start, argv=(), env=_strip(start.env)
     )

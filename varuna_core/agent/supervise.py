@@ -1,4 +1,4 @@
-"""Watches over the ranks of one node until the last has ended.
+"""Supervisor of the ranks of one node, from their start until the last has ended.
 
     a rank fails      exit file ─► stop.json ─► TERM to the other ranks ─► grace ─► KILL
     somebody's stop   TERM to all ─► grace ─► KILL; the ranks count as stopped, not as failed
@@ -150,7 +150,7 @@ class Supervisor:
                 self._record(other, STOPPED, time.time(), "not started", stopped=True)
 
     def _describe(self) -> dict[str, Any]:
-        """What a beat says of the ranks; `vjob cancel` asks those that catch USR1 to checkpoint."""
+        """The ranks' part of a beat; `vjob cancel` asks those that catch USR1 to checkpoint."""
         alive = list(self._alive.values())
         return {
             "ranks_alive": len(alive),
@@ -305,5 +305,5 @@ class Supervisor:
 
 
 def _is_told(returncode: int) -> bool:
-    """Whether a rank ended as one does that a scheduler told to end."""
+    """True if a rank ended as one does that a scheduler told to end."""
     return returncode in {-number for number in ENDING} | {128 + number for number in ENDING}

@@ -1,4 +1,4 @@
-"""The command line: Varuna's flags, checked and taken to words of our own."""
+"""Command line of the launcher: Varuna's flags."""
 
 from __future__ import annotations
 

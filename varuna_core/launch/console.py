@@ -1,4 +1,4 @@
-"""What the launcher shows: its own words, and the lines of nodes and ranks.
+"""Output of the launcher: its own messages, and the lines of nodes and ranks.
 
 Ranks' lines come from the node logs that the agents write into the run folder, as `vjob logs -f`
 reads them. A terminal that is gone is no reason to end a run: what cannot be shown is in the files.
@@ -72,7 +72,7 @@ class Console:
 
 
 def open_outputs() -> None:
-    """First of all: who starts us with closed outputs wants no words, and the run all the same."""
+    """Open outputs that the launcher was started without: the run needs none of them."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -83,7 +83,7 @@ def open_outputs() -> None:
 
 
 def flush_outputs() -> None:
-    """Last of all; what a closed terminal did not take is in the files."""
+    """Flush outputs at the end; what a closed terminal did not take is in the files."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

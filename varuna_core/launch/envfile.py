@@ -89,7 +89,7 @@ def _split_words(text: str, name: str) -> Iterator[_Word]:
 
 
 def _is_active(char: str, follower: str, quote: str, before: str) -> bool:
-    """Whether a shell would act on a character, between these quotes and after this text."""
+    """True if a shell would act on a character, between these quotes and after this text."""
     if quote == "'":
         return False
     if char == "$":

@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine, reached without ssh; with a user or a port ssh is meant."""
+        """True if it is this machine, reached without ssh; with a user or a port ssh is meant."""
         return self.host in LOCAL and self.user is None and self.port is None
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ def _split_port(place: str) -> tuple[str, str | None]:
 
 
 def name_machines(machines: Sequence[Machine], own: str) -> tuple[str, ...]:
-    """What files and log lines call them: short, and each its own; `own` is this host's name."""
+    """Short, unique names for files and log lines; `own` is this host's name."""
     found: list[str] = []
     for machine in machines:
         found.append(name_machine(machine, own, found))
@@ -112,7 +112,7 @@ def name_machines(machines: Sequence[Machine], own: str) -> tuple[str, ...]:
 
 
 def name_machine(machine: Machine, own: str, taken: Sequence[str]) -> str:
-    """What one of them is called where these names are taken."""
+    """Name one machine, where these names are taken."""
     host = own if machine.is_local else machine.host
     # A name loses its domain; of an address every part counts.
     short = host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
@@ -133,7 +133,7 @@ LIVED_S = 300.0
 
 @dataclass(frozen=True)
 class Listing:
-    """What is known of the file."""
+    """Contents of the machine list so far."""
 
     machines: tuple[Machine, ...] = ()
     """Of the last list that could be used."""
@@ -168,7 +168,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Move:
-    """What is to be done: look at a machine and start its agent, give that up, ask it to leave, or
+    """An action: look at a machine and start its agent, give that up, ask it to leave, or
     take that back."""
 
     kind: str
@@ -179,7 +179,7 @@ LOOK, DROP, ASK, TAKE_BACK = "look", "drop", "ask", "take-back"
 
 
 def read_listing(listing: Listing, text: str | None, error: str, name: str) -> tuple[Listing, str]:
-    """What a look at the file means, and what to tell of it.
+    """Take the file's text; the listing from now on, and a message.
 
     A text counts if the look before found the same, for a file may be half written; it counts as a
     whole or not at all; until then the last one does. `error` says why there is no text.

@@ -27,7 +27,7 @@ from varuna_core.records.stage_map import build_stages, encode_stage_map
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLayout:
-    """Who runs what."""
+    """Layout of a run on its machines."""
 
     machines: int
     """How many of the list have a rank; they are its first ones."""
@@ -58,7 +58,7 @@ class MachineLayout:
         )
 
     def describe(self) -> list[str]:
-        """What the user should know before the start."""
+        """Lines for the user before the start."""
         stages, replicas = _count(self.stages, "stage"), _count(self.replicas, "replica")
         lines = [
             f"{stages} x {replicas} on {_count(self.machines, 'machine')}; a step is "
@@ -125,7 +125,7 @@ NODES_PER_BEAT_S = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs."""
+    """Program of every rank."""
 
     python: str
     code_dir: str
@@ -211,7 +211,7 @@ def _build_group(
 
 
 class PlannedShape(NamedTuple):
-    """What was chosen, and what to tell of it."""
+    """Stages and micro-batch that were planned, and a message."""
 
     stages: int
     chunk_size: int

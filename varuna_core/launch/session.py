@@ -1,4 +1,4 @@
-"""One attempt from its opening to its verdict: what srun and the batch script are under Slurm.
+"""Session: plays one attempt over ssh, as srun and the batch script do under Slurm.
 
 probe all machines ─► open on the first ─► an agent on each ─► follow ─► close
                                                 │
@@ -65,8 +65,8 @@ class Node:
 
 
 def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of a shell what ssh would not carry over reaches no rank, not those of this machine either;
-    which GPUs are ours here is said of the machine, not of the program."""
+    """Environment for an agent on this machine: no more of our shell than ssh would carry over,
+    and which of the machine's GPUs are ours."""
     names = ("CUDA_VISIBLE_DEVICES",)
     return {**clean_environment(environ), **{n: environ[n] for n in names if n in environ}}
 
@@ -250,13 +250,13 @@ class Session:
             self._console.look()
 
     def _is_at_work(self, node: Node) -> bool:
-        """Whether its agent beat, and did not say yet that it is done."""
+        """True if its agent beat, and did not say yet that it is done."""
         path = self._attempt.beat(node.index)
         beat = read_json(path) if is_listed(path) else None
         return isinstance(beat, dict) and beat.get("state") != "done"
 
 
 def _is_cut(node: Node) -> bool:
-    """Whether the agent, or the way to it, ended without the agent's own word."""
+    """True if the agent, or the way to it, ended without the agent's own word."""
     code = node.child.code if node.child is not None else None
     return code is not None and (code < 0 or (code == FAILED and not node.machine.is_local))

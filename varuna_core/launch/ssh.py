@@ -70,7 +70,7 @@ def build_ssh_command(machine: Machine, config: str | None = None) -> list[str]:
 
 
 def keep_ssh_agent(environ: Mapping[str, str]) -> dict[str, str]:
-    """What ssh needs of the user's shell to ask his agent for keys."""
+    """Variables of the user's shell by which ssh asks his agent for keys."""
     name = "SSH_AUTH_SOCK"
     return {name: environ[name]} if name in environ else {}
 
@@ -92,7 +92,7 @@ def explain_failure(machine: Machine, errors: str) -> str:
 
 
 def spell_ssh(machine: Machine) -> str:
-    """What a person would type to get there."""
+    """The command that a person would type to get there."""
     port = f" -p {machine.port}" if machine.port is not None else ""
     user = f"{machine.user}@" if machine.user is not None else ""
     return f"ssh{port} {user}{machine.host}"
@@ -128,7 +128,7 @@ echo "vjob end yes"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is looked for."""
+    """What a probe looks for on a machine."""
 
     folder: Path
     """The run folder."""
@@ -160,13 +160,13 @@ def render_probe(asked: Asked, mark: str) -> str:
 
 
 def parse_probe(text: str) -> dict[str, str]:
-    """What the script said."""
+    """Keys and values from the script's output."""
     found = re.findall(r"^vjob (\w+) (.*?)\r?$", text, re.MULTILINE)
     return {key: value for key, value in found if value.strip()}
 
 
 def find_problem(asked: Asked, said: Mapping[str, str]) -> str | None:
-    """What keeps the machine from the run, and what to do; one line."""
+    """Find what keeps the machine from the run, and what to do; one line."""
     if "end" not in said:
         return "the check there was cut off; try again, or run `/bin/sh -c true` there by hand"
     if "sees" not in said:
@@ -195,7 +195,7 @@ def find_problem(asked: Asked, said: Mapping[str, str]) -> str | None:
 def read_probe(
     asked: Asked, machine: Machine, code: int | None, out: bytes, err: bytes
 ) -> tuple[dict[str, str], str | None]:
-    """What the probe of a machine found, and what keeps the machine from the run."""
+    """Evaluate a probe: its findings, and what keeps the machine from the run."""
     said = parse_probe(out.decode("utf-8", "replace"))
     problem = find_problem(asked, said)
     if problem is not None and code == FAILED and not machine.is_local:

@@ -1,4 +1,4 @@
-"""From arguments to a verdict: check, make the run folder, probe the machines, play an attempt."""
+"""Start of a run: check arguments, make its folder, probe machines, play an attempt."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def kill_run(run: RunFolder, launch: Launch) -> int:
 
 
 def _is_any_at_work(attempt: AttemptFolder, num_nodes: int) -> bool:
-    """Whether an agent beat and has not said that it is done."""
+    """True if an agent beat and has not said that it is done."""
     paths = [attempt.beat(index) for index in range(num_nodes)]
     beats = [read_json(path) for path in paths if is_listed(path)]
     return any(isinstance(beat, dict) and beat.get("state") != "done" for beat in beats)
@@ -277,7 +277,7 @@ def _make_nodes(ready: _Ready, arguments: Arguments) -> list[Node]:
 
 
 def _probe(nodes: Sequence[Node], asked: Asked, signals: Signals) -> list[dict[str, str]]:
-    """What each machine says; every problem of every machine at once, a line each."""
+    """Probe all machines; every problem of every machine at once, a line each."""
     children = []
     for node in nodes:
         script = render_probe(asked, f"{asked.token}.{node.index}")
@@ -299,7 +299,7 @@ def _probe(nodes: Sequence[Node], asked: Asked, signals: Signals) -> list[dict[s
 
 
 def _find_address(first: Machine, is_one_machine: bool, manager_ip: str | None) -> str | None:
-    """Where rank 0 is found; None leaves it to the agent there."""
+    """Address of rank 0; None leaves it to the agent there."""
     if is_one_machine:
         return "127.0.0.1"
     return manager_ip if first.is_local else first.host

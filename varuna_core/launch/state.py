@@ -36,7 +36,7 @@ class Launch:
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether the launcher runs; None where only its own machine knows."""
+        """True if the launcher runs; None where only its own machine knows."""
         if self.machine != identify_machine():
             return None if self.host != identify_machine().partition(" ")[0] else False
         return self.pid_start is not None and start_time(self.pid) == self.pid_start
@@ -88,7 +88,7 @@ def find_run(folder: Path, named: str | None, *, live: bool) -> tuple[RunFolder,
 
 
 def is_over(run: RunFolder, launch: Launch) -> bool:
-    """Whether its last attempt was judged, or never came to start."""
+    """True if its last attempt was judged, or never came to start."""
     if read_outcome(run.attempt(launch.attempt)) is not None:
         return True
     return not run.attempt(launch.attempt).path.is_dir() and launch.is_alive is False

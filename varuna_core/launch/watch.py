@@ -1,4 +1,4 @@
-"""The step of a run that morphs on a watched list of machines: what srun is to a Slurm job.
+"""Watch of a list of machines, for a run that morphs: what srun is to a Slurm job.
 
     list ──► roster (pure) ──► look at a machine, start `stay` on it, over ssh or here
                           └──► morph/leave/<seat>.json, which the manager hears

@@ -64,7 +64,7 @@ def _count_groups(plan: Plan, nodes: Sequence[str]) -> Counter[str]:
 
 
 def read_held(run: RunFolder, session: str) -> Held:
-    """What each node has in memory, as it tells."""
+    """Copies that each node has in memory, as its presence tells."""
     return {item.name: item.held for item in read_presences(run.morph, session).values()}
 
 
@@ -105,7 +105,7 @@ def make_attempt(
 
 
 def _find_copy(run: RunFolder, start: Start, session: str, whole: int) -> Optional[WholeCopy]:
-    """What its nodes hold between them in memory, if that is newer than the checkpoint."""
+    """Find the copy that its nodes hold in memory together, if newer than the checkpoint."""
     held = read_held(run, session)
     found = find_whole({node: held.get(node, ()) for node in start.nodes})
     if found is None or found.iteration <= whole:

@@ -1,4 +1,4 @@
-"""`agent.pyz morph ...`: what the scripts of a run that may morph call."""
+"""Commands of `agent.pyz morph ...`, which the scripts of a run that may morph call."""
 
 from __future__ import annotations
 

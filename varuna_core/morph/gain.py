@@ -60,7 +60,7 @@ def forecast(
 
 
 def find_predicted_s(plan: Plan, seats: Sequence[int]) -> Optional[float]:
-    """What the planner said at submit of a step on such nodes."""
+    """Find the step time that the planner predicted at submit for such nodes."""
     name = name_nodes([plan.node(seat).group for seat in sorted(seats)])
     return (plan.layout_steps or {}).get(name)
 

@@ -45,7 +45,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """Who takes part, and how."""
+    """Plan of an attempt, and its nodes."""
 
     plan: Plan
     seats: Tuple[int, ...]
@@ -80,7 +80,7 @@ def choose_layout(question: LayoutRequest) -> Optional[Layout]:
 
 
 def count_slots(layers: int, micro_batches: int, depth: int, replicas: int) -> int:
-    """How long a step is, in forwards of one layer: micro-batches of the fullest replica and the
+    """Length of a step in forwards of one layer: micro-batches of the fullest replica and the
     pipeline's fill, times the most layers of a stage."""
     return (-(-micro_batches // replicas) + depth - 1) * -(-layers // depth)
 
@@ -114,7 +114,7 @@ def find_layout(
 
 
 def find_planned(plan: Plan, seats: Sequence[int]) -> Optional[Layout]:
-    """What was planned at submit for such nodes."""
+    """Find the layout that was planned at submit for such nodes."""
     nodes = name_nodes([plan.node(seat).group for seat in sorted(seats)])
     found = (plan.layouts or {}).get(nodes)
     return None if found is None else Layout(*found)

@@ -106,7 +106,7 @@ def advance(state: ManagerState, said: Input, now: float, rules: Rules, choose: 
 
 
 def repeat(state: ManagerState) -> List[Action]:
-    """What a manager that was killed may not have done: all that the state stands for."""
+    """Actions that a manager may have been killed before: all that the state stands for."""
     if state.phase == ENDED:
         return [End(state.code, state.why, state.requeue)]
     found: List[Action] = [Fence(node) for node in state.fenced]
@@ -162,7 +162,7 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
 
 
 def _apply_time(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
-    """What the time and the new state bring with them."""
+    """Apply what follows from the time and the new state."""
     is_late = state.deadline is not None and now >= state.deadline
     actions: List[Action] = []
     if state.phase in (RUNNING, SAVING) and is_late and state.living:

@@ -28,7 +28,7 @@ each look then (`node_daemon.py`)."""
 
 
 class Sight(NamedTuple):
-    """What the run folder shows at one moment."""
+    """Contents of the run folder at one moment."""
 
     presences: Dict[int, Presence]
     stop: Optional[Dict[str, object]]

@@ -1,4 +1,4 @@
-"""Which checkpoints in a folder are complete: their names and the file that says so, no more.
+"""Complete checkpoints in a folder: their names and manifests, no more.
 
 `varuna_core.checkpoint` writes and loads them; this is for whoever watches, too, and has no torch.
 """

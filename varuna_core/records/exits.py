@@ -1,4 +1,4 @@
-"""How ranks ended, and from that how an attempt ended: the first to fail is the culprit.
+"""Exits of ranks, and the outcome of an attempt: the first rank to fail is the culprit.
 
 srun's own exit code hides the culprit (a rank's exit 9 shows as 143 once its peers were killed),
 so each agent writes one file a rank and the verdict is made from those.

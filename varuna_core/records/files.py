@@ -1,4 +1,4 @@
-"""Files that land whole or not at all, and readers that cope with what did not land.
+"""Atomic writers, and readers that cope with missing and torn files.
 
 Run folders lie on shared file systems where a reader may see a torn last line or a missing file;
 nothing here raises for those.
@@ -100,7 +100,7 @@ def write_reserved(reserved: Path, path: Path, value: Any) -> None:
 
 
 def is_listed(path: Path) -> bool:
-    """Whether the file is there, by listing its folder.
+    """True if the file is there, by listing its folder.
 
     An NFS client may answer a plain look-up from its cache of missing names for a minute.
     """

@@ -1,4 +1,4 @@
-"""This machine and its processes: what names them for ever, what of a shell is theirs to have."""
+"""Unique names of this machine and its processes, and the environment that jobs inherit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def start_time(pid: int) -> str | None:
 
 
 def clean_environment(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What a job may inherit from the submitting shell: enough to find programs, nothing more.
+    """Variables that a job inherits from the submitting shell: enough to find programs.
 
     SLURM_* and SBATCH_* of a surrounding job, conda's and Python's own would all leak otherwise.
     """

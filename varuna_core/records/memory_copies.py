@@ -32,7 +32,7 @@ _HELD = re.compile(r"(varuna_ckpt_(\d+)\.(\d+)\.(\d+)\.partial)/(\d+)-of-(\d+)")
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank laid of a copy."""
+    """One rank's share of a copy."""
 
     index: int
     count: int
@@ -81,7 +81,7 @@ def list_shares(home: Path, copy: str) -> List[Share]:
 
 
 def list_held(home: Path) -> Tuple[str, ...]:
-    """What a node tells of itself: a word for each share."""
+    """List the shares that a node holds, a word each."""
     words = {
         f"{copy}/{share.index}-of-{share.count}"
         for copy in list_copies(home)
@@ -144,7 +144,7 @@ def find_room(home: Path) -> int:
 
 
 def _find_limits() -> List[int]:
-    """What the job's cgroup leaves, where there is one with a limit (version 2)."""
+    """Free memory within the job's cgroup, where there is one with a limit (version 2)."""
     found = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

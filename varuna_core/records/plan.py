@@ -20,7 +20,10 @@ PLAN_FORMAT = 1
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Nodes of one kind. The first group holds node 0, rank 0 and the master's address."""
+    """Nodes of one kind. The first group holds node 0, rank 0 and the master's address.
+
+    A conf's NodeGroup says what a user asks for; here nothing is left open.
+    """
 
     name: str
     count: int
@@ -60,7 +63,10 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """What the agent does to run ranks in a container; made by `containers`, only run by it."""
+    """Commands to run ranks in a container, made by `containers` and run by the agent.
+
+    `containers.runtime.Commands` has the same fields: that package imports nothing of ours.
+    """
 
     runtime: str
     image: str
@@ -110,7 +116,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class MorphPlan:
-    """How far a run that may morph goes."""
+    """Limits of a run that may morph."""
 
     min_nodes: int
     max_nodes: int
@@ -205,7 +211,7 @@ class Plan:
     """Seconds that a step was predicted to take on such nodes, and on all."""
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
-        """What this rank runs, still to be filled in."""
+        """Command of this rank, its placeholders still to be filled in."""
         if self.prefixed is not None and rank not in self.prefixed:
             return self.command
         return (*self.prefix, *self.command)
@@ -243,7 +249,7 @@ def escape_placeholders(word: str) -> str:
 
 
 def name_nodes(nodes: Sequence[GroupPlan]) -> str:
-    """What a layout of these nodes depends on: `a100/4*3,v100/8*1`, in their order; ranks count."""
+    """Kinds and ranks of these nodes, in order, as a layout sees them: `a100/4*3,v100/8*1`."""
     alike = [f"{node.gpu_type or ''}/{node.ranks}" for node in nodes]
     return ",".join(f"{name}*{len(list(same))}" for name, same in groupby(alike))
 

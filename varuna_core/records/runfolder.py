@@ -1,4 +1,4 @@
-"""Where every file of a run lies. The only place that spells these names.
+"""Paths of every file of a run. The only place that spells these names.
 
 <log_folder>/<run>/
   conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
@@ -72,7 +72,7 @@ class AttemptFolder:
 
     @property
     def plan(self) -> Path:
-        """Of a run that may morph; else the run's plan is every attempt's."""
+        """The attempt's own plan in a run that may morph; else the run's plan counts."""
         return self.path / "plan.json"
 
     @property
@@ -129,7 +129,7 @@ class AttemptFolder:
 
 
 class MorphFolder:
-    """What the manager and the nodes of a run that may morph tell each other."""
+    """Files between the manager and the nodes of a run that may morph."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -173,7 +173,7 @@ class MorphFolder:
 
     @property
     def machines(self) -> Path:
-        """Of a watched list: how it spells each machine that got an agent, by the node's name."""
+        """Machines that got an agent, as a watched list spells them, by the node's name."""
         return self.path / "machines.json"
 
     @property
@@ -215,12 +215,12 @@ class RunFolder:
 
     @property
     def launch(self) -> Path:
-        """Who launched the run over ssh, and with which arguments."""
+        """Launcher of the run over ssh, and its arguments."""
         return self.path / "launch.json"
 
     @property
     def master_pid(self) -> Path:
-        """Of a run on a list of machines: whom to send signals by hand."""
+        """Process to send signals to by hand, in a run on a list of machines."""
         return self.path / "master.pid"
 
     @property
@@ -259,12 +259,12 @@ class RunFolder:
 
     @property
     def vjob_events(self) -> Path:
-        """What `vjob` writes, on another host than the batch script."""
+        """Events that `vjob` writes, on another host than the batch script."""
         return self.path / "events-vjob.jsonl"
 
     @property
     def morph_events(self) -> Path:
-        """What the manager writes, beside what agents write to the others."""
+        """Events that the manager writes; agents write to the others."""
         return self.path / "events-morph.jsonl"
 
     @property

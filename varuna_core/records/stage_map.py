@@ -1,4 +1,4 @@
-"""Where each stage and replica runs, as Varuna writes it: `0,3;1,4;2,5;`. No torch.
+"""Stage map: the ranks of each place in the pipeline, as Varuna writes it: `0,3;1,4;2,5;`.
 
 A field a place in the pipeline, in it the ranks of its replicas in order:
 

@@ -64,7 +64,7 @@ class Training:
     checkpoint_memory_every: int
     """Steps between copies in the memory of the nodes; 0 for none."""
     from_memory: Optional[str]
-    """Of an attempt: the copy that it begins with (records/memory.py); None for a checkpoint."""
+    """Copy that the attempt begins with (records/memory_copies.py); None for a checkpoint."""
     saved: int
     """Of an attempt: the furthest iteration that its run is known to have saved; -1 for none."""
     recompute: str
@@ -80,7 +80,7 @@ class Training:
 
 
 def name_shapes(value: Training) -> str:
-    """What the times of its segments depend on: a profile of other shapes says nothing of it."""
+    """Name all that the times of its segments depend on: a profile fits the same name only."""
     sizes = (value.layers, value.hidden, value.heads, value.sequence, value.vocab)
     words = [value.program, "-".join(map(str, sizes)), value.precision, value.optimizer]
     words += ["dropout"] if value.dropout else []
@@ -89,7 +89,7 @@ def name_shapes(value: Training) -> str:
 
 
 def name_profile_file(model: str) -> str:
-    """Of a model's profile, in a folder of profiles."""
+    """File name of a model's profile in a folder of profiles."""
     return re.sub(r"[^\w.+-]+", "_", model) + ".profile.json"
 
 

@@ -44,7 +44,7 @@ def check_gpus(site: Site) -> list[CheckResult]:
 
 
 def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
-    """Where the conf names no type of GPU, a layout may have been planned for another one."""
+    """Warn of GPUs other than planned for, where the conf names no type."""
     planned = None if plan.prediction is None else plan.prediction.gpu
     if planned is None:
         return []

@@ -1,4 +1,4 @@
-"""A thread that writes down what the GPUs do: text as gpustat prints it, and JSON lines beside.
+"""GPU sampler: a thread that writes text as gpustat prints it, and JSON lines beside.
 
 It never disturbs the training: whatever goes wrong is counted and told in the log, not raised.
 """

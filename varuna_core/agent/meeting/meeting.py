@@ -1,4 +1,4 @@
-"""How the nodes of an attempt find each other before any rank starts.
+"""Rendezvous of the nodes of an attempt, before any rank starts.
 
     open      node 0                          node i
     master ─► wait_for_master                 wait_for_master
@@ -73,7 +73,7 @@ def wait_for_go(
 def gather_reports(
     attempt: AttemptFolder, signals: Signals, plan: Plan, host: str, opened: float
 ) -> dict[int, NodeReport]:
-    """What the nodes said until the deadline, or soon after one of them said no."""
+    """Wait for the reports of all nodes, until the deadline or soon after one of them says no."""
     found: dict[int, NodeReport] = {}
     begun = time.monotonic()
     failed_at: float | None = None
@@ -144,7 +144,7 @@ def _poll(
     opened: float | None,
     host: str,
 ) -> T | None:
-    """What `look` finds, None at the deadline; a stop or a signal ends the wait as a Refusal."""
+    """Poll `look`; None at the deadline. A stop or a signal ends the wait as a Refusal."""
     begun = time.monotonic()
     while True:
         check_stop(attempt, signals, opened, host)

@@ -96,7 +96,7 @@ def list_interfaces() -> list[str]:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether the master could listen there and no other run on this host is about to."""
+    """True if the master could listen there and no other run on this host is about to."""
     holder = hold_port(port)
     if holder is not None:
         holder.close()

@@ -96,7 +96,7 @@ def _has_loopback_alone() -> bool:
 
 
 def advise_hosts_line(host: str, named: list[str], address: str | None) -> str:
-    """What is wrong with the host's name, and the line of /etc/hosts that mends it."""
+    """Say what is wrong with the host's name, and which line of /etc/hosts fixes it."""
     found = f"resolves to {', '.join(named)}" if named else "does not resolve"
     line = f"{address or '<its address>'} {host}"
     return f"{host} {found} on itself; put the line '{line}' in its /etc/hosts instead"

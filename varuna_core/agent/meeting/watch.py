@@ -1,4 +1,4 @@
-"""A thread that keeps an eye on the others: beats, stops, signals, and nodes that fell silent.
+"""Watch thread of a node: writes beats, reads stops and signals, finds nodes that fell silent.
 
 Each node writes beat/<index>.json. In a split run no srun watches over all groups, so each agent
 watches the beats of the other groups' first nodes by its own monotonic clock; a beat's own time is
@@ -39,12 +39,12 @@ class Peer:
         self._is_done = False
 
     def is_lost(self, beat: Any, now: float, lost_s: float) -> bool:
-        """Whether the silence since the last change is too long; `beat` is what the file says."""
+        """True if the silence since the last change is too long; `beat` is what the file says."""
         self._note(beat, now)
         return self._seen is not None and not self._is_done and now - self._changed > lost_s
 
     def is_living(self, beat: Any, now: float, lost_s: float) -> bool:
-        """Whether it beat before, did not say that it is done, and is not silent for too long."""
+        """True if it beat before, did not say that it is done, and is not silent for too long."""
         self._note(beat, now)
         return self._seen is not None and not self._is_done and now - self._changed <= lost_s
 
@@ -126,7 +126,7 @@ class Watch(threading.Thread):
             self._wake()
 
     def _miss_folder(self, now: float) -> None:
-        """Who removes a run's folder wants no more of the run, and nobody could tell it to end."""
+        """End where the run folder was removed: nobody could tell the run to end any other way."""
         try:
             os.stat(self._attempt.path)
         except FileNotFoundError:

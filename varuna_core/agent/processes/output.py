@@ -120,14 +120,14 @@ class LineSplitter:
         return self.flush() if is_idle or now - self._shown >= BAR_S else None
 
     def flush(self) -> bytes | None:
-        """What is left at the end of the stream."""
+        """The rest, at the end of the stream."""
         line, self._rest = _last_state(self._rest), b""
         self._cut = self._cut or bool(line)
         return line or None
 
 
 def _last_state(line: bytes) -> bytes:
-    """What a terminal would show of a line with carriage returns in it."""
+    """The last state of a line with carriage returns in it, as a terminal would show it."""
     return line.rstrip(b"\r").rpartition(b"\r")[2] if b"\r" in line else line
 
 

@@ -82,13 +82,13 @@ def list_below(tops: Iterable[int], stats: Mapping[int, Stat]) -> Set[int]:
 
 
 def is_halted(pid: Optional[int]) -> bool:
-    """Whether somebody stopped it (SIGSTOP, a debugger), or it ended and was not reaped."""
+    """True if somebody stopped it (SIGSTOP, a debugger), or it ended and was not reaped."""
     stat = None if pid is None else read_stat(pid)
     return stat is not None and stat.state in "TtZ"
 
 
 def measure_ranks(mains: Mapping[int, Optional[int]]) -> Dict[str, Dict[str, Any]]:
-    """What a beat says of each rank whose process is there: `mains` are pids by rank."""
+    """Pid, state and processor time of each rank that is there; `mains` are pids by rank."""
     stats = list_stats()
     found = {}
     for rank, pid in mains.items():
@@ -102,7 +102,7 @@ def measure_ranks(mains: Mapping[int, Optional[int]]) -> Dict[str, Dict[str, Any
 
 
 def sees_machine() -> bool:
-    """Whether our pids are the machine's own, as drivers count them."""
+    """True if our pids are the machine's own, as drivers count them."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_SPACE
     except OSError:

@@ -33,7 +33,7 @@ _POLL_S = 0.2
 
 
 class Result(NamedTuple):
-    """How a short command ended."""
+    """Result of a short command."""
 
     code: int | None
     """None where it was ended because of its deadline or because the agent has to stop."""
@@ -120,7 +120,7 @@ class RankProcess:
         return False
 
     def close(self) -> None:
-        """Of one that was killed and of whom nobody wants to know more."""
+        """Close the pipes of a rank that was killed, and reap it."""
         for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
             if pipe is not None:
                 pipe.close()
@@ -140,7 +140,7 @@ class RankProcess:
             _signal_all([self.find_main()], number)
 
     def catches(self, number: int) -> bool:
-        """Whether it has a handler for this signal; False where /proc does not say."""
+        """True if it has a handler for this signal; False where /proc does not say."""
         pid = self.find_main()
         try:
             with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
@@ -164,7 +164,7 @@ class RankProcess:
 
 
 def find_program(name: str, path: str | None) -> str | None:
-    """Where a program is, as a shell would find it."""
+    """Path of a program, as a shell would find it."""
     return shutil.which(name, path=path)
 
 
@@ -237,7 +237,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _signal_all(pids: Sequence[int | None], number: int) -> bool:
-    """Whether it reached any of them."""
+    """True if it reached any of them."""
     reached = False
     for pid in pids:
         if pid is not None:

@@ -1,4 +1,4 @@
-"""How an agent's command ends before its ranks do: a sentence for the user and an exit code."""
+"""Error that ends an agent's command: a sentence for the user and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who this node is: its name in files, its index in the plan, the plan itself."""
+"""Identity of this node: its name in files, its index in the plan, and the plan itself."""
 
 from __future__ import annotations
 

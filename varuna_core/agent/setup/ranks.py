@@ -1,4 +1,4 @@
-"""What a rank gets: its environment and its command line. Pure.
+"""Environment and command line of a rank. Pure.
 
 Later ones win: the agent's own environment, our defaults, the plan's, the group's, and at last
 what makes a rank this rank, which nobody may override.
@@ -28,7 +28,7 @@ _NETWORK = re.compile(r"(NCCL|GLOO|TP)_")
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a node learnt about the attempt: the same for all its ranks."""
+    """Facts of the attempt that are the same for all ranks of a node."""
 
     run: Path
     attempt: int
@@ -42,7 +42,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class RankStart:
-    """How a rank is started."""
+    """Start of one rank."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -150,7 +150,7 @@ def _world(plan: Plan, node: NodePlan, local_rank: int, meeting: Meeting) -> dic
 
 
 def _place(plan: Plan, rank: int) -> dict[str, str]:
-    """Where the rank stands in the layout."""
+    """The variables of the rank's place in the layout."""
     found = {
         "VJOB_STAGE_MAP": plan.stage_map,
         "VJOB_PIPELINE": str(plan.pipeline),

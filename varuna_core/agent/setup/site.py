@@ -1,4 +1,4 @@
-"""What the checks of preflight are given, and what they give back."""
+"""The node as checks and ranks see it, and the results of checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 
 class CheckResult(NamedTuple):
-    """What a check says."""
+    """One result of a check."""
 
     status: str
     """ok, warn or fail."""
@@ -19,7 +19,7 @@ class CheckResult(NamedTuple):
 
 @dataclass
 class Facts:
-    """What the checks learn beside their results; None where they could not."""
+    """Facts that checks learn beside their results; None where they could not."""
 
     address: str | None = None
     interface: str | None = None
