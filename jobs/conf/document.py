@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
 
-from vjob.jobs.conf import schema as conf_types
+from vjob.jobs.conf import schema
 from vjob.jobs.conf.parse import describe, get_annotations, get_hints, get_section_class
 from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
 from vjob.jobs.conf.write import dump_yaml
@@ -110,7 +110,7 @@ def list_sections(cls: type = JobConf, key: str = "") -> Iterator[Section]:
 @cache
 def _parse_source() -> dict[str, dict[str, str]]:
     docs: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(conf_types)).body:
+    for node in ast.parse(inspect.getsource(schema)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         docs[node.name] = {}
