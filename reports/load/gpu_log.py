@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from varuna_core.records.logs.gpu_text import is_heading, parse_heading, parse_line
 from vjob.reports.load.blocks import BlockReader, Thinned
 
 MOST_SAMPLES = 20_000
 """Rows kept of a node, evenly spread."""
-_LINE = re.compile(
-    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(\d{1,9}|\?\?)'C, *(\d{1,9}|\?\?) ?% *"
-    r"\| *(\d{1,9}|\?\?) */ *(\d{1,9}|\?\?) MB"
-)
-_HEADING = re.compile(r"\S+ +(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\b")
+NUMBERS = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
+"""Columns; text tells no power."""
 
 
 def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -32,9 +28,9 @@ def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]]
             if path.name.endswith(".jsonl"):
                 found = _parse_sample(text)
             else:
-                heading = _HEADING.match(text)
-                time = _read_time(heading.group(1)) if heading else time
-                found = [] if heading else _parse_text(text, time)
+                has_heading = is_heading(text)
+                time = parse_heading(text) if has_heading else time
+                found = [] if has_heading else _parse_text(text, time)
             if found is None:
                 skipped += 1
                 continue
@@ -57,36 +53,16 @@ def _parse_sample(text: str) -> list[dict[str, Any]] | None:
 
 
 def _pick(value: dict[str, Any]) -> dict[str, Any]:
-    names = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
     row: dict[str, Any] = {"name": str(value.get("name", ""))[:80]}
-    for name in names:
+    for name in NUMBERS:
         number = value.get(name)
         row[name] = float(number) if isinstance(number, (int, float)) else None
     return row
 
 
 def _parse_text(text: str, time: float | None) -> list[dict[str, Any]] | None:
-    match = _LINE.search(text)
-    if match is None:
+    line = parse_line(text)
+    if line is None:
         return None
-    index, name, *numbers = match.groups()
-    heat, busy, used, total = (None if word == "??" else float(word) for word in numbers)
-    return [
-        {
-            "time": time,
-            "gpu": index,
-            "name": name,
-            "temperature": heat,
-            "utilization": busy,
-            "memory_used_mb": used,
-            "memory_total_mb": total,
-            "power_w": None,
-        }
-    ]
-
-
-def _read_time(text: str) -> float | None:
-    try:
-        return datetime.strptime(" ".join(text.split()), "%a %b %d %H:%M:%S %Y").timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
+    row = {"time": time, "gpu": line.index, "name": line.name}
+    return [{**row, **{name: getattr(line, name, None) for name in NUMBERS}}]

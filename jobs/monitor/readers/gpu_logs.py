@@ -6,10 +6,16 @@ import json
 import re
 from collections import deque
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from varuna_core.records.logs.gpu_text import (
+    CPU,
+    find_lines,
+    read_index,
+    read_line,
+    read_utilization,
+)
 from vjob.jobs.monitor.log_lines.tails import Added, Tail, show
 from vjob.jobs.monitor.model.snapshot import Gpu
 
@@ -18,11 +24,6 @@ FIRST_BYTES = 8 * 1024
 MORE_BYTES = 64 * 1024
 """Where a first look found no whole sample."""
 NUM_SHOWN = 50
-_LINE = re.compile(
-    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(\d{1,9}|\?\?)'C, *(\d{1,9}|\?\?) ?% *"
-    r"\| *(\d{1,9}|\?\?) */ *(\d{1,9}|\?\?) MB([^\n]*)"
-)
-_USER = re.compile(r"[\w.-]+\(\d+M\)")
 
 
 class GpuSamples:
@@ -102,16 +103,16 @@ class GpuSamples:
             self._keep(str(gpu.get("index", "")), gpu)
 
     def _read_text(self, text: str) -> None:
-        for match in _LINE.finditer(text):
-            index, busy = match[1], match[4]
+        for match in find_lines(text):
+            index = read_index(match)
             self._last[index] = match
             history = self._history.get(index)
             if history is None:
                 history = self._history[index] = deque(maxlen=NUM_HISTORY)
-            history.append(None if busy == "??" else float(busy))
-        cpu = self._last.pop("cpu", None)
+            history.append(read_utilization(match))
+        cpu = self._last.pop(CPU, None)
         if isinstance(cpu, re.Match):
-            told = _read_match(cpu, ())
+            told = read_line(cpu)
             self.cpu_percent = told.utilization
             self.memory_used_mb, self.memory_total_mb = told.memory_used_mb, told.memory_total_mb
 
@@ -122,23 +123,17 @@ class GpuSamples:
 
 
 def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:
-    index, name, heat, busy, used, total, more = match.groups()
+    line = read_line(match)
     return Gpu(
-        index=index,
-        name=name,
-        utilization=_read(busy),
-        memory_used_mb=_read(used),
-        memory_total_mb=_read(total),
-        temperature=_read(heat),
-        # With `gpustat -u`; ours names nobody, and that is no proof of an idle GPU.
-        num_processes=len(_USER.findall(more)) or None if "(" in more else None,
+        index=line.index,
+        name=line.name,
+        utilization=line.utilization,
+        memory_used_mb=line.memory_used_mb,
+        memory_total_mb=line.memory_total_mb,
+        temperature=line.temperature,
+        num_processes=line.num_processes,
         history=tuple(history),
     )
-
-
-@lru_cache(maxsize=4096)
-def _read(word: str) -> float | None:
-    return None if word == "??" else float(word)
 
 
 def _make_gpu(

@@ -133,7 +133,7 @@ def test_status_and_report_read_a_line_alike(name: str, tmp_path: Path) -> None:
         if hasattr(found, key):
             assert value == getattr(found, key), key
     log = LogFile(tmp_path / "n.out", "n", "n.out", Classifier())
-    log.look()
+    log.poll()
     (point,) = log.points
     assert (point.step, point.loss) == (found.step, found.loss)
     assert (point.step_s or 0.0) * 1000 == pytest.approx(found.time_ms or 0.0)

@@ -15,6 +15,7 @@ from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.proc import sees_machine
 from varuna_core.agent.setup.ranks import map_devices, split_devices
 from varuna_core.agent.setup.site import Site
+from varuna_core.records.logs.gpu_text import CPU, format_line
 from varuna_core.records.plan import GroupPlan
 
 
@@ -103,26 +104,12 @@ def render_sample(sample: dict[str, Any], num_cpus: int) -> str:
     """Lines as gpustat prints them; one for the processors where there is no GPU."""
     if not sample["gpus"]:
         cpu = {
-            "index": "cpu",
+            "index": CPU,
             "name": f"{num_cpus} processors",
             "temperature": None,
             "utilization": sample["cpu_percent"],
             "memory_used_mb": sample["memory_used_mb"],
             "memory_total_mb": sample["memory_total_mb"],
         }
-        return render_line(cpu)
-    return "".join(render_line(gpu) for gpu in sample["gpus"])
-
-
-def render_line(gpu: dict[str, Any]) -> str:
-    """`[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |`"""
-    words: list[str] = []
-    for key, width in (("temperature", 2), ("utilization", 3), ("memory_used_mb", 5)):
-        words.append(_number(gpu[key]).rjust(width))
-    total = _number(gpu["memory_total_mb"]).rjust(5)
-    heat, busy, used = words
-    return f"[{gpu['index']}] {gpu['name']:<16} | {heat}'C, {busy} % | {used} / {total} MB |\n"
-
-
-def _number(value: float | None) -> str:
-    return "??" if value is None else f"{value:.0f}"
+        return format_line(cpu)
+    return "".join(format_line(gpu) for gpu in sample["gpus"])

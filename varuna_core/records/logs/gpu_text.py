@@ -1,0 +1,104 @@
+"""Samples of GPUs as gpustat prints them: written by the agent, read by status and the report.
+
+n061  Thu Jun  1 16:08:12 2023  535.54.03           a heading: gpustat's own alone
+[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |
+[1] NVIDIA A10       | ??'C,  ?? % |     0 / 22731 MB | me(900M)
+[cpu] 16 processors  | ??'C,  12 % |  5120 / 64000 MB |       ours, where there is no GPU
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Iterator, Mapping, Match, Optional
+
+CPU = "cpu"
+"""The index of the line for the processors."""
+_UNKNOWN = "??"
+_LINE = re.compile(
+    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(\d{1,9}|\?\?)'C, *(\d{1,9}|\?\?) ?% *"
+    r"\| *(\d{1,9}|\?\?) */ *(\d{1,9}|\?\?) MB([^\n]*)"
+)
+_HEADING = re.compile(r"\S+ +(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\b")
+_USER = re.compile(r"[\w.-]+\(\d+M\)")
+
+
+@dataclass(frozen=True)
+class GpuLine:
+    """One GPU in one sample; None where the line has `??`."""
+
+    index: str
+    name: str
+    temperature: Optional[float]
+    utilization: Optional[float]
+    memory_used_mb: Optional[float]
+    memory_total_mb: Optional[float]
+    num_processes: Optional[int]
+    """With `gpustat -u`; ours names nobody, and that is no proof of an idle GPU."""
+
+
+def format_line(gpu: Mapping[str, Any]) -> str:
+    """One line with its end, of a reading with the fields of a GpuLine."""
+    heat = _format(gpu["temperature"]).rjust(2)
+    busy = _format(gpu["utilization"]).rjust(3)
+    used, total = (_format(gpu[key]).rjust(5) for key in ("memory_used_mb", "memory_total_mb"))
+    return f"[{gpu['index']}] {gpu['name']:<16} | {heat}'C, {busy} % | {used} / {total} MB |\n"
+
+
+def find_lines(text: str) -> Iterator[Match[str]]:
+    """The lines of all GPUs in a text of many lines, to be taken apart where they are needed."""
+    return _LINE.finditer(text)
+
+
+def read_index(match: Match[str]) -> str:
+    return match[1]
+
+
+def read_utilization(match: Match[str]) -> Optional[float]:
+    return _read(match[4])
+
+
+def read_line(match: Match[str]) -> GpuLine:
+    index, name, heat, busy, used, total, more = match.groups()
+    return GpuLine(
+        index=index,
+        name=name,
+        temperature=_read(heat),
+        utilization=_read(busy),
+        memory_used_mb=_read(used),
+        memory_total_mb=_read(total),
+        num_processes=len(_USER.findall(more)) or None if "(" in more else None,
+    )
+
+
+def parse_line(text: str) -> Optional[GpuLine]:
+    """None where the line is none of a GPU."""
+    match = _LINE.search(text)
+    return None if match is None else read_line(match)
+
+
+def is_heading(text: str) -> bool:
+    return _HEADING.match(text) is not None
+
+
+def parse_heading(text: str) -> Optional[float]:
+    """Seconds since 1970, by this machine's zone: gpustat tells none."""
+    match = _HEADING.match(text)
+    if match is None:
+        return None
+    try:
+        words = " ".join(match.group(1).split())
+        return datetime.strptime(words, "%a %b %d %H:%M:%S %Y").timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _read(word: str) -> Optional[float]:
+    return None if word == _UNKNOWN else float(word)
+
+
+def _format(value: Optional[float]) -> str:
+    return _UNKNOWN if value is None else f"{value:.0f}"
