@@ -49,7 +49,7 @@ class Enroot(Runtime):
 
 
 def render_conf(request: Request) -> str:
-    """What `enroot start --conf` sources: `-m` knows no spaces and no colons."""
+    """The file that `enroot start --conf` sources: `-m` knows no spaces and no colons."""
     lines = []
     for mount in request.mounts:
         options = "x-create=auto,rbind" + (",ro" if mount.read_only else "")

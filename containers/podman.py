@@ -155,7 +155,7 @@ def render_mount(mount: Mount, read_only: str, target: str = "target") -> str:
 
 
 def render_reference(image: str, runtime: str) -> str:
-    """As podman and docker write it, with the registry that docker would ask."""
+    """The reference as podman and docker write it, with the registry that docker would ask."""
     try:
         found = parse_reference(image)
     except BadReference as problem:

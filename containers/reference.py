@@ -41,7 +41,7 @@ class Reference:
 
     @property
     def enroot(self) -> str:
-        """As `enroot import` takes it."""
+        """The reference as `enroot import` takes it."""
         user = f"{self.user}@" if self.user else ""
         registry = f"{self.registry}#" if self.registry not in ("", HUB) else ""
         # Of a digest enroot wants docker's way of writing, and a registry then by its slash.

@@ -1,4 +1,4 @@
-"""Which runtimes there are."""
+"""The container runtimes, by the conf's name."""
 
 from __future__ import annotations
 

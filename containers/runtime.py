@@ -1,4 +1,4 @@
-"""What a container runtime is to us: commands as data.
+"""The interface of a container runtime: commands as data.
 
 A runtime turns a request into commands; the plan carries them and the node agent runs them. So a
 node needs none of this package, and a dry run shows every command that will run.
@@ -23,7 +23,7 @@ class Unsuitable(Exception):
 
 
 class ImageKind(Enum):
-    """What a conf's image is."""
+    """Kind of a conf's image."""
 
     SQUASHFS = "squashfs"
     FOLDER = "folder"
@@ -67,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """What the agent does on a node; the plan's ContainerPlan has the same fields.
+    """Commands that the agent runs on a node; the plan's ContainerPlan has the same fields.
 
     The agent fills in `%{rank}`, `%{node}`, `%{attempt}`, `%{folder}` (the run's) and `%{user}`
     (uid:gid) in words.

@@ -13,7 +13,7 @@ from vjob.containers.runtime import Argv, Mount, Request
 
 
 class Store:
-    """Where things of one request lie on a node."""
+    """Paths of one request on a node."""
 
     def __init__(self, request: Request) -> None:
         self._request = request

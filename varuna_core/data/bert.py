@@ -36,7 +36,7 @@ _ORDER, _SAMPLE = 1, 2
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pieces:
-    """What the masking needs of a WordPiece vocabulary."""
+    """The parts of a WordPiece vocabulary that masking needs."""
 
     size: int
     cls: int
@@ -48,7 +48,7 @@ class Pieces:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """From BERT's vocab.txt."""
+    """Read the parts from BERT's vocab.txt."""
     words = read_vocab_lines(path)
     missing = [name for name in ("[CLS]", "[SEP]", "[MASK]", "[PAD]") if name not in words]
     if missing:

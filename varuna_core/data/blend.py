@@ -42,7 +42,7 @@ def parse_blend(text: str) -> list[tuple[float, str]]:
 
 
 def weigh(weights: Sequence[float]) -> list[float]:
-    """With sum 1."""
+    """Weights scaled to sum 1."""
     normal: list[float] = (np.array(weights) / np.sum(weights)).tolist()
     return normal
 
@@ -108,7 +108,7 @@ def open_samples(
     seed: int,
     may_write: bool = True,
 ) -> dict[str, GptSamples | BlendedSamples]:
-    """What `data.prefix` of a conf names: one data set or a blend; the parts asked for."""
+    """Open one data set or a blend, as `data.prefix` of a conf names it; the parts asked for."""
     if isinstance(data, str):
         blend = parse_blend(data)
     else:

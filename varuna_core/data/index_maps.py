@@ -49,14 +49,14 @@ class IndexMaps:
         return len(self.shuffle)
 
     def digest(self) -> str:
-        """Of the order of documents and samples."""
+        """Checksum of the order of documents and samples."""
         found = zlib.crc32(np.ascontiguousarray(self.document).data)
         return f"{zlib.crc32(np.ascontiguousarray(self.shuffle).data, found):08x}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epochs:
-    """How often the documents are gone through."""
+    """Number of passes over the documents."""
 
     count: int
     tokens: int
@@ -144,7 +144,7 @@ def build_shuffle_index(num_first: int, num_samples: int, random: np.random.Rand
 def find_fault(
     maps: IndexMaps, lengths: Array, documents: range, *, num_samples: int, sequence: int
 ) -> str:
-    """Why these maps are not of this data set; empty when they are.
+    """The reason why these maps are not of this data set; empty when they are.
 
     Whoever wrote them may have shuffled otherwise, so nothing is compared with maps of our own: the
     document index must hold every document as often, the sample index cut their tokens evenly, and

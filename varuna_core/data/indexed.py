@@ -88,7 +88,7 @@ class TokenFile:
         return int(self.lengths.sum(dtype=np.int64))
 
     def digest(self) -> str:
-        """Of the lengths: tells another data set, or this one made anew from other text."""
+        """Checksum of the lengths: differs for another data set, or one made anew of other text."""
         return hashlib.sha256(self.lengths.data).hexdigest()[:16]
 
     def read(self, sequence: int, start: int = 0, stop: int | None = None) -> Array:

@@ -1,4 +1,4 @@
-"""What a pair of files holds, for people: its numbers, and samples as a run sees them."""
+"""Description of a pair of files for people: its numbers, and samples as a run sees them."""
 
 from __future__ import annotations
 

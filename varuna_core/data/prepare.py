@@ -52,7 +52,7 @@ PUBLIC_FILE = 0o644
 
 @dataclass(kw_only=True)
 class Journal:
-    """How far the work is."""
+    """Progress of the work, as it is kept on disk."""
 
     key: str
     """Digest of everything that the output depends on."""
@@ -190,7 +190,7 @@ Show = Callable[[int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is asked for."""
+    """Inputs and options of one preparation."""
 
     inputs: tuple[Path, ...]
     output: str

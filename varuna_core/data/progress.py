@@ -1,4 +1,4 @@
-"""One line that tells how far a long piece of work is; quiet where nobody watches.
+"""Progress bar of one line; silent unless the stream is a terminal.
 
 Written at most once a second, in plain ASCII and under 80 columns, so that a slow ssh line keeps up
 and a log file stays free of it.

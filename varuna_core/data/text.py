@@ -37,7 +37,7 @@ MAX_LINE_BYTES = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class TextPosition:
-    """Where a file is to be read on: at the start of a line."""
+    """Position at which a file is read on: the start of a line."""
 
     byte: int = 0
     """Of the text, uncompressed."""
@@ -58,7 +58,7 @@ class Block:
 
 @dataclass(kw_only=True)
 class Documents:
-    """What was in a block."""
+    """Documents of a block."""
 
     texts: list[str] = field(default_factory=list)
     bad: list[tuple[int, str]] = field(default_factory=list)

@@ -40,7 +40,7 @@ _WORDPIECE_UNITS = re.compile("[^ \t\n\r]+")
 
 
 class Encoder(Protocol):
-    """What a worker needs of a tokenizer."""
+    """The part of a tokenizer that a worker needs."""
 
     dtype: np.dtype[Any]
     size: int
@@ -64,7 +64,7 @@ class VocabularyFiles:
     merges: Path | None = None
 
     def digest(self) -> str:
-        """Of the contents."""
+        """Checksum of the contents."""
         found = hashlib.sha256(self.kind.encode())
         for path in (self.vocab, self.merges):
             if path is not None:

@@ -33,7 +33,7 @@ AHEAD = 3
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingTask:
-    """How a block becomes tokens. Pickled to the workers."""
+    """Options by which a block becomes tokens; pickled to the workers."""
 
     formats: tuple[Format, ...]
     """Of each input."""
@@ -61,7 +61,7 @@ class Encoded:
 
 
 class BlockEncoder:
-    """What each worker does."""
+    """Encoder of blocks in a worker."""
 
     def __init__(self, work: EncodingTask) -> None:
         self.work = work

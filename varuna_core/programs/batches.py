@@ -25,13 +25,13 @@ MASK_SHARE = 0.15
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """Source of batches."""
 
     def read(self, part: str, numbers: range) -> Batch:
         """These samples, one a row."""
 
     def state(self) -> dict[str, Any]:
-        """What the order of samples depends on. JSON values."""
+        """Settings that the order of samples depends on, as JSON values."""
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
         """Refuse to go on in another order."""
@@ -42,7 +42,7 @@ def count_evaluations(training: Training) -> int:
 
 
 def count_samples(training: Training) -> dict[str, int]:
-    """How many of each part the whole training reads."""
+    """Samples of each part that the whole training reads."""
     steps = count_evaluations(training) * training.evaluate_steps
     return {
         TRAIN: training.steps * training.global_batch_size,

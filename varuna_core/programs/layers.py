@@ -1,4 +1,4 @@
-"""What the built-in models are made of.
+"""Layers of the built-in models.
 
 Each module that owns parameters has a `reset_parameters` of its own: Varuna fills models that were
 built on the meta device by it, a parameter at a time, seeded by the parameter's name, so that the

@@ -1,4 +1,4 @@
-"""What a rank prints: Megatron's lines, by the ranks that print them there; TensorBoard's scalars.
+"""Megatron's log lines, by the ranks that print them there, and TensorBoard's scalars.
 
 the block of settings       the first rank of each node
 iteration, validation       the last rank
@@ -98,7 +98,7 @@ class Lines:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """What happens within does not count as time of a step."""
+        """Context whose time does not count as time of a step."""
         begin = time.perf_counter()
         yield
         self._paused += time.perf_counter() - begin
@@ -201,7 +201,7 @@ def spell_partition(model: Varuna) -> str:
 
 
 def measure_memory(place: Place, step: int) -> Memory:
-    """As torch counts a GPU's; without one the process' own, which is all reserved."""
+    """Memory as torch counts a GPU's; without one the process' own, which is all reserved."""
     if place.device.type == "cuda":
         cuda, device = torch.cuda, place.device
         amounts = (

@@ -18,7 +18,7 @@ class ProgramError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """As torchrun and vjob's agent tell it; alone where nobody does."""
+    """Rank and device as torchrun and vjob's agent set them; a world of one without them."""
 
     rank: int
     world: int

@@ -1,4 +1,4 @@
-"""A rank that waits: it imports what a training needs, and then hears which one it is.
+"""A standby rank: imports what a training needs, then waits for its task on standard input.
 
     main thread     reads standard input ──────────────────► environment, arguments ─► the training
     another thread  niceness 10: imports torch and the rest ─┘

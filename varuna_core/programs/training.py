@@ -170,7 +170,7 @@ def build_varuna(
 
 
 def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
-    """How ranks share layers, if they do; refused where the model's sizes do not allow it."""
+    """The plan by which ranks share layers, if they do; refused where sizes do not allow it."""
     shared = training.tensor
     if shared == 1:
         return None

@@ -1,4 +1,4 @@
-"""The words of a schedule, as data: what each rank does, in which order, and nothing else.
+"""Schedules as data: the actions of each rank, in order.
 
 Sends and receives are not spelled: a stage sends its activation after `F` or `f` and the gradient
 of its input after `B` or `I`. A schedule is not trusted because it parses: `verify` says whether it
@@ -41,7 +41,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What every rank does in one step."""
+    """The actions of every rank in one step."""
 
     name: str
     ranks: tuple[tuple[Action, ...], ...]

@@ -81,7 +81,7 @@ class Compiled:
 
     @cached_property
     def held(self) -> tuple[tuple[Counts, ...], ...]:
-        """Of each rank, by `count_held`."""
+        """Graphs and inputs that each rank holds, by `count_held`."""
         return count_held(self.schedule)
 
     @cached_property
@@ -91,7 +91,7 @@ class Compiled:
 
     @cached_property
     def final(self) -> tuple[int, ...]:
-        """Of each stage, the index of the last action that makes weight gradients."""
+        """For each stage the index of the last action that makes weight gradients."""
         final = {action[2]: i for i, action in enumerate(self.actions) if action[1] in "BW"}
         return tuple(final.get(stage, -1) for stage in range(self.num_stages))
 
@@ -170,7 +170,7 @@ class Compiled:
 
 
 def count_held(schedule: Schedule) -> tuple[tuple[Counts, ...], ...]:
-    """What each rank may hold at once; only counts that no others exceed in every place."""
+    """Graphs and inputs that each rank holds at once; counts that others exceed are left out."""
     held = []
     for rank, actions in enumerate(schedule.ranks):
         place = {s: 2 * i for i, s in enumerate(list_stages(schedule, rank))}
@@ -203,10 +203,10 @@ def _keep_largest(counts: set[Counts]) -> tuple[Counts, ...]:
 
 
 def list_costs(costs: Costs) -> list[float]:
-    """As `Compiled.run` takes them: by kind, then by stage."""
+    """Costs as `Compiled.run` takes them: by kind, then by stage."""
     return [cost for kind in KINDS for cost in costs.by_kind[kind]]
 
 
 def list_hops(costs: Costs) -> list[float]:
-    """The same both ways."""
+    """Hops as `Compiled.run` takes them: the same both ways."""
     return [hop for hop in costs.hops for _ in range(2)]

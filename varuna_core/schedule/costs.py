@@ -1,4 +1,4 @@
-"""What actions cost, a figure a stage: the unit is the caller's, seconds or anything else."""
+"""Costs of actions, a figure for each stage, in a unit of the caller's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build_even_costs(
     weight_grad: float = 1.0,
     hop: float = 0.0,
 ) -> Costs:
-    """The same costs on every stage."""
+    """Costs that are the same on every stage."""
     return Costs(
         forward=(forward,) * num_stages,
         input_grad=(input_grad,) * num_stages,

@@ -31,7 +31,7 @@ def build_gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def build_one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
-    """As long as gpipe, but stage s of p holds only p - s graphs.
+    """One forward, one backward: as long as gpipe, but stage s of p holds only p - s graphs.
 
     ```
     F0 F1 F2 F3 .. .. .. .. .. .. B0 -- F4 B1 -- F5 B2 -- .. B3 -- .. B4 -- .. B5 --

@@ -36,7 +36,7 @@ Channel = tuple[bool, int, int]
 
 
 def find_source(action: Action, num_stages: int) -> tuple[bool, int] | None:
-    """Whose message an action takes: (activation or gradient, stage); None if of nobody."""
+    """The sender of the message an action takes: (activation or gradient, stage); None if none."""
     if action.kind in FORWARDS:
         return (True, action.stage - 1) if action.stage > 0 else None
     if action.kind in BACKWARDS:
@@ -45,7 +45,7 @@ def find_source(action: Action, num_stages: int) -> tuple[bool, int] | None:
 
 
 def find_target(action: Action, num_stages: int) -> tuple[bool, int] | None:
-    """Who takes the message an action makes: (activation or gradient, stage)."""
+    """The receiver of the message an action makes: (activation or gradient, stage)."""
     if action.kind in FORWARDS:
         return (True, action.stage + 1) if action.stage < num_stages - 1 else None
     if action.kind in BACKWARDS:

@@ -23,7 +23,7 @@ Recompute = Literal["none", "full", "auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What micro-batches hold of a rank's memory, in bytes or any unit of the caller's."""
+    """Memory of micro-batches on a rank, in bytes or any unit of the caller's."""
 
     graphs: tuple[float, ...]
     """Of each stage: one micro-batch's graph, its inputs included."""

@@ -30,7 +30,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRequest:
-    """What a schedule is made for."""
+    """Sizes, costs and memory that a schedule is made for."""
 
     num_ranks: int
     num_microbatches: int
@@ -118,17 +118,17 @@ SCHEDULES: dict[str, ScheduleKind] = {
 
 
 def has_one_stage_a_rank(name: str) -> bool:
-    """Also of `auto`, unless more are asked for."""
+    """True for `auto` too, unless more stages are asked for."""
     return name == AUTO or SCHEDULES[name].stages_per_rank == 1
 
 
 def may_split_backward(name: str) -> bool:
-    """Also of `auto`, which may choose such a schedule."""
+    """True for `auto` too, which may choose such a schedule."""
     return name == AUTO or SCHEDULES[name].splits_backward
 
 
 def count_stages_per_rank(name: str, partition: str | None, depth: int) -> int:
-    """As the partition has it; without one, two where the schedule wants several."""
+    """Stages of each rank: as the partition has it; without one, two where there are several."""
     own = 1 if name == AUTO else SCHEDULES[name].stages_per_rank
     if own is not None:
         return own

@@ -11,7 +11,7 @@ from varuna_core.schedule.costs import Costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What a simulated step took, in the unit of its costs."""
+    """Times of a simulated step, in the unit of its costs."""
 
     makespan: float
     busy: tuple[float, ...]

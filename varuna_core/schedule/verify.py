@@ -59,7 +59,7 @@ def verify(
     max_graphs: int | Sequence[int] | None = None,
     max_inputs: int | Sequence[int] | None = None,
 ) -> PeakHeld:
-    """What the schedule holds at most, if it can run; else ScheduleError.
+    """Check a schedule and return the most it holds; ScheduleError if it cannot run.
 
     The bounds are for every rank, or one for each; None is without bound.
     """

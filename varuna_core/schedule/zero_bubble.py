@@ -20,7 +20,7 @@ from varuna_core.schedule.simulate import simulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a rank chooses."""
+    """Rules by which a rank chooses its next action."""
 
     ahead: tuple[int, ...]
     """For each stage, forwards it may run beyond its input gradients."""

@@ -26,7 +26,7 @@ class Box:
         return tuple(slice(o, o + e) for o, e in zip(self.offset, self.extent, strict=True))
 
     def intersect(self, other: Box) -> Box | None:
-        """What lies in both; None where nothing does."""
+        """The box of elements in both; None where there are none."""
         low = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         high = tuple(min(a.stop, b.stop) for a, b in zip(self.slices, other.slices, strict=True))
         extent = tuple(h - o for o, h in zip(low, high, strict=True))
@@ -59,7 +59,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorShare:
-    """What one rank holds of a tensor, in a tensor of its own."""
+    """A rank's share of a tensor, in a tensor of its own."""
 
     shape: tuple[int, ...]
     """Of the whole tensor."""
@@ -122,7 +122,7 @@ def list_blocks(extent: Sequence[int], rows: int) -> list[Box]:
 
 
 def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """Why the boxes are not the tensor, each element once; None if they are."""
+    """The reason why the boxes are not the tensor, each element once; None if they are."""
     for box in boxes:
         if not box.fits(shape):
             return f"{box} does not lie in a tensor of {list(shape)}"

@@ -1,4 +1,4 @@
-"""JSON files that say what they are, of which version, and whether they are as they were written.
+"""JSON files with their kind, version and checksum.
 
     {"varuna_checkpoint": 1, "what": "manifest", "crc32": "89abcdef", "content": {...}}
 

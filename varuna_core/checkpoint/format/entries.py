@@ -91,7 +91,7 @@ def make_entry(
     box: Box | None = None,
     shape: Sequence[int] | None = None,
 ) -> Entry:
-    """Of a whole tensor, or of the piece `box` of one of `shape`; names its faults."""
+    """An entry of a whole tensor, or of the piece `box` of one of `shape`; names its faults."""
     full = tuple(tensor.shape if shape is None else shape)
     box = box or whole(full)
     if box.extent != tuple(tensor.shape) or not box.fits(full):

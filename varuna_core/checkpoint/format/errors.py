@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint or a folder of them; each message names the file."""
+"""Errors of checkpoints and of folders of them; each message names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: every tensor's pieces with place and checksums, and what JSON can hold.
+"""The manifest of a checkpoint: the pieces of every tensor with checksums, and small state.
 
 Each rank writes a **marker**, its own part of this, last of all; the **manifest** is all markers
 added up and checked, so a reader opens one small file and then those that hold what it wants.
@@ -79,7 +79,7 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """What all ranks agree on, from rank 0. Values are what JSON can hold, by `plain.py`."""
+    """State that all ranks agree on, from rank 0. Values are what JSON can hold, by `plain.py`."""
 
     partition: str
     """Stages as they were, such as 0-11-8-5-0: to look at, loading does not need it."""

@@ -54,7 +54,7 @@ def to_plain(value: Any, path: str, place: Callable[[str, Tensor], str] | None =
 
 
 def from_plain(value: Any, take: Callable[[str], Tensor] | None = None) -> Any:
-    """What `to_plain` was given; `take` finds the tensors that were placed."""
+    """The value that `to_plain` was given; `take` finds the tensors that were placed."""
     if isinstance(value, list):
         return [from_plain(item, take) for item in value]
     if not isinstance(value, dict):

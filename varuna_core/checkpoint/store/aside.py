@@ -1,4 +1,4 @@
-"""Which checkpoint a training goes on from: the newest that is whole. A damaged one is set aside.
+"""The checkpoint that a training goes on from: the newest whole one; damaged ones are set aside.
 
     varuna_ckpt_200                      one rename: nothing is deleted, and the short name is free
     ─► varuna_ckpt_200.<save>.damaged/   for the same iteration, trained anew

@@ -57,7 +57,7 @@ class MemoryCopies:
         self._keep(copy)
 
     def fits(self, part: CheckpointPart) -> bool:
-        """Whether there is room for the copies of a node whose ranks are like this one."""
+        """True if there is room for the copies of a node whose ranks are like this one."""
         size = sum(entry.num_bytes for held in part.segments.values() for entry in held)
         needed = PARTS_AT_ONCE * size * self._neighbours
         try:
@@ -78,7 +78,7 @@ class MemoryCopies:
         self._keep()
 
     def clear(self) -> None:
-        """What this rank laid before it could lay no more."""
+        """Remove what this rank wrote before it could write no more."""
         self.settle()
         for name in list_copies(self.home):
             self._drop(self.home / name)

@@ -77,7 +77,7 @@ class CheckpointReader:
     def open(
         cls, store: Path | str, iteration: int | None = None, check_complete: bool = True
     ) -> CheckpointReader:
-        """Of this iteration, or the newest complete one."""
+        """Open the checkpoint of this iteration, or the newest complete one."""
         return cls(find_complete(Path(store), iteration).path, check_complete)
 
     def __enter__(self) -> CheckpointReader:
@@ -110,7 +110,7 @@ class CheckpointReader:
 
     @property
     def state(self) -> TrainingState:
-        """What rank 0 gave, as it was."""
+        """The state that rank 0 gave."""
         state = self.manifest.state
         return TrainingState(
             partition=state.partition,
@@ -123,7 +123,7 @@ class CheckpointReader:
         )
 
     def own(self, rank: int) -> Any:
-        """What this rank alone had; None if there was no such rank."""
+        """The state of this rank alone; None if there was no such rank."""
         return from_plain(self.manifest.own.get(rank))
 
     def names(self, kind: str = WEIGHT) -> list[str]:
@@ -145,7 +145,7 @@ class CheckpointReader:
         return out
 
     def read_share(self, name: str, kind: str, share: TensorShare) -> Tensor:
-        """What a rank holds of the tensor, as the rank has it."""
+        """Read a rank's share of the tensor, as the rank has it."""
         out = torch.empty(share.extent, dtype=self.dtype(name, kind))
         self.fill(
             Wanted(name=name, out=out[inner.slices], kind=kind, box=outer)

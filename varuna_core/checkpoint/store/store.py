@@ -94,7 +94,7 @@ def find_good(store: Path, but_not: Path | None = None) -> Complete | None:
 
 
 def offer_good(folder: Path) -> str:
-    """What to load in place of this checkpoint, as the end of a message."""
+    """The checkpoint to load in place of this one, as the end of a message."""
     good = find_good(folder.parent, folder)
     if good is None:
         return ""
@@ -184,7 +184,7 @@ class SaveFolder:
         return marker
 
     def is_published(self) -> bool:
-        """Whether it is complete, and has its short name."""
+        """True if it is complete and has its short name."""
         found = read_save(self.final)
         return found is not None and found.save == self.save.save
 
@@ -274,7 +274,7 @@ class Owner:
         self.path = store / "owner.json"
 
     def claim(self) -> None:
-        """By rank 0, before its first save."""
+        """Claim the folder; called by rank 0 before its first save."""
         self.store.mkdir(parents=True, exist_ok=True)
         found = [read_save(complete.path) for complete in list_complete(self.store)]
         others = sorted({save.job for save in found if save and save.line != self.line})
@@ -290,7 +290,7 @@ class Owner:
         write_document(self.path, "owner", content)
 
     def check(self) -> None:
-        """By rank 0, before each later save."""
+        """Raise FolderTaken if another job claimed it; called by rank 0 before each later save."""
         owner = self._read()
         if owner["job"] != self.job:
             raise FolderTaken(
@@ -304,7 +304,7 @@ class Owner:
         return found
 
     def may_replace(self, there: Save | None) -> bool:
-        """Of this job, or of the training it continues and there before it came."""
+        """True for saves of this job, and of the training it continues from before it came."""
         if there is None or there.line != self.line:
             return False
         if there.job == self.job:

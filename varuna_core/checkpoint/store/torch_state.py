@@ -46,7 +46,7 @@ def take_state(
 
 
 def take_random_state() -> dict[str, Any]:
-    """Of Python, of torch on the CPU and on the GPUs, and of numpy if it is loaded."""
+    """States of Python's, torch's (CPU and GPUs) and, if it is loaded, numpy's generators."""
     taken: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         taken["cuda"] = torch.cuda.get_rng_state_all()
@@ -58,7 +58,7 @@ def take_random_state() -> dict[str, Any]:
 
 
 def put_random_state(taken: dict[str, Any]) -> None:
-    """What was taken; generators that this process lacks are passed over."""
+    """Restore the states; generators that this process lacks are passed over."""
     random.setstate(taken["python"])
     torch.set_rng_state(taken["torch"])
     if "cuda" in taken and torch.cuda.is_available():

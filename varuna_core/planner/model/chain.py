@@ -32,7 +32,7 @@ from varuna_core.schedule.compiled import Compiled
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behind:
-    """Of a stage and those behind it; each figure by the first segment, inf where nothing fits."""
+    """Least figures of a stage and those behind, by its first segment; inf where nothing fits."""
 
     least: Array
     """The least bound: `chain.py` says of what."""
@@ -48,7 +48,7 @@ class Behind:
     after: Behind | None = None
 
     def find_beyond(self, begins: int | slice | Array = slice(None)) -> Array:
-        """What the stage adds to one micro-batch's way down and back, by begin and end."""
+        """The stage's addition to one micro-batch's way down and back, by begin and end."""
         assert self.stage is not None and self.after is not None
         return _find_beyond(self.stage, self.after, begins)
 
@@ -169,7 +169,7 @@ class Chain:
     # Costs of stages as cut.
 
     def build_costs(self, bounds: Bounds) -> StepCosts:
-        """Of one partition."""
+        """Costs of the stages of one partition."""
         pairs = list(itertools.pairwise(bounds))
         stages = range(self.num_stages)
         costs = tuple(
@@ -245,14 +245,14 @@ class Chain:
 
     @cached_property
     def upstream(self) -> list[Array]:
-        """What lies before a later stage's first action and after its last one."""
+        """Time before a later stage's first action and after its last one."""
         if self.puts_off:
             return [stage.way_down for stage in self.stages]
         return [stage.way for stage in self.stages]
 
     @cached_property
     def tail(self) -> float:
-        """What follows the pipeline of any partition."""
+        """Least time after the pipeline, for any partition."""
         training = self.tables.training
         every = {id(stage): stage.optimizer.diagonal(1) for stage in self.stages}
         fastest = np.min(list(every.values()), axis=0).sum()
@@ -261,7 +261,7 @@ class Chain:
 
     @cached_property
     def tied_tail(self) -> float:
-        """What the tied weights of the first and the last stage add, once the pipeline is over."""
+        """Time that tied weights of the first and the last stage add after the pipeline."""
         if self.puts_off:  # then the pipeline may end on another stage than the first
             return 0.0
         tail = 0.0
@@ -272,7 +272,7 @@ class Chain:
 
     @cached_property
     def behind(self) -> list[Behind]:
-        """Of each stage, and behind the last one."""
+        """The `Behind` of each stage, and of the end."""
         found = [find_end(self.tables)]
         for stage, sums in zip(reversed(self.stages), reversed(self.sums), strict=True):
             found.append(
@@ -282,7 +282,7 @@ class Chain:
 
     @cached_property
     def first_tail(self) -> Array:
-        """By the first stage's end, what follows the pipeline: its own sum, then tied weights."""
+        """Time after the pipeline, by the first stage's end: its own sum, then tied weights."""
         if self.puts_off:
             return np.zeros(self.size + 1)
         return self.behind[0].unhidden[0] + self.tied_tail

@@ -39,7 +39,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Route:
-    """How messages go from one GPU to another."""
+    """The link that messages take from one GPU to another."""
 
     sender: str
     receiver: str
@@ -248,7 +248,7 @@ def list_all_orders(cluster: Cluster, most: int) -> list[Order] | None:
 
 
 def has_few_orders(counts: Sequence[int], most: int) -> bool:
-    """Whether so many nodes of each kind, or some of them, have at most so many orders."""
+    """True if so many nodes of each kind, or some of them, have at most so many orders."""
     total = -1  # no node at all is no order
     for chosen in itertools.product(*(range(count + 1) for count in counts)):
         ways, length = 1, 0

@@ -1,4 +1,4 @@
-"""Schedules as the search uses them: what each stage is asked for, and many timings at once.
+"""Schedules as the search uses them: the role of each stage, and many timings at once.
 
 A role is known without making the schedule, where the registry says how far it runs ahead: most
 plans are refused before a partition is to be timed.
@@ -23,7 +23,7 @@ Array = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """What a schedule asks of one stage."""
+    """The actions and the memory that a schedule asks of one stage."""
 
     uses: tuple[int, ...]
     """How often each kind of action runs."""
@@ -141,7 +141,7 @@ class ScheduleModel:
 def find_schedule_model(
     schedule: str, stages: int, num_microbatches: int, recompute: Way
 ) -> ScheduleModel:
-    """Of a schedule by its name, made for even costs."""
+    """The model of a schedule by its name, made for even costs."""
 
     def make() -> Compiled:
         return Compiled(build_schedule(schedule, stages, num_microbatches, recompute=recompute))
@@ -157,13 +157,13 @@ def find_schedule_model(
 
 
 def model_schedule(compiled: Compiled) -> ScheduleModel:
-    """Of a schedule that was made."""
+    """The model of a schedule that was made."""
     roles = tuple(find_role(compiled, stage) for stage in range(compiled.num_stages))
     return ScheduleModel(roles, lambda: compiled)
 
 
 def find_role(compiled: Compiled, stage: int) -> Role:
-    """Of a schedule that was made, with one stage a rank."""
+    """The role of a stage of a schedule that was made, with one stage a rank."""
     schedule = compiled.schedule
     rank = schedule.placement[stage]
     kind = SCHEDULES.get(schedule.name)
@@ -179,7 +179,7 @@ def find_role(compiled: Compiled, stage: int) -> Role:
 def _build_role(
     kind: ScheduleKind, count_ahead: Callable[[int, int], int], behind: int, m: int, recompute: Way
 ) -> Role:
-    """With so many stages behind this one."""
+    """The role of a stage with so many stages behind it."""
     ahead = min(count_ahead(behind, m), m)
     # A graph that is used at once is kept: to recompute it would save nothing.
     again = (recompute == "full" or kind.recomputes) and ahead > 1

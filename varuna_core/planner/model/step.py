@@ -1,4 +1,4 @@
-"""How long one step takes: the schedule's actions, sums, the optimizer, as in the engine.
+"""The time of one step: the schedule's actions, sums, the optimizer, as in the engine.
 
 ```
 stage 0   F F ..  B .. B ─┐              ┌ norm of all ┬ optimizer ┬ weights back (ZeRO)
@@ -25,7 +25,7 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What the actions of some replicas cost."""
+    """Costs of the actions of some replicas."""
 
     costs: tuple[float, ...]
     """By kind, then by stage: `compiled.list_costs`."""
@@ -209,7 +209,7 @@ def _list_stage_times(
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """What one stage holds of a GPU's memory, in bytes."""
+    """Bytes of a GPU's memory that one stage holds."""
 
     fixed: float
     """Weights, gradients, optimizer state, and what the framework takes."""
@@ -243,7 +243,7 @@ def find_peaks(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float
 def trace_memory(
     compiled: Compiled, timed: Timed, memory: Sequence[StageMemory]
 ) -> list[list[tuple[float, float]]]:
-    """Of each rank (time, bytes held) at each action's begin; needs `keep_starts`."""
+    """For each rank (time, bytes held) at each action's begin; needs `keep_starts`."""
     if len(timed.starts) != len(compiled.actions):
         raise PlanningError("the step was simulated without keep_starts")
     fixed = [

@@ -28,7 +28,7 @@ MOST_KEPT_BYTES = 6e8
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What all stages have in common."""
+    """Sizes that all stages have in common."""
 
     tensor: int
     replicas: int
@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Of one kind of place; matrices by begin and end."""
+    """Times in one kind of place, as matrices by begin and end."""
 
     forward: Array
     backward: Array
@@ -63,7 +63,7 @@ class Times:
 
 
 class Tables:
-    """Of one profile and one way to train."""
+    """Matrices of one profile and one way to train, made when asked for."""
 
     def __init__(self, profile: Profile, training: Training) -> None:
         self.profile, self.training = profile, training
@@ -80,7 +80,7 @@ class Tables:
         """Kept by behind.find_behind."""
 
     def forget(self) -> None:
-        """What is kept of stages, once it is more than a few hundred MB; it can be made again."""
+        """Drop the matrices of stages once they take more than a few hundred MB."""
         if len(self.stages) * (self.size + 1) ** 2 * STAGE_BYTES > MOST_KEPT_BYTES:
             self.stages.clear()
             self.behind.clear()
@@ -155,7 +155,7 @@ class Tables:
         return self._hops[key]
 
     def find_sums(self, site: Site, shape: Shape) -> tuple[Array, Array]:
-        """By begin and end: the sum over the replicas, and the weights that go back (ZeRO)."""
+        """Times of sums over the replicas and of weights that go back (ZeRO), by begin, end."""
         key = site, shape.replicas, shape.tensor, shape.zero
         if key not in self._sums:
             count = self.find_parameters(shape.tensor)

@@ -1,4 +1,4 @@
-"""How the program trains: what a parameter holds, what is sent and when. Ours, or another's."""
+"""Memory of a parameter and messages of a step, for our engine or another program."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Training:
             raise PlanningError(f"memory_share is {self.memory_share}: expected 0 to 1")
 
     def count_micro_batches(self, replicas: int, micro_batch: int) -> int:
-        """Of each replica; 0 where they do not divide the batch."""
+        """Micro-batches of each replica; 0 where they do not divide the batch."""
         share = replicas * micro_batch
         return 0 if self.batch % share else self.batch // share
 
     def count_fixed_bytes(self, zero: int, replicas: int) -> float:
-        """Of a parameter on each GPU that holds it."""
+        """Bytes of a parameter on each GPU that holds it."""
         if zero not in (0, 1):
             raise PlanningError(f"zero {zero} is not modelled, 0 and 1 are")
         state = self.state_bytes / (replicas if zero else 1)

@@ -1,4 +1,4 @@
-"""What a planner cannot do, in words for the one who asked."""
+"""Errors of the planner, in words for the user."""
 
 
 class PlanningError(ValueError):

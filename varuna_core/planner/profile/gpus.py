@@ -1,4 +1,4 @@
-"""What vendors say of their GPUs: the ground of estimates where nothing was measured.
+"""Vendors' figures of GPUs, for estimates where nothing was measured.
 
 Dense half precision with fp32 sums, without sparsity; memory in GB as sold (2^30 bytes); memory and
 link bandwidth in GB/s, the link's as one GPU sends to another of its node. From the vendor's data
@@ -72,7 +72,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """By our name, or what nvidia-smi or a GRES calls it; PlanningError with all names if unknown.
+    """A GPU by our name, nvidia-smi's or a GRES'; PlanningError with all names if unknown.
 
     Of a product with two sizes the size must be told (`A100-SXM4-80GB`, `v100_32gb`).
     """

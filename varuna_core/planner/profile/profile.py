@@ -73,7 +73,7 @@ class LinkTime:
 
 
 def build_link(latency_s: float, gb_s: float, source: Source = "estimate") -> LinkTime:
-    """From a latency and a bandwidth (10^9 bytes a second)."""
+    """A link from its latency and bandwidth (10^9 bytes a second)."""
     if gb_s <= 0 or latency_s < 0:
         raise PlanningError(f"a link of {latency_s} s and {gb_s} GB/s")
     return LinkTime(points=((0.0, latency_s), (1e9, latency_s + 1 / gb_s)), source=source)
@@ -201,7 +201,7 @@ class Tie:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What a profile is of."""
+    """The model that a profile describes."""
 
     name: str
     digest: str

@@ -67,7 +67,7 @@ class Transformer:
 
     @property
     def block_flops(self) -> float:
-        """Of one sample's forward."""
+        """Floating-point operations of one sample's forward."""
         matrices = 2.0 * self.length * self.block_parameters
         return matrices + 4.0 * self.length**2 * self.hidden
 

@@ -1,4 +1,4 @@
-"""What a run costs against how long it takes: the best plans of parts of the cluster.
+"""Cost of a run against its time: the best plans of parts of the cluster.
 
     $ a step │ x
              │    x               a plan is on the front if no other is

@@ -38,7 +38,7 @@ class LayoutPlan:
 
     @property
     def partition(self) -> str:
-        """As the conf key has it: every segment counted."""
+        """The partition as the conf key takes it: every segment counted."""
         return "-".join(map(str, self.counts))
 
     @property
@@ -85,7 +85,7 @@ def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
 
 
 def render_certificate(searched: Searched) -> str:
-    """What was proved, of which space."""
+    """The proof in words, with the space that it covers."""
     return "\n".join(_render_proof(searched, proof) for proof in searched.proofs)
 
 
@@ -172,7 +172,7 @@ def join_alike(nodes: list[UsedNode]) -> list[UsedNode]:
 
 
 def find_left_over(cluster: Cluster, nodes: list[UsedNode]) -> dict[str, tuple[int, int]]:
-    """Of each kind the nodes that are not used, and the GPUs that stay idle on used ones."""
+    """Unused nodes of each kind, and GPUs that stay idle on used ones."""
     left = {}
     for kind in cluster.kinds:
         used = [node for node in nodes if node.kind == kind.name]

@@ -1,4 +1,4 @@
-"""A profile fitted to what a run measured: how much slower or faster each thing is than it says.
+"""A profile fitted to a measured run, by factors on its times.
 
     stage    0            1               2        what a stage took for a micro-batch is the sum of
     holds    embedding +  3 blocks        blocks   its segments' times, each times its class' factor
@@ -46,7 +46,7 @@ STANDS_FOR = (
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredAction:
-    """What an action of one stage took, for a micro-batch."""
+    """Measured time of one action of a stage, for a micro-batch."""
 
     gpu: str
     begin: int
@@ -60,7 +60,7 @@ class MeasuredAction:
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """From one stage to the next or back; `num_bytes` of all that share the link."""
+    """Measured message to the next stage or back; `num_bytes` of all that share the link."""
 
     sender: str
     receiver: str
@@ -71,7 +71,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Factor:
-    """What a figure was multiplied by."""
+    """The factor that a figure was multiplied by."""
 
     what: str
     value: float
@@ -92,7 +92,7 @@ def recalibrate(
     tensor: int,
     label: str,
 ) -> Recalibrated:
-    """Of the tensor degree that was run; other micro-batch sizes get the same factors.
+    """Fit the tensor degree that was run; other micro-batch sizes get the same factors.
 
     `label` says in the new profile's `software` what it was fitted to.
     """

@@ -1,4 +1,4 @@
-"""Why no plan exists, in words that help: what contradicts what, by how much, what would do.
+"""Reasons why no plan exists: the wishes that clash, by how much, and what would do.
 
 smallest set     the fewest wishes that already rule out every plan together
 by how much      the least memory, times that of these GPUs, with which the wishes could be kept
@@ -41,7 +41,7 @@ LOOK_S = 2.0
 def search_or_explain(
     profile: Profile, training: Training, cluster: Cluster, wishes: Wishes, *, limit_s: float
 ) -> Searched:
-    """As `Search.run`; what it refuses comes with the reasons, and with a plan that would do."""
+    """Run the search; a refusal comes with its reasons, and with a plan that would do."""
     impossible = find_impossible(profile, cluster, wishes)
     try:
         if not impossible:
@@ -64,7 +64,7 @@ def search_or_explain(
 
 
 def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
-    """What numbers alone say against the wishes; empty if nothing."""
+    """The contradiction in the wishes that numbers alone show; empty if there is none."""
     segments = profile.model.num_segments
     if wishes.partition is not None:
         total = sum(wishes.partition)

@@ -1,4 +1,4 @@
-"""What errors of the profile would cost: is the best plan still the best if figures are 5 % off?
+"""Cost of errors in the profile: is the best plan still the best if figures are 5 % off?
 
 Each figure of a group is made larger and smaller: the times of one kind of GPU, of the embedding
 and of the head, the links within and between nodes. The plans that a search found are timed anew,
@@ -90,7 +90,7 @@ def list_errors(profile: Profile, error: float) -> Iterator[tuple[str, Profile]]
 def scale_times(
     profile: Profile, kinds: set[str], is_meant: Callable[[int], bool], factor: float
 ) -> Profile:
-    """With the times of some segments on some kinds of GPU multiplied."""
+    """The profile with the times of some segments on some kinds of GPU multiplied."""
 
     def scale(cell: Cell) -> Cell:
         changed: dict[str, Any] = {

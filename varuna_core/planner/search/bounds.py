@@ -40,7 +40,7 @@ ROUNDING = 1e-12
 
 
 class Prefix(NamedTuple):
-    """Of the stages whose segments are chosen; arrays are by the last one's end."""
+    """Figures of the stages whose segments are chosen; arrays are by the last one's end."""
 
     before: Array = 0.0
     """Upstream of the next stage, there and back."""
@@ -62,7 +62,7 @@ class Prefix(NamedTuple):
 
 
 def extend(chain: Chain, stage: int, begin: int | Array, so_far: Prefix) -> Prefix:
-    """With a stage that begins there and ends anywhere; of many at once, each figure a column."""
+    """The prefix and a stage that begins there and ends anywhere; many at once as columns."""
     table, own = chain.stages[stage], chain.behind[stage]
     work, way = table.work[begin], chain.upstream[stage][begin]
     ending = table.optimizer[begin] + chain.sums[stage][1][begin]
@@ -80,7 +80,7 @@ def extend(chain: Chain, stage: int, begin: int | Array, so_far: Prefix) -> Pref
 
 
 def bound_prefix(chain: Chain, after: int, so_far: Prefix) -> Array:
-    """What no partition that begins so takes less than, before stage `after`."""
+    """Least time of any partition that begins so, before stage `after`."""
     behind = chain.behind[after]
     step = np.maximum(so_far.work, so_far.before + behind.least)
     if not chain.puts_off:
@@ -96,7 +96,7 @@ def _name_beyond(chain: Chain, s: int) -> int:
 
 
 class Cells:
-    """Of one chain, for partitions that may take less than `limit`."""
+    """Bounds of one chain, for partitions that may take less than `limit`."""
 
     def __init__(self, chain: Chain, limit: float, beyonds: int, tails: int) -> None:
         self.chain, self.data_s = chain, chain.tables.training.data_s
@@ -183,7 +183,7 @@ class Cells:
         return (e, *cut, np.where(barred, np.inf, 0.0))
 
     def bound(self, after: int, ends: Array, so_far: Prefix) -> Array:
-        """As `bound_prefix`, of prefixes that end there."""
+        """`bound_prefix` of prefixes that end there."""
         step = np.maximum(so_far.work, so_far.before + self.work[after][:, ends])
         if not self.chain.puts_off:
             largest = np.maximum(so_far.beyond, self.beyond[:, None])
@@ -232,7 +232,7 @@ class _Windows:
 
 
 class Floors:
-    """Of one search."""
+    """Bounds of the placements of one search."""
 
     def __init__(self, tables: Tables, cluster: Cluster) -> None:
         self.tables, self.cluster, self.size = tables, cluster, tables.size
@@ -449,7 +449,7 @@ class Floors:
 
 
 def _is_order_known(option: Option) -> bool:
-    """Whether forwards and backwards alternate after so many forwards, whatever things cost."""
+    """True if forwards and backwards alternate after a known number of forwards."""
     return SCHEDULES[option.schedule].count_ahead is not None
 
 

@@ -90,7 +90,7 @@ def start(chain: Chain) -> tuple[Bounds, float]:
 
 
 def improve(chain: Chain) -> tuple[Bounds, float]:
-    """From the partition with the least bound, until no move helps."""
+    """Local search from the partition with the least bound, until no move helps."""
     best, best_s = start(chain)
     while True:
         moved = _list_moves(chain, best)

@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What is known of one class of placements."""
+    """Best plan and bound of one class of placements."""
 
     placement_class: str
     best_s: float
@@ -67,7 +67,7 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """What a search found, best first, and what it proved."""
+    """The result of a search: plans, best first, and proofs."""
 
     candidates: tuple[Candidate, ...]
     """The first is the best; the others are what was timed on the way, each shape once."""

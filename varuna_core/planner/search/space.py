@@ -153,7 +153,7 @@ MOST_ORDERS = 3000
 
 
 class Placements:
-    """Of one cluster; `columns` of counts are kinds of places, such as ("A10", "A100")."""
+    """Placements on a cluster; `columns` of counts are kinds of places, such as ("A10", "A100")."""
 
     def __init__(self, cluster: Cluster, most_stages: int) -> None:
         self.cluster, self.most_stages = cluster, most_stages
