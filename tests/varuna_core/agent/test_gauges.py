@@ -21,7 +21,8 @@ from varuna_core.agent.gpu.gauges import (
     read_memory_mb,
     spell_throttle,
 )
-from varuna_core.agent.gpu.sampler import render_line, render_sample
+from varuna_core.agent.gpu.sampler import render_sample
+from varuna_core.records.logs.gpu_text import format_line
 
 SMI = """\
 0, NVIDIA A10, 49, 0, 0, 22731, 15.61
@@ -165,8 +166,8 @@ def test_pynvml_tells_the_same(has_events: bool, monkeypatch: pytest.MonkeyPatch
 
 def test_lines_are_gpustats() -> None:
     first, second = parse_smi(SMI)
-    assert render_line(first) == "[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |\n"
-    assert render_line(second) == "[1] NVIDIA A10       | 50'C,  ?? % |  1024 / 22731 MB |\n"
+    assert format_line(first) == "[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |\n"
+    assert format_line(second) == "[1] NVIDIA A10       | 50'C,  ?? % |  1024 / 22731 MB |\n"
 
 
 def test_without_gpus_the_line_is_the_processors() -> None:
