@@ -2,7 +2,7 @@
 
     batch script ─► vjob tend ─┬─ idle nodes (sinfo), pace, pause ─► growth.py ─► as `vjob grow`
     (or a terminal)            ├─ its job that waits, no longer worth it ───────► cancelled
-                               └─ ranks' times ─► slow_nodes.py ─► growth.py ───► morph/leave
+                               └─ ranks' times ─► growth.py ──────────────────► morph/leave
 
 What it may do by itself stands under `morph` in the conf. The manager knows no scheduler, so this
 is no part of it: it asks as a person would, by the same files, and a run goes on without it. One
@@ -43,11 +43,11 @@ from vjob.jobs.elastic.growth import (
     choose_growth,
     choose_leaving,
     find_pause,
+    find_slow_nodes,
     format_basis,
     still_pays,
 )
 from vjob.jobs.elastic.run_pace import AttemptPace
-from vjob.jobs.elastic.slow_nodes import find_slow_nodes
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, view_run
 from vjob.jobs.schedulers import choose as schedulers

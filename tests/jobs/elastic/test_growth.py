@@ -16,15 +16,17 @@ from varuna_core.records.plan import GroupPlan
 from varuna_core.records.stage_map import build_stages, encode_stage_map
 from vjob.jobs.elastic.growth import (
     DEFAULT_PAUSE_S,
+    ENOUGH,
     Pause,
+    SlowNode,
     Standing,
     choose_growth,
     choose_leaving,
     find_pause,
+    find_slow_nodes,
     still_pays,
 )
 from vjob.jobs.elastic.run_pace import find_pace, list_peers
-from vjob.jobs.elastic.slow_nodes import ENOUGH, SlowNode, find_slow_nodes
 from vjob.jobs.monitor.model.snapshot import Point, Progress
 from vjob.jobs.schedulers.slurm_commands import parse_time_left
 from vjob.jobs.schedulers.slurm_nodes import (

@@ -18,7 +18,7 @@ from varuna_core.records.slow_ranks import (
     find_peers_work,
     find_slow_ranks,
 )
-from vjob.jobs.elastic.slow_nodes import find_slow_nodes
+from vjob.jobs.elastic.growth import find_slow_nodes
 from vjob.jobs.monitor.rules.speed import find_stragglers as find_alarming
 from vjob.reports.analysis.balance import find_stragglers
 
