@@ -3,8 +3,8 @@
 idle nodes, pace, pause, time ─► choose_growth ─► how many more, of which group
 slow nodes, the same ──────────► choose_leaving ─► who is to go
 
-A node is slow by the rule of `varuna_core.records.slow_ranks`, which status and the report follow
-too."""
+A node is slow by the rule of `varuna_core.records.slow_ranks`, as in status and report.
+"""
 
 from __future__ import annotations
 
