@@ -193,7 +193,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _is_asked(job: Job, analysis: Analysis) -> bool:
     """Whether it is the conf's layout that was looked at, not one that nodes were lost for."""
-    asked, found = job.facts.get("pipeline"), len(analysis.partition)
+    asked, found = job.plan.pipeline, len(analysis.partition)
     return asked is None or not found or asked == found
 
 
@@ -355,7 +355,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    promised = job.prediction
+    promised = job.plan.prediction
     later = analysis.times[analysis.times.duplicated("attempt")]
     if promised is None or not promised.step_s or later.empty:
         return

@@ -194,12 +194,7 @@ def _find_memory(job: Job) -> pd.DataFrame:
 
 
 def _find_missing(job: Job) -> tuple[int, ...]:
-    groups = job.facts.get("groups")
     seen = {trace.rank for trace in job.traces.ranks if trace.has_header}
-    if not seen or not isinstance(groups, list):
+    if not seen or job.plan.world is None:
         return ()
-    try:
-        world = sum(int(group["count"]) * int(group["ranks"]) for group in groups)
-    except (TypeError, KeyError, ValueError):
-        return ()
-    return tuple(rank for rank in range(min(world, 1 << 20)) if rank not in seen)
+    return tuple(rank for rank in range(min(job.plan.world, 1 << 20)) if rank not in seen)

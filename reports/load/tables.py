@@ -13,9 +13,9 @@ import pandas as pd
 from varuna_core.records.events import read_events as read_history
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
-from varuna_core.records.plan import Prediction, parse_prediction
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.reports.load.gpu_log import read_gpus
+from vjob.reports.load.plan_facts import PlanFacts, read_plan_facts
 from vjob.reports.load.sources import Sources, find_sources
 from vjob.reports.load.trace_file import NO_HEADER
 from vjob.reports.load.trace_reader import Traces, read_events, read_traces
@@ -46,9 +46,7 @@ class Job:
     exits: pd.DataFrame
     outcomes: dict[str, str]
     """How each attempt ended, in words; an attempt without an outcome is not here."""
-    facts: dict[str, Any]
-    """plan.json as it is; empty where there is none."""
-    prediction: Prediction | None
+    plan: PlanFacts
     skipped: dict[str, str]
     """What of which file could not be read."""
 
@@ -57,7 +55,7 @@ class Job:
         ranks = (trace for trace in self.traces.ranks if trace.attempt == attempt)
         said = next((trace.partition for trace in ranks if trace.partition), "")
         said = said or self.partitions.get(attempt, "")
-        return said or str(self.facts.get("partition") or self.job_info.get("PARTITION", ""))
+        return said or (self.plan.partition or self.job_info.get("PARTITION", ""))
 
 
 def load_job(
@@ -99,8 +97,6 @@ def load_job(
         found = build_log_events(logs["timer_calls"], tables.job_info)
         if found is not None:
             events, chosen = found, _choose_logged(found)
-    plan = read_json(sources.run.plan) if sources.run is not None else None
-    facts = plan if isinstance(plan, dict) else {}
     return Job(
         sources=sources,
         traces=traces,
@@ -113,8 +109,7 @@ def load_job(
         history=read_history(sources.run) if sources.run is not None else [],
         exits=_read_exits(sources),
         outcomes=_read_outcomes(sources),
-        facts=facts,
-        prediction=parse_prediction(facts.get("prediction")),
+        plan=read_plan_facts(sources.run.plan) if sources.run is not None else PlanFacts(),
         skipped=skipped,
     )
 

@@ -54,7 +54,7 @@ def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
             "hovertemplate": "%{y}: %{x:.4g} s<extra></extra>",
         }
     ]
-    promised = job.prediction.stage_s if job.prediction is not None else ()
+    promised = job.plan.prediction.stage_s if job.plan.prediction is not None else ()
     if len(promised) == len(stages):
         data.append(
             {

@@ -56,28 +56,12 @@ def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str,
 
 def _list_facts(job: Job) -> Table:
     rows = list(job.job_info.items())
-    keys = ("name", "layout", "pipeline", "data", "tensor", "partition", "stage_map", "planned")
-    for key in keys:
-        if job.facts.get(key) not in (None, ""):
-            rows.append((key, str(job.facts[key])[:200]))
-    rows += _list_groups(job)
+    rows += [*job.plan.shown, *job.plan.groups]
     ranks = {(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header}
     hosts = {trace.host for trace in job.traces.ranks if trace.host}
     nodes = hosts or {node for attempt in job.sources.attempts for node, _ in attempt.logs}
     rows += [("nodes", str(len(nodes))), ("traces", str(len(ranks)))]
     return Table(title="job", columns=("", ""), rows=rows)
-
-
-def _list_groups(job: Job) -> list[tuple[str, str]]:
-    """The plan's groups of nodes; nothing where plan.json has none, or something else there."""
-    groups = job.facts.get("groups")
-    rows = []
-    for group in groups if isinstance(groups, list) else []:
-        if isinstance(group, dict) and {"name", "count", "ranks"} <= group.keys():
-            text = f"{group['count']} x {group['ranks']} ranks"
-            more = [str(group[key]) for key in ("gpu_type", "queue") if group.get(key)]
-            rows.append((f"group {group['name']}", ", ".join([text, *more])[:200]))
-    return rows
 
 
 def _list_iterations(job: Job, analysis: Analysis) -> Table:
