@@ -1,4 +1,4 @@
-"""How fast the attempt of a run goes, and how long each of its ranks works in a step."""
+"""Pace of an attempt: the time of its steps, and the work of each rank in them."""
 
 from __future__ import annotations
 

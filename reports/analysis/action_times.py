@@ -1,4 +1,4 @@
-"""What a run's actions and messages took: the figures to which a profile is fitted."""
+"""Measured times of a run's actions and messages, to which a profile is fitted."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def measure_communication(events: pd.DataFrame, pipelines: list[Pipeline]) -> pd
 
 
 def _cut_by_rank(ranks: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> Iterator[slice]:
-    """Where each rank's rows are."""
+    """The slice of each rank's rows."""
     starts = np.searchsorted(ordered, ranks).tolist()
     ends = np.searchsorted(ordered, ranks, side="right").tolist()
     return map(slice, starts, ends)

@@ -1,4 +1,4 @@
-"""What the tables say: every figure of the report, computed once and without side effects."""
+"""Every figure of the report, computed once from the tables and without side effects."""
 
 from __future__ import annotations
 

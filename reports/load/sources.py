@@ -1,4 +1,4 @@
-"""What files a report can read: found in a run folder, or in a bare folder of per-node logs.
+"""Files that a report can read, found in a run folder or in a bare folder of per-node logs.
 
 Nothing is named by hand: attempts are the `attempt-<n>` folders and the `earlier-<n>` tries in
 them; nodes are the files' names.

@@ -1,4 +1,4 @@
-"""Everything that a job left, as tables: one call, any job, broken files included."""
+"""All files of a job as tables, in one call; broken files are counted, not raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard output of Megatron-LM, of its kin and of our own programs, in one pass over each log.
+"""Training lines of each node's standard output, in one pass over each log.
 
 Only what stands at a known word is looked at, so gigabytes of other lines cost little. Timers are
 added up by rank and by step; the seed's lists of when each call began and ended are kept of three

@@ -1,4 +1,4 @@
-"""Several jobs beside each other: their figures, and what their confs say differently."""
+"""Comparison of several jobs: their figures, and the differences between their confs."""
 
 from __future__ import annotations
 

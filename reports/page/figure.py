@@ -1,4 +1,4 @@
-"""What the page's figures are made of: plotly's JSON as plain dicts.
+"""Building blocks of the page's figures: plotly's JSON as plain dicts.
 
 Colours of axes and texts come from the page's style sheet, which knows light, dark and print; those
 of the data are the same in all three, from a palette that the colour-blind can tell apart. Texts of

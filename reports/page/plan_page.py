@@ -1,4 +1,4 @@
-"""The page of a plan: cost against time, and what each stage does and holds."""
+"""The page of a plan: cost against time, and the work and memory of each stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the logs of one node show: its last lines, progress, settings, known lines.
+"""Reader of the logs of one node: last lines, progress, settings, known lines.
 
 A job of a thousand nodes has megabytes of ends to look through, so blocks are searched as bytes,
 and each distinct line is judged once, whatever its numbers are.

@@ -1,1 +1,6 @@
-"""Lines and events that ranks write and others read: training lines, traces, times."""
+"""Formats of what ranks and agents write while they run, each with its writer and its reader.
+
+`training_log` is the contract of training lines and `progress.parse_progress` reads those of any
+trainer; `trace` holds events of steps, `gpu_text` samples of GPUs, `times` clocks and marks, `tail`
+the ends of logs. Standard library only, Python 3.8: agents read and write these too.
+"""
