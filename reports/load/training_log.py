@@ -214,7 +214,10 @@ class LogReader:
     def _add_row(self, found: Iteration) -> None:
         row = {name: getattr(found, name) for name in COLUMNS}
         row |= {"attempt": self.attempt, "node": self.node, "loss": found.loss}
-        row |= {name: getattr(found, name) for name in RARE if getattr(found, name) is not None}
+        if found.samples_per_s is not None:
+            row["samples_per_s"] = found.samples_per_s
+        if found.tokens_per_s is not None:
+            row["tokens_per_s"] = found.tokens_per_s
         for label, value in list({**found.losses, **found.others}.items())[:16]:
             row.setdefault(label, value)  # some print a label with the name of a column
         self.tables.iterations.append(row)

@@ -115,6 +115,14 @@ def join_lines(first: Iteration, second: Iteration) -> Iteration:
 def _complete(line: Iteration, text: str) -> Iteration:
     """Megatron's line with what only its kin says, such as NeMo's time of a step."""
     time_ms = line.time_ms
+    if (
+        time_ms is not None
+        and 0 <= time_ms < math.inf
+        and line.num_steps
+        and line.learning_rate is not None
+        and "samples per second" not in line.others
+    ):
+        return line  # nearly all lines: a copy takes a tenth of their time
     if time_ms is None:
         time_ms = _find_time_ms(_drop_torn(text[:LONGEST]))
     rate = line.learning_rate
