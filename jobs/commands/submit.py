@@ -254,7 +254,7 @@ def export(
     from vjob.jobs.conf.schema import BUILT_IN
     from vjob.jobs.planning.resolve_auto import resolve_conf
     from vjob.jobs.programs.shell_export import Machines, build_scripts
-    from vjob.jobs.programs.start import read_program_files
+    from vjob.jobs.programs.start import get_starter
 
     found = resolve_conf(conf, overrides, require_env=False).conf
     machines = Machines(
@@ -264,7 +264,7 @@ def export(
         elastic=None if elastic is None else _parse_range(elastic),
         restarts=restarts,
     )
-    files = build_scripts(found, read_program_files(found), machines)
+    files = build_scripts(found, get_starter(found).read_files(found), machines)
     written = [folder / name for name in files]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed
-from vjob.jobs.programs.start import ProgramFiles, build_env, build_files, build_words
+from vjob.jobs.programs.start import ProgramFiles, build_files, get_starter
 
 PORT = 29500
 """torchrun's own default, below the ephemeral range."""
@@ -48,7 +48,7 @@ def build_scripts(conf: JobConf, found: ProgramFiles, machines: Machines) -> dic
             "--host once for each"
         )
     files = build_files(conf, found, machines.folder)
-    words = build_words(conf, found, machines.folder)
+    words = get_starter(conf).build_words(conf, found, machines.folder)
     if conf.program.kind == "deepspeed":
         if machines.elastic is not None:
             raise InputError("DeepSpeed's launcher keeps its nodes; --elastic is for torchrun")
@@ -117,7 +117,7 @@ def _get_port(conf: JobConf) -> int:
 def _render(
     conf: JobConf, machines: Machines, command: Sequence[str], group: NodeGroup | None = None
 ) -> str:
-    env: Mapping[str, str] = {**build_env(conf), **conf.env}
+    env: Mapping[str, str] = {**get_starter(conf).build_env(conf), **conf.env}
     if group is not None and group.devices is not None:  # DeepSpeed's launcher sets it itself
         env = {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, group.devices))}
     env = {**env, **(group or conf.cluster.nodes[0]).env}

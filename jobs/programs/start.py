@@ -1,6 +1,6 @@
 """The start of a conf's program, whatever its kind: command, environment, files beside it. Pure.
 
-What lies on disk comes in as an argument (`ProgramFiles`, read by `read_program_files`).
+What lies on disk comes in as an argument (`ProgramFiles`, read by `Starter.read_files`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,101 @@ class ProgramFiles:
     """The user's ds_config."""
 
 
-def read_program_files(conf: JobConf) -> ProgramFiles:
-    """Read those files; InputError where they cannot do what the conf asks for."""
-    program = conf.program
-    if program.kind == "megatron" and program.path is not None:
-        found = ProgramFiles(checkout=find_checkout(program.path))
+class Starter:
+    """The start of one kind of program; as it stands, that of a script of the user's own."""
+
+    def read_files(self, conf: JobConf) -> ProgramFiles:
+        """Read what the start depends on; InputError where it cannot do what the conf asks for."""
+        return ProgramFiles()
+
+    def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
+        """The script and its arguments."""
+        return (conf.program.path or "", *conf.program.args)
+
+    def build_rank_options(self, conf: JobConf, found: ProgramFiles) -> tuple[str, ...]:
+        """Arguments with placeholders, for words that differ by rank."""
+        return ()
+
+    def build_files(
+        self, conf: JobConf, found: ProgramFiles, folder: str, replicas: int
+    ) -> dict[str, str]:
+        """Files that the program reads, by name in the folder."""
+        return {}
+
+    def build_env(self, conf: JobConf) -> dict[str, str]:
+        """Variables that the program wants; the conf's own come over them."""
+        return {}
+
+    def build_group_env(self, group: NodeGroup) -> dict[str, str]:
+        return {}
+
+    def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
+        """Settings of the conf that the program cannot do."""
+        yield from ()
+
+    def marks_steps(self, conf: JobConf, found: ProgramFiles) -> bool:
+        """True where the program itself tells a profiler which steps to record."""
+        return False
+
+
+class BuiltIn(Starter):
+    """pretrain_gpt and pretrain_bert: `program.pyz` with training.json, both in the run folder."""
+
+    def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
+        run = RunFolder(Path(folder))
+        return (str(run.program), str(run.training))
+
+    def build_files(
+        self, conf: JobConf, found: ProgramFiles, folder: str, replicas: int
+    ) -> dict[str, str]:
+        training = build_training(conf, replicas)
+        assert training is not None, "of a built-in program"
+        return {RunFolder(Path(folder)).training.name: render_training(training)}
+
+
+class Megatron(Starter):
+    """Megatron-LM's own script, in the user's checkout."""
+
+    def read_files(self, conf: JobConf) -> ProgramFiles:
+        if conf.program.path is None:
+            return ProgramFiles()
+        found = ProgramFiles(checkout=find_checkout(conf.program.path))
         problems = list(megatron.find_unable(conf, _get_checkout(conf, found)))
         if problems:
             raise InputError("\n  ".join(f"{key}: {message}" for key, _, message in problems))
         return found
-    if program.kind == "deepspeed" and program.config is not None:
+
+    def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
+        checkout = _get_checkout(conf, found)
+        world, replicas = get_world(conf), get_replicas(conf) or 1
+        args = megatron.build_arguments(
+            conf, checkout, replicas=replicas, world=world, folder=folder
+        )
+        return (checkout.script, *args)
+
+    def build_rank_options(self, conf: JobConf, found: ProgramFiles) -> tuple[str, ...]:
+        if "--local_rank" in _get_checkout(conf, found).flags:
+            return ("--local_rank=%{local_rank}",)  # torch.distributed.launch gave it in its time
+        return ()
+
+    def build_env(self, conf: JobConf) -> dict[str, str]:
+        # Tensor parallelism orders its communication before its kernels by it.
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+    def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
+        yield from megatron.find_problems(conf)
+
+    def marks_steps(self, conf: JobConf, found: ProgramFiles) -> bool:
+        return _get_checkout(conf, found).generation == "core"
+
+
+class DeepSpeed(Starter):
+    """A script of the user's own for DeepSpeed, with a ds_config completed by the conf."""
+
+    def read_files(self, conf: JobConf) -> ProgramFiles:
+        program = conf.program
+        if program.config is None:
+            return ProgramFiles()
         try:
             text = Path(program.config).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -51,36 +136,62 @@ def read_program_files(conf: JobConf) -> ProgramFiles:
                 "by the conf before the run, so a copy inside an image is not enough"
             ) from None
         return ProgramFiles(config=deepspeed.parse_config(text, program.config))
-    return ProgramFiles()
 
-
-def build_words(conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
-    """The script and its arguments; `folder` is where `build_files` go."""
-    program, run = conf.program, RunFolder(Path(folder))
-    if program.path is None:
-        return (str(run.program), str(run.training))
-    if program.kind == "megatron":
-        checkout = _get_checkout(conf, found)
-        world, replicas = get_world(conf), get_replicas(conf) or 1
-        args = megatron.build_arguments(
-            conf, checkout, replicas=replicas, world=world, folder=folder
-        )
-        return (checkout.script, *args)
-    if program.kind == "deepspeed":
+    def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
         config = f"{folder}/{deepspeed.CONFIG_FILE}"
-        return (program.path, *deepspeed.build_arguments(conf, config))
-    return (program.path, *program.args)
+        return (conf.program.path or "", *deepspeed.build_arguments(conf, config))
+
+    def build_rank_options(self, conf: JobConf, found: ProgramFiles) -> tuple[str, ...]:
+        return ("--local_rank=%{local_rank}",)  # as DeepSpeed's own launcher calls scripts
+
+    def build_files(
+        self, conf: JobConf, found: ProgramFiles, folder: str, replicas: int
+    ) -> dict[str, str]:
+        config = deepspeed.build_config(conf, found.config, replicas=replicas, folder=folder)
+        return {deepspeed.CONFIG_FILE: deepspeed.render_config(config)}
+
+    def build_env(self, conf: JobConf) -> dict[str, str]:
+        return deepspeed.build_env(conf.cluster.nodes)
+
+    def build_group_env(self, group: NodeGroup) -> dict[str, str]:
+        return deepspeed.build_group_env(group)
+
+    def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
+        yield from deepspeed.find_problems(conf)
+
+
+PROGRAMS: dict[str, Starter] = {
+    "script": Starter(),
+    "pretrain_gpt": BuiltIn(),
+    "pretrain_bert": BuiltIn(),
+    "megatron": Megatron(),
+    "deepspeed": DeepSpeed(),
+}
+"""By the conf's word for it (`ProgramKind` in jobs/conf/schema.py)."""
+
+
+def get_starter(conf: JobConf) -> Starter:
+    return PROGRAMS[conf.program.kind]
 
 
 def build_command(conf: JobConf, found: ProgramFiles, folder: str, python: str) -> tuple[str, ...]:
     """Command of each rank, with placeholders for words that differ by rank."""
-    script, *args = map(escape_placeholders, build_words(conf, found, folder))
-    own: list[str] = []
-    if conf.program.kind == "deepspeed":  # as DeepSpeed's own launcher calls scripts
-        own = ["--local_rank=%{local_rank}"]
-    elif conf.program.kind == "megatron" and "--local_rank" in _get_checkout(conf, found).flags:
-        own = ["--local_rank=%{local_rank}"]  # torch.distributed.launch did, when it was written
+    starter = get_starter(conf)
+    script, *args = map(escape_placeholders, starter.build_words(conf, found, folder))
+    own = starter.build_rank_options(conf, found)
     return (escape_placeholders(python), "-u", script, *own, *args)
+
+
+def build_files(conf: JobConf, found: ProgramFiles, folder: str) -> dict[str, str]:
+    """Files that the program reads, by name in the folder."""
+    return get_starter(conf).build_files(conf, found, folder, get_replicas(conf) or 1)
+
+
+def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
+    """Settings of the conf that the program, or its profiler, cannot do."""
+    yield from get_starter(conf).find_problems(conf)
+    if conf.profile.nsys and conf.profile.ncu:
+        yield "profile.ncu", True, "cannot be together with profile.nsys; a rank has one profiler"
 
 
 def explain_missing_module(python: str, *, in_container: bool) -> tuple[str, str]:
@@ -90,47 +201,6 @@ def explain_missing_module(python: str, *, in_container: bool) -> tuple[str, str
         r"exited \d+: ModuleNotFoundError: ",
         f"install it for {where}, or set program.python; a module of your own: env.PYTHONPATH",
     )
-
-
-def marks_steps(conf: JobConf, found: ProgramFiles) -> bool:
-    """True where the program itself tells a profiler which steps to record."""
-    return conf.program.kind == "megatron" and _get_checkout(conf, found).generation == "core"
-
-
-def build_files(conf: JobConf, found: ProgramFiles, folder: str) -> dict[str, str]:
-    """Files that the program reads, by name in the folder."""
-    replicas = get_replicas(conf) or 1
-    training = build_training(conf, replicas)
-    if training is not None:
-        return {RunFolder(Path(folder)).training.name: render_training(training)}
-    if conf.program.kind != "deepspeed":
-        return {}
-    config = deepspeed.build_config(conf, found.config, replicas=replicas, folder=folder)
-    return {deepspeed.CONFIG_FILE: deepspeed.render_config(config)}
-
-
-def build_env(conf: JobConf) -> dict[str, str]:
-    """Variables that the program wants; the conf's own come over them."""
-    if conf.program.kind == "megatron":
-        # Tensor parallelism orders its communication before its kernels by it.
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    if conf.program.kind == "deepspeed":
-        return deepspeed.build_env(conf.cluster.nodes)
-    return {}
-
-
-def build_group_env(conf: JobConf, group: NodeGroup) -> dict[str, str]:
-    return deepspeed.build_group_env(group) if conf.program.kind == "deepspeed" else {}
-
-
-def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """Settings of the conf that the program cannot do."""
-    if conf.program.kind == "megatron":
-        yield from megatron.find_problems(conf)
-    elif conf.program.kind == "deepspeed":
-        yield from deepspeed.find_problems(conf)
-    if conf.profile.nsys and conf.profile.ncu:
-        yield "profile.ncu", True, "cannot be together with profile.nsys; a rank has one profiler"
 
 
 def build_profiler_prefix(conf: JobConf, *, marks_steps: bool) -> tuple[str, ...]:

@@ -52,8 +52,9 @@ class Surroundings:
 
 def build_plan(conf: JobConf, here: Surroundings) -> Plan:
     """The plan of one run."""
+    starter = start.get_starter(conf)
     groups = tuple(
-        replace(group, env={**start.build_group_env(conf, asked), **group.env})
+        replace(group, env={**starter.build_group_env(asked), **group.env})
         for group, asked in zip(build_groups(conf.cluster.nodes), conf.cluster.nodes, strict=True)
     )
     world = sum(group.count * group.ranks for group in groups)
@@ -83,7 +84,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
         python=here.python,
         workdir=workdir,
         env={
-            **start.build_env(conf),
+            **starter.build_env(conf),
             **collect_passed_env(conf, here.environ),
             **conf.env,
         },
@@ -102,7 +103,7 @@ def build_plan(conf: JobConf, here: Surroundings) -> Plan:
             lost_s=max(conf.cluster.lost_s, 3 * beat_s),
             sample_s=conf.cluster.sample_s,
         ),
-        prefix=start.build_profiler_prefix(conf, marks_steps=start.marks_steps(conf, here.found)),
+        prefix=start.build_profiler_prefix(conf, marks_steps=starter.marks_steps(conf, here.found)),
         prefixed=None if conf.profile.ranks == "all" else conf.profile.ranks,
         morphing=build_morphing(conf) if conf.morph.enabled else None,
     )

@@ -92,7 +92,7 @@ def prepare(
         folder=str(run.path),
         image_kind=classify_image(image or ""),
         image_stamp=stamp_image(image or ""),
-        found=start.read_program_files(conf),
+        found=start.get_starter(conf).read_files(conf),
     )
     return _build(resolved, conf, here, words, run)
 

@@ -23,7 +23,7 @@ from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.programs import megatron
 from vjob.jobs.programs.megatron import LAYOUT_FILE, Checkout, find_checkout
-from vjob.jobs.programs.start import build_env
+from vjob.jobs.programs.start import get_starter
 
 GOLDEN = ROOT / "tests/jobs/golden/external/megatron.json"
 PARSER = ROOT / "tests/programs/megatron_parser.py"
@@ -103,7 +103,7 @@ def test_a_real_copys_parser_accepts_the_lists() -> None:
     done = subprocess.run(
         [os.environ.get("VJOB_MEGATRON_PYTHON", sys.executable), "-W", "ignore", PARSER, root],
         input=json.dumps(asked),
-        env={**os.environ, **build_env(make_conf(TODAY))},
+        env={**os.environ, **get_starter(make_conf(TODAY)).build_env(make_conf(TODAY))},
         capture_output=True,
         text=True,
         timeout=240,
