@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.command import read_out
-from varuna_core.records.events import read_events
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 
 DOCUMENTS = [[[(start + k) % 60 for k in range(40)]] for start in range(60)]

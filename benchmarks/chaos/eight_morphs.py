@@ -26,9 +26,9 @@ from benchmarks.chaos.experiment import OVER
 from benchmarks.chaos.history import check_losses, read_losses, read_spans
 from benchmarks.chaos.invariants import Monitor
 from benchmarks.chaos.scenarios import BATCH, SCENARIOS, STEPS, Change, Scenario, ScenarioTestbed
-from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 
 CHANGE_S = 150.0

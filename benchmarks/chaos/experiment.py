@@ -14,8 +14,8 @@ from benchmarks.chaos.faults import Fault, count_steps
 from benchmarks.chaos.history import check_losses
 from benchmarks.chaos.invariants import Monitor
 from benchmarks.chaos.testbed import Testbed
-from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json, write_json
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 
 ACTIONS = {**LOCAL_ACTIONS, **LAB_ACTIONS}

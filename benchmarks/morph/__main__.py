@@ -24,7 +24,7 @@ import torch
 from benchmarks.morph.goodput import Costs, compare_goodput
 from benchmarks.morph.ours import LARGE, TINY, Ours, Size, count_cpu_s, halted
 from benchmarks.morph.peer import Peer
-from varuna_core.records.events import MORPH_PARTS, read_morph_parts
+from varuna_core.records.record import MORPH_PARTS, read_morph_parts
 
 RESULT = Path(__file__).parent / "results" / "morph.md"
 NODES = 4

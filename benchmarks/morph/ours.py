@@ -16,8 +16,8 @@ from typing import Any
 from tests.command import Vjob
 from varuna_core.agent.processes.proc import list_below, list_stats
 from varuna_core.records.checkpoints import list_complete
-from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 
 LOOK_S = 0.01

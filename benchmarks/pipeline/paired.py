@@ -25,8 +25,8 @@ from benchmarks.pipeline.table import Bound, Part, Table, ratios, show_seconds
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.split.stage import Stage
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.generators import build_gpipe, build_one_f_one_b
-from varuna_core.schedule.simulate import simulate
 
 CHUNK_SIZE = 2
 NUM_RANKS = 2

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from benchmarks.pipeline.jobs import Job, Stamp
 from benchmarks.pipeline.ranks import gather, pin
 from varuna_core.schedule.actions import parse_csv
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
-from varuna_core.schedule.simulate import simulate
 
 TOLERANCE = 1e-3
 """Of the gradients' norm, relative: all jobs are to compute the same."""

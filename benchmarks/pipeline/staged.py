@@ -21,9 +21,9 @@ from benchmarks.pipeline import jobs, network, waits
 from benchmarks.pipeline.ranks import run_ranks, serve
 from benchmarks.pipeline.rounds import build_jobs, measure, run_rounds, simulate_traced
 from benchmarks.pipeline.table import Bound, Part, Table, ratios, show_seconds
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import build_schedule
-from varuna_core.schedule.simulate import simulate
 
 NUM_STAGES = 8
 EVEN = [waits.UNIT_S] * NUM_STAGES

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from varuna_core.records.partition import balance
+from varuna_core.records.layout import balance
 from varuna_core.runtime.split.cut import CutPoint
 from varuna_core.runtime.split.split import split_model
 

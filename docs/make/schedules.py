@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from varuna_core.schedule.actions import Schedule
+from varuna_core.schedule.compiled import Timing, simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
-from varuna_core.schedule.simulate import Timing, simulate
 from varuna_core.schedule.verify import verify
 
 RANKS, MICROBATCHES = 4, 6

@@ -100,6 +100,6 @@ def compare(jobs: tuple[str, ...], output: Path | None, cdn: bool, as_json: bool
     vjob compare 4711 last
     vjob compare log2/10932251 log2/10932252 -o compared.html
     """
-    from vjob.jobs.reporting.compare import compare_jobs
+    from vjob.jobs.reporting.report import compare_jobs
 
     compare_jobs(jobs, Path.cwd(), click.echo, as_json=as_json, page=output, cdn=cdn)

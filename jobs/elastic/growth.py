@@ -3,7 +3,7 @@
 idle nodes, pace, pause, time ─► choose_growth ─► how many more, of which group
 slow nodes, the same ──────────► choose_leaving ─► who is to go
 
-A node is slow by the rule of `varuna_core.records.slow_ranks`, as in status and report.
+A node is slow by the rule of `varuna_core.records.logs.slow_ranks`, as in status and report.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from varuna_core.morph.gain import Forecast, forecast, pays, with_more
+from varuna_core.records.logs.slow_ranks import PERSISTENT, find_slow_ranks
 from varuna_core.records.plan import GroupPlan, Plan
-from varuna_core.records.slow_ranks import PERSISTENT, find_slow_ranks
 from varuna_core.records.training import Training
 
 ENOUGH = PERSISTENT.num_steps

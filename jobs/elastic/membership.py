@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from varuna_core.records import record as records
-from varuna_core.records.events import append_event
 from varuna_core.records.files import (
     list_names,
     lock_file,
@@ -38,6 +37,7 @@ from varuna_core.records.morphing import (
     write_join_job,
 )
 from varuna_core.records.plan import GroupPlan, Plan, read_plan
+from varuna_core.records.record import append_event
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import JobConf

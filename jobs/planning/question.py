@@ -24,7 +24,7 @@ from varuna_core.planner.profile.profile import Model, Profile, build_link
 from varuna_core.planner.profile.profile_file import read_profile
 from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, estimate_profile
 from varuna_core.planner.search.space import Wishes
-from varuna_core.records.partition import include_ends, parse_counts
+from varuna_core.records.layout import include_ends, parse_counts
 from varuna_core.records.training import name_shapes
 from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup

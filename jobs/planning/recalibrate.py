@@ -16,10 +16,10 @@ from varuna_core.planner.result.recalibrate import (
     Recalibrated,
     recalibrate,
 )
+from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.stage_map import decode_stage_map
 from varuna_core.records.training import Training, name_profile_file, name_shapes, read_training
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.errors import InputError

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from varuna_core.records.partition import exclude_ends, parse_counts
+from varuna_core.records.layout import exclude_ends, parse_counts
 from vjob.jobs.conf.layout import require_number
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import JobConf

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Callable
 
 from varuna_core.records import record as records
-from varuna_core.records.events import append_event
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.record import append_event
 from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError

@@ -17,13 +17,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from varuna_core.records import record as records
-from varuna_core.records.events import append_event, read_events
 from varuna_core.records.exits import Outcome, read_outcome
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import start_time
 from varuna_core.records.morphing import Join, JoinJob, read_join_job, read_joins, write_join_job
 from varuna_core.records.plan import read_plan
-from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
+from varuna_core.records.record import (
+    JobRecord,
+    RunRecord,
+    append_event,
+    read_events,
+    read_record,
+    write_record,
+)
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs.outcome import explain_end, judge_run

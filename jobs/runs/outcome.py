@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from varuna_core.records.events import read_events
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
+from varuna_core.records.record import read_events
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState

@@ -1,7 +1,7 @@
 """Conf to plan: a pure function; user, interpreter and environment come in as arguments.
 
 Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components.
-The stage of a rank follows from the stage map (`varuna_core.records.stage_map.build_stages`).
+The stage of a rank follows from the stage map (`varuna_core.records.layout.build_stages`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing
-from varuna_core.records.stage_map import build_stages, encode_stage_map
 from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable

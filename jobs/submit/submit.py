@@ -23,11 +23,10 @@ from pathlib import Path
 
 from varuna_core import __version__
 from varuna_core.records import record as records
-from varuna_core.records.events import append_event
 from varuna_core.records.files import write_atomic
 from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
-from varuna_core.records.record import JobRecord, RunRecord, write_record
+from varuna_core.records.record import JobRecord, RunRecord, append_event, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError

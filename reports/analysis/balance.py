@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from varuna_core.records.partition import PartitionError, parse_counts
-from varuna_core.records.slow_ranks import (
+from varuna_core.records.layout import PartitionError, parse_counts
+from varuna_core.records.logs.slow_ranks import (
     NOTABLE,
     PERSISTENT,
     RECENT_STEPS,

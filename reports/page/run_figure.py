@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from varuna_core.records.events import format_morph
+from varuna_core.records.record import format_morph
 from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.load.tables import Job
 from vjob.reports.page.figure import (

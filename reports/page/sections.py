@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 import pandas as pd
 
-from varuna_core.records.events import MORPH_PARTS, read_morph_parts, read_pause_s
 from varuna_core.records.formatting import join_numbers
+from varuna_core.records.record import MORPH_PARTS, read_morph_parts, read_pause_s
 from vjob.reports.analysis.findings import in_units
 from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.analysis.step_times import drop_first

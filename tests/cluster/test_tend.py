@@ -9,8 +9,8 @@ from tests.cluster.test_morph import CONF
 from tests.cluster.test_morph import vjob as vjob
 from tests.command import Vjob, wait_for
 from tests.small_training import list_morphs, read_losses
-from varuna_core.records.events import read_events
 from varuna_core.records.morphing import read_joins
+from varuna_core.records.record import read_events
 from varuna_core.records.training import read_training
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

@@ -9,8 +9,8 @@ from typing import Any
 
 from varuna_core.records.logs.trace import COLUMNS, FORMAT
 from varuna_core.schedule.actions import Schedule
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
-from varuna_core.schedule.simulate import simulate
 
 MS = 1_000_000
 ORIGIN = 1_700_000_000 * 1000 * MS

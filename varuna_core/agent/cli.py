@@ -11,8 +11,7 @@ from pathlib import Path
 from varuna_core.agent.closing import close_attempt
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
-from varuna_core.agent.setup.errors import STOPPED, Refusal
-from varuna_core.agent.setup.host import load_plan, open_run
+from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
 from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal, write_stop

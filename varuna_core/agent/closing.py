@@ -14,8 +14,7 @@ from pathlib import Path
 
 from varuna_core.agent.checks.host import FULL_BYTES
 from varuna_core.agent.meeting.watch import Peer
-from varuna_core.agent.setup.host import group_of
-from varuna_core.records.events import append_event, read_events
+from varuna_core.agent.setup.site import group_of
 from varuna_core.records.exits import (
     NODE_LOST,
     NOT_READY,
@@ -28,6 +27,7 @@ from varuna_core.records.exits import (
 from varuna_core.records.files import is_listed, list_names, read_json
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import GroupPlan, NodePlan, Plan
+from varuna_core.records.record import append_event, read_events
 from varuna_core.records.requests import read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 

@@ -30,17 +30,15 @@ from varuna_core.agent.setup.container import (
     leave_step,
     prepare_container,
 )
-from varuna_core.agent.setup.errors import Refusal
-from varuna_core.agent.setup.host import find_index, host_name
 from varuna_core.agent.setup.ranks import Meeting, build_rank
-from varuna_core.agent.setup.site import Site
+from varuna_core.agent.setup.site import Refusal, Site, find_index, host_name
 from varuna_core.agent.standby_ranks import StandbyRanks
 from varuna_core.agent.supervise import Supervisor
-from varuna_core.records.events import append_event
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import write_atomic
 from varuna_core.records.nodes import WARN, Check, NodeReport, write_report
 from varuna_core.records.plan import Plan
+from varuna_core.records.record import append_event
 from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
 

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from varuna_core.agent.processes.proc import list_below, list_stats, read_stat
 from varuna_core.agent.processes.process import run
-from varuna_core.agent.setup.host import find_index, host_name
+from varuna_core.agent.setup.site import find_index, host_name
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder

@@ -39,9 +39,8 @@ from varuna_core.agent.processes.process import (
 )
 from varuna_core.agent.processes.signals import ENDING, Signals
 from varuna_core.agent.setup.container import fill_in
-from varuna_core.agent.setup.errors import STOPPED
 from varuna_core.agent.setup.ranks import Meeting, build_rank
-from varuna_core.agent.setup.site import Site
+from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.standby_ranks import StandbyRanks
 from varuna_core.records.exits import RankExit, rank_exit, reserve_exit, write_exit
 from varuna_core.records.requests import write_stop

@@ -21,8 +21,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from varuna_core.launch.errors import InputError
+from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import GroupPlan, Plan, Timing, escape_placeholders
-from varuna_core.records.stage_map import build_stages, encode_stage_map
 
 
 @dataclass(frozen=True, kw_only=True)

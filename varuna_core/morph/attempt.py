@@ -11,12 +11,12 @@ from typing import Dict, Optional, Sequence, Tuple
 from varuna_core.morph.layout import build_attempt
 from varuna_core.morph.messages import Start
 from varuna_core.morph.orders import read_presences
-from varuna_core.records.events import append_event
 from varuna_core.records.exits import RankExit
 from varuna_core.records.files import is_listed, write_atomic
 from varuna_core.records.memory_copies import Held, WholeCopy, find_whole, pick_holders
 from varuna_core.records.morphing import get_seat
 from varuna_core.records.plan import Plan, write_plan
+from varuna_core.records.record import append_event
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import Training, render_training
 

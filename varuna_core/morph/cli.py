@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from varuna_core.agent.setup.errors import WRONG_INPUT, Refusal
-from varuna_core.agent.setup.host import group_of, open_run
+from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, group_of, open_run
 from varuna_core.morph.manager import Manager
 from varuna_core.morph.node_daemon import run_node_daemon, run_standby_agent
 from varuna_core.records.exits import NOT_READY

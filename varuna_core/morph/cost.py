@@ -11,13 +11,13 @@ import time
 from typing import Any, Dict, Optional
 
 from varuna_core.morph.node_observer import NodeObserver
-from varuna_core.records.events import MORPH_PARTS, append_event
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
 from varuna_core.records.logs.training_log import BEGIN, FIRST_STEP
 from varuna_core.records.memory_copies import find_iteration
 from varuna_core.records.morphing import JUDGING, RUNNING, SAVING, STOPPING, ManagerState, get_seat
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.record import MORPH_PARTS, append_event
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import GroupPlan, Plan, name_nodes
-from varuna_core.records.stage_map import build_stages, encode_stage_map
 from varuna_core.records.training import Training
 
 

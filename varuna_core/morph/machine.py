@@ -22,7 +22,7 @@ from bisect import bisect_left
 from dataclasses import replace
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from varuna_core.agent.setup.errors import STOPPED
+from varuna_core.agent.setup.site import STOPPED
 from varuna_core.morph.messages import (
     DONE,
     LEFT,

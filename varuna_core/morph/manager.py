@@ -50,7 +50,6 @@ from varuna_core.morph.orders import (
     write_orders,
 )
 from varuna_core.records.checkpoints import find_fit
-from varuna_core.records.events import append_event
 from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome
 from varuna_core.records.morphing import (
     ENDED,
@@ -66,6 +65,7 @@ from varuna_core.records.morphing import (
 )
 from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.record import append_event
 from varuna_core.records.requests import read_stop, write_signal, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import Training

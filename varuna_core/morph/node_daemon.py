@@ -31,9 +31,8 @@ from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
 from varuna_core.agent.processes.process import own_environment, start_agent
 from varuna_core.agent.processes.signals import Signals
-from varuna_core.agent.setup.errors import STOPPED, Refusal
-from varuna_core.agent.setup.host import find_index, host_name, load_plan
 from varuna_core.agent.setup.ranks import Meeting
+from varuna_core.agent.setup.site import STOPPED, Refusal, find_index, host_name, load_plan
 from varuna_core.agent.standby_ranks import StandbyRanks
 from varuna_core.morph.memory import Home
 from varuna_core.morph.orders import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from varuna_core.records.stage_map import build_stages, encode_stage_map
+from varuna_core.records.layout import build_stages, encode_stage_map
 
 
 class ProgramError(ValueError):

@@ -16,7 +16,7 @@ from varuna_core.programs.batches import TRAIN, Batch, MadeUp
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.place import Place, ProgramError
 from varuna_core.programs.training import build_model, make_optimizer, plan_layers
-from varuna_core.records.stage_map import parse_stage_map
+from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.training import Training, name_shapes
 from varuna_core.runtime.optim.optimizers import use_apex_norms
 

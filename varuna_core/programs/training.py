@@ -38,10 +38,10 @@ from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.lines import Lines
 from varuna_core.programs.place import Place, ProgramError
+from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.times import Exchange
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
-from varuna_core.records.stage_map import parse_stage_map
 from varuna_core.records.training import Training
 from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages

@@ -1,7 +1,7 @@
 """Files that all parts of vjob share: plan, run folder, events, exits, logs. Standard library.
 
 `runfolder` spells every path; `plan.read_plan`, `record.read_record`, `exits.read_outcome` and
-`logs/` read what lies there; `partition` and `stage_map` are the texts of a layout. Imports nothing
+`logs/` read what lies there; `layout` parses the partition and the stage map. Imports nothing
 else of ours.
 
 The node agent carries these modules to nodes whose only interpreter may be an old system python3:

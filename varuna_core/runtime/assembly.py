@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
-from varuna_core.records.stage_map import StageMap, parse_stage_map
+from varuna_core.records.layout import StageMap, parse_stage_map
 from varuna_core.runtime.comm.links import Links, connect, connect_sharing
 from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.engine.graph_memory import GraphMeter

@@ -9,7 +9,7 @@ action           rank   takes          makes
 A rank runs its list in order and starts an action when it is free and what the action takes has
 arrived. Sends cost the rank nothing; messages from one rank to another use the link one after
 another, each for the time of its hop, as on a link that is slow for want of bandwidth. No clock,
-no threads, no randomness.
+no threads, no randomness. `simulate` compiles and times a schedule once, and draws it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Kind, Schedule
+from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Kind, Schedule, ScheduleError
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.order import walk
 
 KINDS: tuple[Kind, ...] = ("F", "f", "R", "B", "I", "W")
 _INDEX = {kind: index for index, kind in enumerate(KINDS)}
-
 Counts = tuple[int, ...]
 """Of one rank at one moment: graphs held and inputs held, in turn, of each of its stages."""
 
@@ -210,3 +209,65 @@ def list_costs(costs: Costs) -> list[float]:
 def list_hops(costs: Costs) -> list[float]:
     """Hops as `Compiled.run` takes them: the same both ways."""
     return [hop for hop in costs.hops for _ in range(2)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Times of a simulated step, in the unit of its costs."""
+
+    makespan: float
+    busy: tuple[float, ...]
+    """Work of each rank; the rest of the makespan is its bubble."""
+    starts: tuple[tuple[float, ...], ...]
+    """When each action of each rank began."""
+
+    @property
+    def bubble(self) -> tuple[float, ...]:
+        return tuple(self.makespan - busy for busy in self.busy)
+
+    @property
+    def bubble_share(self) -> float:
+        """Idle part of all the ranks' time."""
+        return sum(self.bubble) / (self.makespan * len(self.busy)) if self.makespan else 0.0
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Timing:
+    """The schedule's timing; ScheduleError if its ranks get stuck."""
+    if costs.num_stages != schedule.num_stages:
+        raise ScheduleError(f"{schedule}: costs of {costs.num_stages} stages given")
+    compiled = Compiled(schedule)
+    timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
+    starts: list[list[float]] = [[] for _ in schedule.ranks]
+    for start, op in zip(timed.starts, compiled.ops, strict=True):
+        starts[op[0]].append(start)
+    return Timing(makespan=timed.makespan, busy=timed.busy, starts=tuple(map(tuple, starts)))
+
+
+def render_drawing(schedule: Schedule, costs: Costs) -> str:
+    """One line a rank, one cell a unit of time: what runs, `--` while it goes on, `..` idle.
+
+    For costs in whole units. Stages are spelled only where a rank has several.
+    """
+    timing = simulate(schedule, costs)
+    several = schedule.num_stages > schedule.num_ranks
+    cells = [["" for _ in range(round(timing.makespan))] for _ in schedule.ranks]
+    for rank, actions in enumerate(schedule.ranks):
+        for action, start in zip(actions, timing.starts[rank], strict=True):
+            length = round(costs.by_kind[action.kind][action.stage])
+            for step in range(round(start), round(start) + length):
+                cells[rank][step] = "-"
+            if length:
+                cells[rank][round(start)] = _name(action, several)
+    width = max(len(cell) for row in cells for cell in row)
+    return "\n".join(_render_row(row, width) for row in cells)
+
+
+def _name(action: Action, several: bool) -> str:
+    return str(action) if several else f"{action.kind}{action.microbatch}"
+
+
+def _render_row(row: list[str], width: int) -> str:
+    while row and not row[-1]:
+        row = row[:-1]
+    filled = [{"": "." * width, "-": "-" * width}.get(cell, cell) for cell in row]
+    return " ".join(f"{cell:<{width}}" for cell in filled).rstrip()

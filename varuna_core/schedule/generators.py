@@ -7,9 +7,9 @@ time and B two; a test compares them letter by letter.
 from __future__ import annotations
 
 from varuna_core.schedule.actions import Action, Kind, Schedule, ScheduleError
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute
-from varuna_core.schedule.simulate import simulate
 
 
 def build_gpipe(num_ranks: int, num_microbatches: int) -> Schedule:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from varuna_core.records.partition import parse_counts
+from varuna_core.records.layout import parse_counts
 from varuna_core.schedule.actions import Schedule, ScheduleError
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.generators import (
     build_gpipe,
@@ -21,7 +22,6 @@ from varuna_core.schedule.generators import (
     place_in_rounds,
 )
 from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute, measure_memory
-from varuna_core.schedule.simulate import simulate
 from varuna_core.schedule.zero_bubble import build_zbv, build_zero_bubble, place_v
 
 AUTO = "auto"

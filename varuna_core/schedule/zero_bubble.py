@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from varuna_core.schedule.actions import Action, Kind, Schedule, ScheduleError
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.generators import build_one_f_one_b, check_sizes
-from varuna_core.schedule.simulate import simulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from varuna_core.records.partition import PartitionError, find_problem, parse_counts
+from varuna_core.records.layout import PartitionError, find_problem, parse_counts
 from varuna_core.schedule.registry import AUTO, SCHEDULES
 from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
 from vjob.jobs.conf.schema import BUILT_IN, JobConf

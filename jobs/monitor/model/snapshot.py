@@ -15,7 +15,7 @@ from typing import Any
 
 from varuna_core.records.checkpoints import Damaged
 from varuna_core.records.exits import Outcome, RankExit
-from varuna_core.records.slow_ranks import SlowRank
+from varuna_core.records.logs.slow_ranks import SlowRank
 
 FORMAT = 2
 

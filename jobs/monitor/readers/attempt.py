@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from varuna_core.records.exits import RankExit
+from varuna_core.records.layout import RankPlace, locate_ranks
+from varuna_core.records.logs.slow_ranks import find_slow_ranks
 from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.slow_ranks import find_slow_ranks
-from varuna_core.records.stage_map import RankPlace, locate_ranks
 from varuna_core.records.training import read_training
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages
 from vjob.jobs.monitor.log_lines.errors import Classifier

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.logs.slow_ranks import RECENT_STEPS, WARM_UP_STEPS
 from varuna_core.records.logs.trace import COMPUTE
-from varuna_core.records.slow_ranks import RECENT_STEPS, WARM_UP_STEPS
 from vjob.jobs.monitor.log_lines.tails import Added, Tail
 from vjob.jobs.monitor.model.snapshot import Point
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
-from varuna_core.records.events import format_morph
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_lines
 from varuna_core.records.morphing import (
@@ -23,7 +22,7 @@ from varuna_core.records.morphing import (
     read_state,
 )
 from varuna_core.records.plan import read_attempt_plan, read_plan
-from varuna_core.records.record import RunRecord, read_record
+from varuna_core.records.record import RunRecord, format_morph, read_record
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError

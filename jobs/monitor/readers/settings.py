@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.files import read_json
-from varuna_core.records.partition import PartitionError, exclude_ends, parse_counts
+from varuna_core.records.layout import PartitionError, exclude_ends, parse_counts
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.monitor.model.snapshot import Echo, Line

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from varuna_core.records.slow_ranks import WARM_UP_STEPS
+from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS
 from vjob.jobs.monitor.model.snapshot import Phase, Point, Snapshot
 
 """First steps of an attempt, which teach nothing: caches fill, kernels are compiled."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from varuna_core.records.formatting import format_duration
-from varuna_core.records.slow_ranks import STARK, costs_much, find_peers_work
+from varuna_core.records.logs.slow_ranks import STARK, costs_much, find_peers_work
 from vjob.jobs.monitor.model.snapshot import Health, Line, Node, Rank, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     advise,

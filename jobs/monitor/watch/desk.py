@@ -23,8 +23,7 @@ from typing import Any
 import click
 import yaml
 
-from varuna_core.records.events import append_event, read_events
-from varuna_core.records.record import RunRecord, read_record
+from varuna_core.records.record import RunRecord, append_event, read_events, read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError

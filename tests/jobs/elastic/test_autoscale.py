@@ -14,10 +14,10 @@ import pytest
 from tests.jobs.confs import MORPH, make_conf, make_plan
 from tests.jobs.elastic.test_membership import Cluster, left, make_run, show
 from tests.varuna_core.programs.trainings import GPT
-from varuna_core.records.events import append_event, read_events
 from varuna_core.records.files import lock_file, read_json, write_json
 from varuna_core.records.morphing import read_joins
 from varuna_core.records.plan import read_plan, write_plan
+from varuna_core.records.record import append_event, read_events
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
 from vjob.jobs.elastic import autoscale, membership

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.jobs.confs import MORPH, MORPH_SPLIT, make_conf, make_plan
 from tests.varuna_core.programs.trainings import GPT
+from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import GroupPlan
-from varuna_core.records.stage_map import build_stages, encode_stage_map
+from vjob.jobs.elastic.autoscale import find_pace, list_peers
 from vjob.jobs.elastic.growth import (
     DEFAULT_PAUSE_S,
     ENOUGH,
@@ -26,7 +27,6 @@ from vjob.jobs.elastic.growth import (
     find_slow_nodes,
     still_pays,
 )
-from vjob.jobs.elastic.run_pace import find_pace, list_peers
 from vjob.jobs.monitor.model.snapshot import Point, Progress
 from vjob.jobs.schedulers.slurm_commands import parse_time_left
 from vjob.jobs.schedulers.slurm_nodes import (

@@ -13,9 +13,9 @@ import pytest
 from tests.command import Vjob, wait_for
 from tests.small_training import list_morphs, read_losses, write_slow_steps, write_text
 from varuna_core.records.checkpoints import list_complete
-from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 

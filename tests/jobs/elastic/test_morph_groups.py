@@ -13,9 +13,9 @@ from tests.command import Vjob
 from tests.jobs.elastic.test_morph import CONF, STEPS, WARM, kill_node, wait_for_checkpoint
 from tests.jobs.elastic.test_morph import vjob as vjob
 from tests.small_training import list_morphs, read_losses
-from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.record import read_events
 from varuna_core.records.training import read_training
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ from tests.command import Vjob, wait_for
 from tests.jobs.elastic.test_morph import CONF, WARM, names_run, read_presence, wait_for_checkpoint
 from tests.jobs.elastic.test_morph import vjob as vjob
 from tests.small_training import list_morphs, read_losses
-from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
 from varuna_core.records.morphing import read_joins
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 

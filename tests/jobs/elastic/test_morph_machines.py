@@ -23,7 +23,7 @@ from tests.jobs.elastic.test_morph import vjob as vjob
 from tests.jobs.elastic.test_morph_grow import end_well, wait_for_morphs
 from tests.small_training import list_morphs, read_losses
 from tests.varuna_core.launch.sshd import SSHD, Sshd
-from varuna_core.records.events import read_events
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 

@@ -15,11 +15,11 @@ from tests.jobs.elastic.test_morph import CONF, kill_node, read_presence
 from tests.jobs.elastic.test_morph import vjob as vjob
 from tests.small_training import read_losses
 from varuna_core.records.checkpoints import list_complete
-from varuna_core.records.events import read_events
+from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.memory_copies import find_whole
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.stage_map import decode_stage_map
 from varuna_core.records.training import read_training
 
 pytestmark = pytest.mark.slow

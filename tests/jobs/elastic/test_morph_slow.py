@@ -10,7 +10,7 @@ from tests.command import Vjob, wait_for
 from tests.jobs.elastic.test_morph import CONF
 from tests.jobs.elastic.test_morph import vjob as vjob
 from tests.small_training import list_morphs, read_losses, write_slow_steps
-from varuna_core.records.events import read_events
+from varuna_core.records.record import read_events
 from varuna_core.records.training import read_training
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,9 @@ import pytest
 
 from tests.varuna_core.agent.local_run import make_plan
 from varuna_core.records import record as records
-from varuna_core.records.events import append_event
 from varuna_core.records.exits import Outcome, rank_exit, write_exit, write_outcome
 from varuna_core.records.plan import write_plan
-from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
+from varuna_core.records.record import JobRecord, RunRecord, append_event, read_record, write_record
 from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs import find as runs

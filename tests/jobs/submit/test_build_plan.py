@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.jobs.confs import BASE, HETJOB, MORPH, MORPH_MACHINES, SINGLE, make_conf, make_plan
 from varuna_core.morph.layout import count_asked
+from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import parse_plan, render_plan
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.stage_map import decode_stage_map
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.document import get_doc
 from vjob.jobs.conf.layout import build_groups

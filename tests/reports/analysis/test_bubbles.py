@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from varuna_core.schedule.actions import Action, Schedule
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.generators import build_gpipe, build_one_f_one_b
-from varuna_core.schedule.simulate import simulate
 from vjob.reports.analysis.idle_time import compare_bubbles
 from vjob.reports.analysis.pipeline import Order, Pipeline
 

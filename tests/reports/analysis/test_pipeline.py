@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reports.traces import MS, write_rank, write_simulated
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
-from varuna_core.schedule.simulate import simulate
 from vjob.reports.analysis.balance import parse_partition, suggest_partition
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse

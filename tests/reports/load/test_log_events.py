@@ -14,9 +14,9 @@ from varuna_core.records.logs.training_log import (
     format_job_info,
     format_timers,
 )
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import build_schedule
-from varuna_core.schedule.simulate import simulate
 from vjob.reports.page.timeline import build_lanes, build_steps
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vjob.reports.load.plan_facts import PlanFacts, parse_plan_facts, read_plan_facts
+from vjob.reports.load.tables import PlanFacts, parse_plan_facts, read_plan_facts
 
 
 def test_a_part_of_a_plan_is_shown(tmp_path: Path) -> None:

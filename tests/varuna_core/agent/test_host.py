@@ -3,8 +3,7 @@
 import pytest
 
 from tests.varuna_core.agent.local_run import make_group, make_plan
-from varuna_core.agent.setup.errors import Refusal
-from varuna_core.agent.setup.host import find_index, group_of, host_name
+from varuna_core.agent.setup.site import Refusal, find_index, group_of, host_name
 
 PLAN = make_plan(make_group("big", 2, 1), make_group("small", 3, 1))
 SLURM = make_plan(make_group("big", 2, 1), scheduler="slurm")

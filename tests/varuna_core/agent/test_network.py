@@ -10,7 +10,7 @@ from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.agent.meeting import network, opening
 from varuna_core.agent.meeting.network import Route, is_port_free, parse_addresses, parse_route
 from varuna_core.agent.meeting.opening import find_address, pick_port
-from varuna_core.agent.setup.errors import Refusal
+from varuna_core.agent.setup.site import Refusal
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.plan import Plan
 

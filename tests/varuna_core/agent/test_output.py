@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.varuna_core.agent.local_run import Stage, make_group, make_plan, wait_until
-from varuna_core.records.events import read_events
 from varuna_core.records.nodes import read_report
+from varuna_core.records.record import read_events
 
 MakeStage = Callable[..., Stage]
 

@@ -22,10 +22,10 @@ from tests.varuna_core.agent.local_run import (
     shell,
     wait_until,
 )
-from varuna_core.records.events import read_events
 from varuna_core.records.exits import NODE_LOST, NOT_READY
 from varuna_core.records.files import read_json
 from varuna_core.records.nodes import read_report
+from varuna_core.records.record import read_events
 
 MakeStage = Callable[..., Stage]
 

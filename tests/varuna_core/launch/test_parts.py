@@ -31,7 +31,7 @@ from varuna_core.launch.ssh import (
     render_probe,
     render_script,
 )
-from varuna_core.records.stage_map import parse_stage_map
+from varuna_core.records.layout import parse_stage_map
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)

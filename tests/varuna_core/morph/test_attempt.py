@@ -14,9 +14,9 @@ from tests.varuna_core.programs.trainings import GPT
 from varuna_core.morph.attempt import make_attempt, pick_nodes
 from varuna_core.morph.messages import Start
 from varuna_core.morph.orders import write_presence
-from varuna_core.records.events import read_events
 from varuna_core.records.memory_copies import find_whole
 from varuna_core.records.plan import MorphPlan, Plan
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 

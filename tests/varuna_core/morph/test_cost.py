@@ -14,12 +14,12 @@ from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.morph import cost
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.node_observer import NodeObserver
-from varuna_core.records.events import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
 from varuna_core.records.exits import rank_exit, write_exit
 from varuna_core.records.files import write_json
 from varuna_core.records.logs.training_log import BEGIN, format_first_step
 from varuna_core.records.morphing import GATHERING, JUDGING, RUNNING, SAVING, STOPPING, ManagerState
 from varuna_core.records.plan import write_plan
+from varuna_core.records.record import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
 from varuna_core.records.runfolder import RunFolder
 
 

@@ -16,13 +16,13 @@ from varuna_core.morph.layout import (
     build_attempt,
     choose_layout,
 )
-from varuna_core.records.plan import Plan
-from varuna_core.records.stage_map import (
+from varuna_core.records.layout import (
     build_stages,
     decode_stage_map,
     encode_stage_map,
     parse_stage_map,
 )
+from varuna_core.records.plan import Plan
 
 
 def question(shares: int, pipeline: int = 4, layers: int = 12, micro: int = 8) -> LayoutRequest:

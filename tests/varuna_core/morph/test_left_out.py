@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.varuna_core.morph.test_manager import TRAINS, Elastic
-from varuna_core.records.events import read_events
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.record import read_events
 
 BROKEN = '[ "$VJOB_NODE" = n1 ] && { echo "RuntimeError: uncorrectable ECC error" >&2; exit 3; }; '
 WAITS = '[ "$VJOB_ATTEMPT" -lt 2 ] && exec sleep 1000; '

@@ -19,11 +19,11 @@ from tests.varuna_core.programs.trainings import GPT
 from varuna_core.agent.bundle import write_bundle
 from varuna_core.morph import manager
 from varuna_core.morph.orders import Orders, read_orders
-from varuna_core.records.events import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.morphing import RUNNING, ManagerState, write_state
 from varuna_core.records.plan import MorphPlan, read_attempt_plan, read_plan, write_plan
+from varuna_core.records.record import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
 from varuna_core.records.runfolder import MorphFolder, RunFolder
 from varuna_core.records.training import read_training, render_training
 

@@ -24,12 +24,11 @@ from varuna_core.planner.model.step import (
     trace_memory,
 )
 from varuna_core.schedule.actions import Schedule
-from varuna_core.schedule.compiled import Compiled, list_costs, list_hops
+from varuna_core.schedule.compiled import Compiled, list_costs, list_hops, simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.order import find_source, find_target, walk
 from varuna_core.schedule.recompute import Memory, measure_memory
 from varuna_core.schedule.registry import build_schedule
-from varuna_core.schedule.simulate import simulate
 
 NAMES = ("gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from varuna_core.records.events import MORPH_PARTS, format_morph, read_morph_parts, read_pause_s
+from varuna_core.records.record import MORPH_PARTS, format_morph, read_morph_parts, read_pause_s
 
 WHOLE = {"from": "8 x 4", "to": "6 x 4", "pause_s": 12.4, **dict.fromkeys(MORPH_PARTS, 2.0)}
 

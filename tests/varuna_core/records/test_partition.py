@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.partition import balance, parse_partition
+from varuna_core.records.layout import balance, parse_partition
 
 
 def sizes(stages: list[range]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from varuna_core.records.partition import (
+from varuna_core.records.layout import (
     PartitionError,
     exclude_ends,
     find_problem,

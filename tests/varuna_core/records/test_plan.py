@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.varuna_core.agent.local_run import make_container, make_group, make_plan
+from varuna_core.records.layout import decode_stage_map, encode_stage_map
 from varuna_core.records.plan import (
     parse_plan,
     parse_prediction,
@@ -15,7 +16,6 @@ from varuna_core.records.plan import (
     render_plan,
     write_plan,
 )
-from varuna_core.records.stage_map import decode_stage_map, encode_stage_map
 
 MIXED = make_plan(
     make_group("big", 1, 4, gpus=4, gpu_type="a100", devices=(4, 5, 6, 7), memory_gb=0),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from varuna_core.records.events import append_event, read_events
 from varuna_core.records.files import (
     append_line,
     is_listed,
@@ -17,6 +16,7 @@ from varuna_core.records.files import (
     write_json,
 )
 from varuna_core.records.nodes import Check, NodeReport, read_reports, write_report
+from varuna_core.records.record import append_event, read_events
 from varuna_core.records.requests import read_stop, write_stop
 from varuna_core.records.runfolder import RunFolder
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.jobs.monitor.builders import healthy
-from varuna_core.records.slow_ranks import (
+from varuna_core.records.logs.slow_ranks import (
     PERSISTENT,
     RECENT_STEPS,
     WARM_UP_STEPS,

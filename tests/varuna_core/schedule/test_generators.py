@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from varuna_core.schedule.actions import Action, Kind, Schedule, ScheduleError
+from varuna_core.schedule.compiled import render_drawing, simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.generators import (
     build_gpipe,
@@ -20,7 +21,6 @@ from varuna_core.schedule.generators import (
 )
 from varuna_core.schedule.recompute import Memory, apply_recompute, measure_memory
 from varuna_core.schedule.registry import build_schedule
-from varuna_core.schedule.simulate import render_drawing, simulate
 from varuna_core.schedule.verify import verify
 from varuna_core.schedule.zero_bubble import build_zbv, build_zero_bubble
 

@@ -20,6 +20,7 @@ from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.settings import refuse_unknown
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import (
     AUTO,
@@ -29,7 +30,6 @@ from varuna_core.schedule.registry import (
     has_one_stage_a_rank,
     place_stages,
 )
-from varuna_core.schedule.simulate import simulate
 from varuna_core.schedule.verify import verify
 from vjob.jobs.conf.schema import Parallel
 

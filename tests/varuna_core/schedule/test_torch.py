@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from varuna_core.schedule.actions import Schedule, parse_csv, render_csv
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
-from varuna_core.schedule.simulate import simulate
 from varuna_core.schedule.verify import verify
 
 pytestmark = pytest.mark.skipif(

@@ -17,11 +17,11 @@ from varuna_core.schedule.actions import (
     parse_csv,
     render_csv,
 )
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.generators import build_gpipe, build_interleaved, build_one_f_one_b
 from varuna_core.schedule.order import find_capacity
 from varuna_core.schedule.registry import build_schedule
-from varuna_core.schedule.simulate import simulate
 from varuna_core.schedule.verify import verify
 
 NAMES = ["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv"]

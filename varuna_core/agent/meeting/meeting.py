@@ -15,8 +15,7 @@ import time
 from typing import Callable, Tuple, TypeVar
 
 from varuna_core.agent.processes.signals import GONE, SILENT, Signals
-from varuna_core.agent.setup.errors import STOPPED, Refusal
-from varuna_core.agent.setup.site import Master
+from varuna_core.agent.setup.site import STOPPED, Master, Refusal
 from varuna_core.records.exits import NODE_LOST, NOT_READY
 from varuna_core.records.files import is_listed, list_names, read_json, write_json
 from varuna_core.records.nodes import FAIL, WARN, NodeReport, read_report

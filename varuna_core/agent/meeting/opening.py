@@ -24,12 +24,11 @@ from varuna_core.agent.meeting.network import (
     list_ports,
     resolve,
 )
-from varuna_core.agent.setup.errors import Refusal
-from varuna_core.agent.setup.host import group_of, host_name
-from varuna_core.records.events import append_event
+from varuna_core.agent.setup.site import Refusal, group_of, host_name
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import is_listed, write_json
 from varuna_core.records.plan import Plan
+from varuna_core.records.record import append_event
 from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import OPENED, RunFolder
 

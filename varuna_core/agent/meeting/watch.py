@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable
 
-from varuna_core.agent.setup.errors import STOPPED
+from varuna_core.agent.setup.site import STOPPED
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.plan import NodePlan, Plan

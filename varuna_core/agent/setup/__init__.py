@@ -1,5 +1,5 @@
-"""Start of a node's ranks: `host` finds plan and node, `container` the runtime, `ranks.build_rank`
-makes a rank's environment and command line; `site` is what all of these know of the node.
+"""Start of a node's ranks: what they run in, their environment and their command line.
 
-Imports the agent's `processes`, and `varuna_core.records`.
+`site.load_plan` and `site.find_index` find the node in the plan, `container.choose_container` the
+runtime, `ranks.build_rank` the command. Imports the agent's `processes`, and the records.
 """

@@ -18,8 +18,7 @@ from typing import Callable, Iterator, Mapping, Sequence
 
 from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
-from varuna_core.agent.setup.errors import WRONG_INPUT, Refusal
-from varuna_core.agent.setup.site import Site
+from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
 from varuna_core.records.nodes import FAIL, OK, Check
 from varuna_core.records.plan import ContainerPlan
 

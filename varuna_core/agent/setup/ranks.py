@@ -13,9 +13,9 @@ from typing import Mapping
 
 from varuna_core.agent.processes.proc import MARKS
 from varuna_core.agent.setup.container import ENTRY_COMMAND, build_entry, build_environment
+from varuna_core.records.layout import locate_ranks
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
-from varuna_core.records.stage_map import locate_ranks
 
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 

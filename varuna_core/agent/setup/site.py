@@ -1,12 +1,77 @@
-"""The node as checks and ranks see it, and the results of checks."""
+"""The node of an agent: its index and name in the plan, what checks are given, how they refuse."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Callable, List, Mapping, NamedTuple
 
-from varuna_core.records.plan import ContainerPlan, NodePlan, Plan
+from varuna_core.records.plan import ContainerPlan, NodePlan, Plan, read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+WRONG_INPUT = 2
+STOPPED = 143
+"""As a shell says of a process that SIGTERM ended."""
+
+
+class Refusal(Exception):
+    """The command cannot go on; `code` is what the process exits with."""
+
+    def __init__(self, code: int, reason: str, node: str | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.node = node
+        """The host at fault, where one is."""
+
+
+def open_run(path: Path) -> RunFolder:
+    if not path.is_dir():
+        raise Refusal(WRONG_INPUT, f"{path}: no run folder here (--run)")
+    return RunFolder(path)
+
+
+def load_plan(run: RunFolder, attempt: int) -> Plan:
+    plan = read_attempt_plan(run, attempt)
+    if plan is None:
+        what = f"{run.plan}, or that of attempt {attempt}"
+        raise Refusal(WRONG_INPUT, f"{what}: missing, torn, or of another vjob's format")
+    return plan
+
+
+def group_of(plan: Plan, name: str | None) -> str | None:
+    """The group as file names have it: None for the first one, or outside split runs."""
+    name = name or None
+    names = [group.name for group in plan.groups]
+    if name is not None and name not in names:
+        raise Refusal(WRONG_INPUT, f"--group {name}: the plan has {', '.join(names)}")
+    return None if name == names[0] else name
+
+
+def find_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
+    """--node, else SLURM_NODEID counted from the first node of VJOB_GROUP."""
+    index = given
+    if index is None:
+        number = env.get("SLURM_NODEID", "")
+        if not number.isdigit():
+            raise Refusal(WRONG_INPUT, "which node is this? neither --node nor SLURM_NODEID is set")
+        group = env.get("VJOB_GROUP")
+        group_of(plan, group)
+        index = int(number) + (plan.group(group).first_node if group else 0)
+    if not 0 <= index < plan.num_nodes:
+        raise Refusal(WRONG_INPUT, f"node {index}: the plan has nodes 0 to {plan.num_nodes - 1}")
+    return index
+
+
+def host_name(plan: Plan, index: int, env: Mapping[str, str], nodename: str) -> str:
+    """The name of this node in tables and file names; unique in the run."""
+    if plan.scheduler in ("local", "ssh"):
+        # Stand-in nodes share one host, so its name would make them share their logs.
+        name = env.get("VJOB_NODE_NAME") or f"{plan.scheduler}{index}"
+    else:
+        name = env.get("SLURMD_NODENAME") or nodename
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name.split(".")[0]) or f"node{index}"
 
 
 class CheckResult(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from varuna_core.records.stage_map import StageMap
+from varuna_core.records.layout import StageMap
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.runtime.comm.failure import FailureBoard, close_group
 from varuna_core.runtime.comm.wire import Transport, choose_transport

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from varuna_core.records.stage_map import StageMap
+from varuna_core.records.layout import StageMap
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.wire import GLOO
 from varuna_core.runtime.engine.weight_grads import PutOffProduct

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from varuna_core.records.partition import balance, parse_partition
+from varuna_core.records.layout import balance, parse_partition
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.check import PoisonCheck
 from varuna_core.runtime.split.cut import SplitError

@@ -15,7 +15,7 @@ import pytest
 
 from tests.command import PROGRAMS, ROOT, Vjob, read_out, wait_for
 from tests.jobs.monitor.watch.test_watch import make_run, make_snapshot, make_verdict
-from varuna_core.records.events import append_event, read_events
+from varuna_core.records.record import append_event, read_events
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.events import append_event
-from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
+from varuna_core.records.record import JobRecord, RunRecord, append_event, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Scheduler, Snapshot, Verdict
