@@ -16,7 +16,16 @@ from functools import cache
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import BUILT_IN, MODELS, Bound, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf.schema import (
+    BUILT_IN,
+    MODELS,
+    Bound,
+    JobConf,
+    Model,
+    NodeGroup,
+    Program,
+    ProgramKind,
+)
 from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, Table, join_key
 from vjob.jobs.errors import Problem
 
@@ -27,10 +36,11 @@ _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
 _ORDER = {bool: 1, int: 2, float: 3, str: 4}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+# Keys beside the one that names a program's file; `config` is DeepSpeed's.
 PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
-    "script": ("args", "python"),
-    "megatron": ("args", "python"),
-    "deepspeed": ("config", "args", "python"),
+    kind: ("config", "args", "python") if kind == "deepspeed" else ("args", "python")
+    for kind in get_args(ProgramKind)
+    if kind not in BUILT_IN
 }
 MODEL_ALLOWED = f"must be one of {', '.join(MODELS)}, or a mapping with layers, hidden and heads"
 PROGRAM_ALLOWED = (
@@ -350,7 +360,8 @@ class ConfReader:
                 if name not in known:
                     message = f"unknown key; {suggest(name, known)}"
                     self.note(entry.where, join_key(key, name), entry.node, message)
-            return self.refuse(node, key, "must have one of script, megatron and deepspeed")
+            *others, last = PROGRAM_KEYS
+            return self.refuse(node, key, f"must have one of {', '.join(others)} and {last}")
         kind = kinds[0]
         values: dict[str, Any] = {"kind": kind}
         for name, entry in node.entries.items():

@@ -132,19 +132,7 @@ MOST_STRAGGLERS = 5
 
 def find_all(job: Job, analysis: Analysis) -> list[Finding]:
     """All that is worth saying."""
-    makers = (
-        _on_pipeline,
-        _on_balance,
-        _on_communication,
-        _on_stragglers,
-        _on_outliers,
-        _on_training,
-        _on_memory,
-        _on_goodput,
-        _on_prediction,
-        list_gaps,
-    )
-    found = [finding for make in makers for finding in make(job, analysis)]
+    found = [finding for make in MAKERS for finding in make(job, analysis)]
     return sorted(found, key=lambda finding: -finding.weight)
 
 
@@ -368,3 +356,18 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
         evidence=f"median of {len(later)} steps against plan.json",
         key="",
     )
+
+
+MAKERS = (
+    _on_pipeline,
+    _on_balance,
+    _on_communication,
+    _on_stragglers,
+    _on_outliers,
+    _on_training,
+    _on_memory,
+    _on_goodput,
+    _on_prediction,
+    list_gaps,
+)
+"""Every function that yields findings, in no certain order: their weights sort them."""
