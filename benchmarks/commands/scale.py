@@ -55,7 +55,7 @@ def measure_submit(folder: Path, nodes: int) -> Points:
     path = spine.write_conf(folder, nodes)
     with timed(points, "read and check the conf"):
         conf = spine.read_conf(path)
-    here = spine.Surroundings(
+    here = spine.PlanContext(
         run="big-1", scheduler="slurm", python=sys.executable, base=str(folder), user_id=0,
         environ={}, folder=str(folder / "big-1"),
     )  # fmt: skip
@@ -140,7 +140,7 @@ def measure_simulator(folder: Path, nodes: int) -> Points:
 
 def measure_search(folder: Path, nodes: int) -> Points:
     from benchmarks.planner.cases import GPT2_XL, LARGE, build_large_profile
-    from varuna_core.planner.model.training import Training
+    from varuna_core.planner.model.training import TrainingModel
     from varuna_core.planner.search.search import Search
 
     points: Points = {}
@@ -149,7 +149,7 @@ def measure_search(folder: Path, nodes: int) -> Points:
     profile = build_large_profile(GPT2_XL)
     with timed(points, "search for a plan"):
         Search(
-            profile, Training(batch=8192), cluster, limit_s=SEARCH_S, clock=time.process_time
+            profile, TrainingModel(batch=8192), cluster, limit_s=SEARCH_S, clock=time.process_time
         ).run()
     return points
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from varuna_core.records.plan import render_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import read_conf
-from vjob.jobs.submit.build_plan import Surroundings, build_plan
+from vjob.jobs.submit.build_plan import PlanContext, build_plan
 from vjob.jobs.submit.scripts import render_scripts
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ def measure_growth(folder: Path, repeats: int) -> list[tuple[int, float]]:
     for number in NUM_NODES:
         path = write_conf(folder, number)
         conf = read_conf(path)
-        here = Surroundings(
+        here = PlanContext(
             run="big-1", scheduler="slurm", python=sys.executable, base=str(folder), user_id=0,
             environ={}, folder=str(folder / "big-1"),
         )  # fmt: skip

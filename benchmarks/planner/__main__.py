@@ -36,7 +36,7 @@ from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.result.plan import LayoutPlan
 from varuna_core.planner.search.search import Search, Searched
 from varuna_core.planner.search.space import Placements
@@ -85,7 +85,7 @@ def list_small(rounds: int) -> list[str]:
 
 
 def _draw_candidates(draw: random.Random, count: int) -> tuple[Chain, list[tuple[int, ...]]]:
-    tables = Tables(build_gpt2_profile(), Training(batch=64, memory_share=1.0))
+    tables = Tables(build_gpt2_profile(), TrainingModel(batch=64, memory_share=1.0))
     shape = Shape(tensor=1, replicas=2, micro_batch=1)
     placements = Placements(MIXED_8, tables.size)
     _, counts = placements.list_counts(1, 2, 16, "orders")
@@ -110,7 +110,11 @@ def list_searches(limit_s: float) -> list[str]:
         profile = build_gpt2_profile() if model is None else build_large_profile(model)
         searched, took = measure(
             lambda profile=profile, batch=batch, cluster=cluster: Search(
-                profile, Training(batch=batch), cluster, limit_s=limit_s, clock=time.process_time
+                profile,
+                TrainingModel(batch=batch),
+                cluster,
+                limit_s=limit_s,
+                clock=time.process_time,
             ).run(),
             3 if cluster is MIXED_8 else 1,
         )
@@ -134,7 +138,7 @@ def list_peers() -> list[str]:
         "| cluster | search | plans | time | best plan | its own estimate | in our model |",
         "|---|---|---|---|---|---|---|",
     ]
-    profile, training = build_gpt2_profile(), Training(batch=64)
+    profile, training = build_gpt2_profile(), TrainingModel(batch=64)
     for words, cluster in (("1 x 4 A100, 7 x 4 A10", MIXED_8), ("8 x 4 A10", A10_8)):
         guesses, took = measure(lambda cluster=cluster: Peer(profile, cluster, 64).search(), 3)
         best = next(guess for guess in guesses if guess.fits)

@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.planner.cases import GPT2_XL, INTER_GB_S, INTRA_GB_S
 from varuna_core.planner.model.chain import Bounds, Chain
-from varuna_core.planner.model.cluster import Cluster, NodeKind, Placed, place
+from varuna_core.planner.model.cluster import Cluster, NodeKind, PlacedPipeline, place
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.search.partition import is_allowed
 
@@ -37,7 +37,7 @@ class Guess:
     """One plan as it sees it."""
 
     shape: Shape
-    placed: Placed
+    placed: PlacedPipeline
     bounds: Bounds
     step_s: float
     fits: bool
@@ -103,7 +103,7 @@ class Peer:
         )
 
     def _time_pipeline(
-        self, took: list[float], shape: Shape, placed: Placed, kinds: list[str], count: int
+        self, took: list[float], shape: Shape, placed: PlacedPipeline, kinds: list[str], count: int
     ) -> float:
         stages = len(took)
         none = [0.0] * stages
@@ -172,7 +172,7 @@ def split_greedily(work: list[np.ndarray]) -> Bounds:
         bounds, times = moved, after
 
 
-def time_in_our_model(profile: Profile, training: Training, guess: Guess) -> float | None:
+def time_in_our_model(profile: Profile, training: TrainingModel, guess: Guess) -> float | None:
     """None if it does not fit in memory there."""
     count = training.count_micro_batches(guess.shape.replicas, guess.shape.micro_batch)
     work = find_schedule_model("1f1b", len(guess.placed.sites), count, "none")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from varuna_core.planner.model.schedule_model import find_schedule_model
-from varuna_core.planner.model.step import Column, StepCosts, StepTime, simulate_step
+from varuna_core.planner.model.step import ActionCosts, StepCosts, StepTime, simulate_step
 from varuna_core.planner.profile.profile import LinkTime
 from varuna_core.schedule.compiled import KINDS
 
@@ -130,7 +130,7 @@ class Published:
         mbs: int,
         zone: str,
         sends: Sends,
-    ) -> Column:
+    ) -> ActionCosts:
         hops: list[float] = []
         for stage, layers in enumerate(stages[:-1]):
             (a, tp), (b, _) = held[stage], held[stage + 1]
@@ -153,7 +153,7 @@ class Published:
             hops = [0.0] * len(hops)
         rows = {"F": forward, "B": backward}
         costs = [cost for kind in KINDS for cost in rows.get(kind, [0.0] * len(stages))]
-        return Column(costs=tuple(costs), hops=tuple(hops))
+        return ActionCosts(costs=tuple(costs), hops=tuple(hops))
 
     def _time_reduction(
         self, layers: Sequence[int], held: Sequence[tuple[str, int]], zone: str

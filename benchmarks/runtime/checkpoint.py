@@ -30,7 +30,7 @@ from torch import Tensor
 from varuna_core.checkpoint.format.box import Box
 from varuna_core.checkpoint.format.entries import CheckpointPart, Entry, make_entry, view_bytes
 from varuna_core.checkpoint.format.manifest import TrainingState
-from varuna_core.checkpoint.store.reader import OPTIMIZER, CheckpointReader, Wanted
+from varuna_core.checkpoint.store.reader import OPTIMIZER, CheckpointReader, WantedTensor
 from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 RESULT = Path(__file__).parent / "results" / "checkpoint.md"
@@ -160,7 +160,7 @@ def measure_load(state: State, folder: Path, rounds: int, cold: bool, halves: bo
             rows = (len(tensor) // 2, *tensor.shape[1:]) if halves else tuple(tensor.shape)
             low = (len(tensor) - rows[0], *(0 for _ in rows[1:]))
             out = torch.zeros(rows)
-            wanted.append(Wanted(name=name, kind=kind, out=out, box=Box(low, rows)))
+            wanted.append(WantedTensor(name=name, kind=kind, out=out, box=Box(low, rows)))
     files = [path / f"segment-{layer:04d}.safetensors" for layer in layers]
     share = sum(one.out.nbytes for one in wanted) / sum(file.stat().st_size for file in files)
     buffers = [bytearray(int(file.stat().st_size * share)) for file in files]

@@ -34,7 +34,7 @@ from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import StepTime, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import FIGURES, LinkTime, Network, Profile
 from varuna_core.planner.profile.profile_file import parse_profile
 
@@ -120,7 +120,7 @@ def join_profiles(profiles: Sequence[Profile]) -> Profile:
 
 def predict(profile: Profile, launch: Launch, layout: Layout) -> tuple[StepTime, dict[str, float]]:
     """The step, and by kind of action what all ranks of a replica take for it."""
-    training = Training(
+    training = TrainingModel(
         batch=launch.batch, weight_bytes=4, state_bytes=8, framework_bytes=0, memory_share=1.0
     )
     shape = Shape(

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from varuna_core.planner.model.cluster import Boundary, Placed, Route, Site
+from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
 from varuna_core.planner.profile.profile import Where
 
 LEFT, RIGHT = "left", "right"
@@ -75,22 +75,22 @@ class Launch:
         return self.nodes if self.slow_right != 1 else [LEFT] * self.ranks
 
 
-def place(launch: Launch, layout: Layout) -> Placed:
+def place(launch: Launch, layout: Layout) -> PlacedPipeline:
     """As the planner names it: which kinds hold each stage, and what their messages go over."""
     nodes, kinds = launch.nodes, launch.kinds
     sites, boundaries = [], []
     for ranks in layout.stage_map:
         held = {node: [r for r in ranks if nodes[r] == node] for node in (LEFT, RIGHT)}
         group = tuple((kinds[own[0]], len(own)) for own in held.values() if own)
-        sites.append(Site(tuple(sorted({kinds[r] for r in ranks})), group, 1))
+        sites.append(StageSite(tuple(sorted({kinds[r] for r in ranks})), group, 1))
     for before, after in itertools.pairwise(layout.stage_map):
         crossing = sum(nodes[a] != nodes[b] for a, b in zip(before, after, strict=True))
         routes = set()
         for a, b in zip(before, after, strict=True):
             where: Where = "intra" if nodes[a] == nodes[b] else "inter"
-            routes.add(Route(kinds[a], kinds[b], where, crossing if where == "inter" else 1))
+            routes.add(GpuRoute(kinds[a], kinds[b], where, crossing if where == "inter" else 1))
         boundaries.append(Boundary(tuple(sorted(routes, key=str))))
-    return Placed(tuple(sites), tuple(boundaries))
+    return PlacedPipeline(tuple(sites), tuple(boundaries))
 
 
 GPT = {"layers": 6, "hidden": 128, "heads": 4, "sequence": 256, "vocab": 1024, "dropout": 0.0}

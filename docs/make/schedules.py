@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from varuna_core.schedule.actions import Schedule
-from varuna_core.schedule.compiled import Timing, simulate
+from varuna_core.schedule.compiled import ScheduleTiming, simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from varuna_core.schedule.verify import verify
@@ -102,7 +102,7 @@ def draw(schedule: Schedule, costs: Costs, labels: Sequence[str], scale: float =
 
 
 def draw_lane(
-    schedule: Schedule, costs: Costs, timing: Timing, rank: int, y: float, across: float
+    schedule: Schedule, costs: Costs, timing: ScheduleTiming, rank: int, y: float, across: float
 ) -> list[str]:
     parts = []
     for action, start in zip(schedule.ranks[rank], timing.starts[rank], strict=True):
@@ -134,7 +134,7 @@ def draw_legend(schedule: Schedule, y: float) -> list[str]:
     return parts
 
 
-def describe(schedule: Schedule, timing: Timing) -> str:
+def describe(schedule: Schedule, timing: ScheduleTiming) -> str:
     held = verify(schedule)
     text = f"{timing.makespan:g} units, {timing.bubble_share:.0%} idle; graphs held at most: "
     text += " ".join(map(str, held.graphs))

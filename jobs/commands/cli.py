@@ -36,7 +36,7 @@ JOB is a job id, a run's name, `last`, or the path of a run folder.
 """
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Prints our own errors as text, and lists commands in the order of use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -56,7 +56,9 @@ class Group(click.Group):
             sys.exit(141)
 
 
-@click.group(cls=Group, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=CommandGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="vjob")
 def cli() -> None:
     """Train large models with pipeline parallelism on Slurm clusters, mixed or uniform."""

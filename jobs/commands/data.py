@@ -134,7 +134,7 @@ def prepare(
     after Ctrl-C the same command goes on.
     """
     from varuna_core.data import prepare as preparing
-    from varuna_core.data.progress import Progress
+    from varuna_core.data.progress import ProgressLine
 
     settings = preparing.Settings(
         inputs=inputs,
@@ -156,7 +156,7 @@ def prepare(
         max_line_bytes=max_line_mb * 1_000_000,
     )
     total = sum(path.stat().st_size for path in inputs if path.is_file())
-    progress = Progress(total, sys.stderr)
+    progress = ProgressLine(total, sys.stderr)
     try:
         summary = preparing.prepare(settings, _note, progress.show)
     except KeyboardInterrupt:

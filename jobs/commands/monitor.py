@@ -167,7 +167,7 @@ def logs(
     from vjob.jobs.runs.find import find_run
 
     run = find_run(job, Path.cwd())
-    wanted = reading.Wanted.make(
+    wanted = reading.LineFilter.make(
         nodes=nodes, ranks=ranks, pattern=pattern, only_err=only_err, raw=raw, paint=paint_rank
     )
     if errors:

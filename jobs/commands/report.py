@@ -67,9 +67,9 @@ def report(
     vjob report log2/10932251 -o page.html --csv tables
     vjob report gpt2-xl --trace trace.json.gz
     """
-    from vjob.jobs.reporting.report import Wanted, write_report
+    from vjob.jobs.reporting.report import ReportOutputs, write_report
 
-    wanted = Wanted(
+    wanted = ReportOutputs(
         text=text,
         csv=csv,
         parquet=parquet,

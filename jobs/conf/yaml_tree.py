@@ -44,7 +44,7 @@ class Items:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class TableEntry:
     """Value of a key in a mapping."""
 
     node: Node
@@ -56,7 +56,7 @@ class Entry:
 class Table:
     """A mapping, merge keys resolved."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TableEntry]
     where: str
 
 
@@ -169,8 +169,8 @@ class _Builder:
         self.add(built, line)
 
     def build_table(self, frame: _Frame) -> Table:
-        entries: dict[str, Entry] = {}
-        merged: dict[str, Entry] = {}
+        entries: dict[str, TableEntry] = {}
+        merged: dict[str, TableEntry] = {}
         for key, value in zip(frame.children[::2], frame.children[1::2], strict=True):
             name = key.node
             if not isinstance(name, Scalar):
@@ -184,10 +184,10 @@ class _Builder:
                 message = f"given twice; the first one is on line {first}"
                 self.note(name.where, self.path(name.text), "", message)
             else:
-                entries[name.text] = Entry(node=value.node, where=name.where)
+                entries[name.text] = TableEntry(node=value.node, where=name.where)
         return Table(entries={**merged, **entries}, where=frame.where)
 
-    def merge(self, merged: dict[str, Entry], node: Node, where: str) -> None:
+    def merge(self, merged: dict[str, TableEntry], node: Node, where: str) -> None:
         """YAML's `<<`: what is written in the mapping wins, then the earlier of several."""
         for source in node.items if isinstance(node, Items) else (node,):
             if not isinstance(source, Table):

@@ -121,7 +121,7 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class GrowthOffer:
     """More nodes that are worth their morph."""
 
     group: GroupPlan
@@ -131,9 +131,9 @@ class Offer:
     is_predicted: bool
 
 
-def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> Offer | None:
+def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> GrowthOffer | None:
     """The shortest step, with the fewest nodes, of those that pay; `idle` is by group."""
-    best: Offer | None = None
+    best: GrowthOffer | None = None
     for group in standing.plan.groups:
         for count in range(1, min(idle.get(group.name, 0), room) + 1):
             wide = with_more(standing.plan, group, count)
@@ -144,7 +144,7 @@ def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> Off
             then_s = standing.step_s * found.ratio
             is_better = best is None or (then_s, count) < (best.then_s, best.count)
             if is_better and standing.is_worth(then_s):
-                best = Offer(
+                best = GrowthOffer(
                     group=group, count=count, then_s=then_s, is_predicted=found.is_predicted
                 )
     return best

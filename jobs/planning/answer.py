@@ -10,7 +10,7 @@ from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.front import (
     Front,
-    Offer,
+    PricedPlan,
     choose_by_deadline,
     choose_within_budget,
     find_front,
@@ -85,7 +85,7 @@ def find_answer(
 
 def choose_offer(
     front: Front, steps: int, budget: float | None, deadline_h: float | None
-) -> tuple[Offer, str]:
+) -> tuple[PricedPlan, str]:
     """Choose by budget or deadline of the whole run; by both, the fastest within the budget."""
     if budget is None:
         assert deadline_h is not None

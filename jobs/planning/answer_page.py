@@ -169,11 +169,11 @@ def _format_front(answer: Answer) -> Iterator[str]:
 
 def write_page(path: Path, name: str, answer: Answer, *, cdn: bool) -> None:
     check_libraries("plotly", "jinja2")
-    from vjob.reports.page.plan_page import Point, render_plan_page
+    from vjob.reports.page.plan_page import PlanPoint, render_plan_page
 
     steps = answer.question.steps
     front = [
-        Point(
+        PlanPoint(
             hours=one.step_s * steps / 3600, price=one.price * steps, text=describe(one.candidate)
         )
         for one in (answer.front.offers if answer.front is not None else ())

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from varuna_core.planner.model.cluster import Cluster, NodeKind
-from varuna_core.planner.model.training import MEGATRON, Training
+from varuna_core.planner.model.training import MEGATRON, TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.profile.gpus import Gpu, find_gpu, list_gpus
+from varuna_core.planner.profile.gpus import GpuProduct, find_gpu, list_gpus
 from varuna_core.planner.profile.profile import Model, Profile, build_link
 from varuna_core.planner.profile.profile_file import read_profile
 from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, estimate_profile
@@ -47,7 +47,7 @@ class Question:
     """Everything that a search needs, and where it is from."""
 
     profile: Profile
-    training: Training
+    training: TrainingModel
     cluster: Cluster
     wishes: Wishes
     basis: str
@@ -102,7 +102,7 @@ def build_question(
     )
 
 
-def describe_training(conf: JobConf, batch: int) -> Training:
+def describe_training(conf: JobConf, batch: int) -> TrainingModel:
     """Bytes of weights and optimizer state for each parameter, as the program trains it."""
     if conf.program.kind in ("megatron", "deepspeed"):
         return replace(MEGATRON, batch=batch)
@@ -110,7 +110,7 @@ def describe_training(conf: JobConf, batch: int) -> Training:
     halved = train.precision != "fp32"
     moments = 4 if train.optimizer.name == "sgd" else 8
     state = 0 if train.optimizer.offload else moments + (4 if halved else 0)
-    return Training(batch=batch, weight_bytes=2 if halved else 4, state_bytes=state)
+    return TrainingModel(batch=batch, weight_bytes=2 if halved else 4, state_bytes=state)
 
 
 def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) -> None:
@@ -260,7 +260,7 @@ def name_gpu(group: NodeGroup) -> str:
     return CPU
 
 
-def choose_product(name: str) -> tuple[Gpu, list[str]]:
+def choose_product(name: str) -> tuple[GpuProduct, list[str]]:
     """The product of a GRES such as `a100`, which has no size: the smaller; and the other names."""
     found = list_gpus(name)
     if not found:

@@ -47,7 +47,7 @@ MORE_EVENTS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ReportOutputs:
     """What to write of a report; the page where nothing is named."""
 
     text: bool = False
@@ -87,7 +87,7 @@ def is_partial(run: RunFolder | None) -> bool:
     return False
 
 
-def write_report(job: str, here: Path, say: Say, wanted: Wanted) -> None:
+def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
     """Write everything that is wanted of one job."""
     folder, run = find_folder(job, here)
     check_libraries(*(("plotly", "jinja2") if wanted.has_page or wanted.png else ()))
@@ -121,7 +121,7 @@ def write_report(job: str, here: Path, say: Say, wanted: Wanted) -> None:
         say(texts.render_text(found, analysed, sentences, is_partial=partial).rstrip("\n"))
 
 
-def _write_tables(job: Job, analysis: Analysis, say: Say, wanted: Wanted) -> None:
+def _write_tables(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs) -> None:
     from vjob.reports.export import perfetto
     from vjob.reports.export import tables as export
 
@@ -137,7 +137,7 @@ def _write_tables(job: Job, analysis: Analysis, say: Say, wanted: Wanted) -> Non
         say(f"wrote {wanted.trace}, {count} slices{said}")
 
 
-def _write_page(page: str, wanted: Wanted, here: Path, folder: Path, say: Say) -> None:
+def _write_page(page: str, wanted: ReportOutputs, here: Path, folder: Path, say: Say) -> None:
     with contextlib.ExitStack() as stack:
         if wanted.has_page:
             target = here / (wanted.page or _choose_page(folder))

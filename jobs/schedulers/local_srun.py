@@ -32,7 +32,7 @@ class Component:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SrunStep:
     """A parsed srun command line."""
 
     components: tuple[Component, ...]
@@ -45,7 +45,7 @@ IGNORED = (
 )  # fmt: skip
 
 
-def parse_srun(argv: Sequence[str]) -> Step:
+def parse_srun(argv: Sequence[str]) -> SrunStep:
     """srun's command line as our template writes it."""
     components = []
     kill, wait_s = False, 0.0
@@ -65,7 +65,7 @@ def parse_srun(argv: Sequence[str]) -> Step:
             elif name not in IGNORED:
                 raise SystemExit(f"srun (local stand-in): --{name} is not known here")
         components.append(Component(nodes=nodes, het_group=het_group, command=tuple(rest)))
-    return Step(components=tuple(components), kill_on_bad_exit=kill, wait_s=wait_s)
+    return SrunStep(components=tuple(components), kill_on_bad_exit=kill, wait_s=wait_s)
 
 
 def _split(argv: Sequence[str]) -> list[list[str]]:
@@ -85,7 +85,7 @@ OFFSET = "VJOB_LOCAL_FIRST_NODE_HET_GROUP_"
 class Tasks:
     """The running agents of a step."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: SrunStep) -> None:
         self.step = step
         self.children: list[subprocess.Popen[bytes]] = []
         self.kill_at: float | None = None

@@ -38,7 +38,7 @@ WATCH = "varuna_core.launch.watch"
 """In the place of srun where a list of machines is watched."""
 
 
-class Supervisor:
+class LocalJob:
     """One local job from start to end."""
 
     def __init__(self, run: RunFolder, job: str, group: str | None, plan: Plan) -> None:
@@ -221,7 +221,7 @@ def main(argv: list[str]) -> int:
     if group is not None:  # perhaps one that joins
         plan = add_joins(plan, read_joins(run.morph))
     try:
-        return Supervisor(run, argv[1], group, plan).main()
+        return LocalJob(run, argv[1], group, plan).main()
     finally:
         shutil.rmtree(run.path / f"local-bin.{argv[1]}", ignore_errors=True)
 

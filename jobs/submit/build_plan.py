@@ -27,7 +27,7 @@ SAVE_S = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class PlanContext:
     """What a plan depends on besides the conf."""
 
     run: str
@@ -50,7 +50,7 @@ class Surroundings:
     """Facts from the program's own files."""
 
 
-def build_plan(conf: JobConf, here: Surroundings) -> Plan:
+def build_plan(conf: JobConf, here: PlanContext) -> Plan:
     """The plan of one run."""
     starter = start.get_starter(conf)
     groups = tuple(
@@ -183,7 +183,7 @@ def find_needed_paths(
     return list(dict.fromkeys(found))
 
 
-def build_containers(conf: JobConf, here: Surroundings, workdir: str) -> tuple[ContainerPlan, ...]:
+def build_containers(conf: JobConf, here: PlanContext, workdir: str) -> tuple[ContainerPlan, ...]:
     """Commands of each runtime that can run the image; a node takes the first that works."""
     container = conf.container
     if container.image is None or container.runtime == "none":
@@ -215,7 +215,7 @@ def build_containers(conf: JobConf, here: Surroundings, workdir: str) -> tuple[C
     return tuple(ContainerPlan(**asdict(item)) for item in commands)
 
 
-def build_request(conf: JobConf, here: Surroundings, image: str, workdir: str) -> Request:
+def build_request(conf: JobConf, here: PlanContext, image: str, workdir: str) -> Request:
     """Mount the run folder at its own path, and so the run's working directory."""
     container = conf.container
     own = [here.folder] if container.workdir else [workdir, here.folder]

@@ -40,7 +40,7 @@ from vjob.jobs.schedulers.base import Executor
 from vjob.jobs.schedulers.local import resolve_machine_list
 from vjob.jobs.schedulers.slurm_commands import JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
-from vjob.jobs.submit.build_plan import Surroundings, build_plan, reserve_spare_nodes
+from vjob.jobs.submit.build_plan import PlanContext, build_plan, reserve_spare_nodes
 from vjob.jobs.submit.scripts import Scripts, render_scripts
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Prepared:
     resolved: Resolved
     conf: JobConf
     """The resolved one, with image and machines as they are found here."""
-    here: Surroundings
+    here: PlanContext
     words: Sequence[str]
     """Further arguments of the program."""
     plan: Plan
@@ -81,7 +81,7 @@ def prepare(
         raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
     run = RunFolder(Path(conf.log_folder) / make_run_id(conf.name, time.localtime()))
     image = conf.container.image
-    here = Surroundings(
+    here = PlanContext(
         run=run.name,
         scheduler=scheduler,
         python=sys.executable,
@@ -103,7 +103,7 @@ def move(ready: Prepared, run: RunFolder) -> Prepared:
 
 
 def _build(
-    resolved: Resolved, conf: JobConf, here: Surroundings, words: Sequence[str], run: RunFolder
+    resolved: Resolved, conf: JobConf, here: PlanContext, words: Sequence[str], run: RunFolder
 ) -> Prepared:
     chosen, plan = resolved.chosen, build_plan(conf, here)
     plan = replace(

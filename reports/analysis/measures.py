@@ -15,7 +15,7 @@ from vjob.reports.analysis.balance import (
     suggest_partition,
 )
 from vjob.reports.analysis.idle_time import Bubbles, compare_bubbles, measure_communication
-from vjob.reports.analysis.pipeline import Piece, Pipeline, find_critical_path, observe
+from vjob.reports.analysis.pipeline import PathPart, Pipeline, find_critical_path, observe
 from vjob.reports.analysis.step_times import (
     Goodput,
     Outlier,
@@ -41,7 +41,7 @@ class StepAnalysis:
     pipelines: tuple[Pipeline, ...]
     """Those of the replicas that can be put together."""
     bubbles: tuple[Bubbles, ...]
-    path: tuple[Piece, ...]
+    path: tuple[PathPart, ...]
     """The critical path of the replica that took longest."""
     communication: pd.DataFrame
     stage_work_s: tuple[float, ...]

@@ -171,7 +171,7 @@ def _find_order(own: dict[str, Column], placement: list[int]) -> Order | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class PathPart:
     """A part of the critical path."""
 
     what: str
@@ -182,7 +182,7 @@ class Piece:
     seconds: float
 
 
-def find_critical_path(pipeline: Pipeline) -> list[Piece]:
+def find_critical_path(pipeline: Pipeline) -> list[PathPart]:
     """From the first action to the last: each piece waited for the one before it.
 
     An action waited for its message if the sender ended after the rank's own action before it;
@@ -193,13 +193,13 @@ def find_critical_path(pipeline: Pipeline) -> list[Piece]:
         before.update(zip(actions[1:], actions, strict=False))
     ran = pipeline.ran
     action: Action | None = max(ran, key=lambda item: ran[item].end)
-    pieces: list[Piece] = []
+    pieces: list[PathPart] = []
     now = ran[action].end if action is not None else 0.0
 
     def add(what: str, at: Action, since: float) -> float:
         nonlocal now
         if since < now:
-            piece = Piece(
+            piece = PathPart(
                 what=what, rank=ran[at].rank, stage=at.stage, action=str(at), seconds=now - since
             )
             pieces.append(piece)

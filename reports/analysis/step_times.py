@@ -113,7 +113,7 @@ def measure_bubbles(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class AttemptSpan:
     """One start of the ranks on the wall clock; seconds since 1970, None where nothing tells."""
 
     label: str
@@ -138,7 +138,7 @@ class Attempt:
 class Goodput:
     """A job from the start of its first attempt to the end of its last."""
 
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptSpan, ...]
     wall_s: float | None
     useful_s: float
     between_s: float
@@ -174,7 +174,7 @@ def measure_goodput(
             ends.append(zero_s + float((own["begin_s"] + own["took_s"]).max()))
         begins += _find_start(history, label, labels)
         attempts.append(
-            Attempt(
+            AttemptSpan(
                 label=label,
                 started=min(begins, default=None),
                 ended=max(ends, default=None),

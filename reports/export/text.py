@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
-from vjob.reports.page.sections import Table, build_sections, shorten
+from vjob.reports.page.sections import ReportTable, build_sections, shorten
 
 MOST_LINES = 12
 """Rows of a table, at its start and end together."""
@@ -40,7 +40,7 @@ def _render_findings(findings: list[Finding]) -> Iterator[str]:
             yield f"   conf: {finding.key}"
 
 
-def render_table(table: Table, most: int = MOST_LINES) -> Iterator[str]:
+def render_table(table: ReportTable, most: int = MOST_LINES) -> Iterator[str]:
     """Pairs as `key: value`, all others as columns."""
     rows, left_out = shorten(table.rows, most)
     if len(table.columns) == 2 and not table.columns[0]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from varuna_core.records.logs.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
 from vjob.reports.load.blocks import BlockReader
-from vjob.reports.load.trace_lines import Column, Lines
+from vjob.reports.load.trace_lines import Column, TracePiece
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ _MANY_ROWS = 20_000
 _LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
 
 
-class Rows:
+class StepRows:
     """Rows of steps; tables hold them in a sixth of the room of dicts."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class File:
         self.traces = [RankTrace(path=path, attempt=attempt, rank=rank, trouble=NO_HEADER)]
         self.blocks = BlockReader(path, SPAN_BYTES)
 
-    def take(self, place: int, length: int, lines: Lines, rows: Rows) -> None:
+    def take(self, place: int, length: int, lines: TracePiece, rows: StepRows) -> None:
         """What a piece of the file holds."""
         trace = self.traces[-1]
         trace.skipped += lines.skipped
@@ -138,7 +138,7 @@ def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
     return ""
 
 
-def _take_record(trace: RankTrace, value: dict[str, Any], rows: Rows) -> bool:
+def _take_record(trace: RankTrace, value: dict[str, Any], rows: StepRows) -> bool:
     """False where the line is none that the writer writes."""
     if "offset" in value:
         at, offset, residual = (value.get(name) for name in ("at", "offset", "residual"))

@@ -62,7 +62,7 @@ class Events:
 
 
 @dataclass(kw_only=True)
-class Lines:
+class TracePiece:
     """What a piece of a trace holds."""
 
     events: Events | None
@@ -70,15 +70,15 @@ class Lines:
     skipped: int
 
 
-def parse_lines(data: bytes) -> Lines:
+def parse_lines(data: bytes) -> TracePiece:
     """Every line is an event, an object, empty, or counted as skipped."""
     arrays, texts = _split(data)
     objects, skipped = _parse_objects(texts)
     ((events, bad),) = _parse_arrays([arrays])
-    return Lines(events=events, objects=objects, skipped=skipped + bad)
+    return TracePiece(events=events, objects=objects, skipped=skipped + bad)
 
 
-def parse_pieces(pieces: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, Lines]]:
+def parse_pieces(pieces: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, TracePiece]]:
     """The lines of each piece, as parse_lines has them, with its key and in order."""
     held: list[tuple[Key, bytes]] = []
     size = 0
@@ -91,12 +91,12 @@ def parse_pieces(pieces: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, Lin
     yield from _parse_held(held)
 
 
-def _parse_held(held: Sequence[tuple[Key, bytes]]) -> Iterator[tuple[Key, Lines]]:
+def _parse_held(held: Sequence[tuple[Key, bytes]]) -> Iterator[tuple[Key, TracePiece]]:
     split = [_split(data) for _, data in held]
     parsed = _parse_arrays([arrays for arrays, _ in split])
     for (key, _), (_, texts), (events, bad) in zip(held, split, parsed, strict=True):
         objects, skipped = _parse_objects(texts)
-        yield key, Lines(events=events, objects=objects, skipped=skipped + bad)
+        yield key, TracePiece(events=events, objects=objects, skipped=skipped + bad)
 
 
 def _parse_arrays(pieces: Sequence[bytes]) -> list[tuple[Events | None, int]]:

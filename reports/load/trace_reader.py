@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from vjob.reports.load.blocks import read_span
-from vjob.reports.load.trace_file import Ends, File, RankTrace, Rows, cut_at_headers, put_right
+from vjob.reports.load.trace_file import Ends, File, RankTrace, StepRows, cut_at_headers, put_right
 from vjob.reports.load.trace_lines import NUMBERS, Column, Events, parse_pieces
 
 MOST_EVENTS = 2_000_000
@@ -52,7 +52,7 @@ class Traces:
 
 def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
     """The first pass over (attempt, file)."""
-    rows = Rows()
+    rows = StepRows()
     ranks = _read_ranks(paths, rows)
     frame = rows.build_frame()
     known = [trace for trace in ranks if trace.has_header and trace.num_rows]
@@ -101,7 +101,7 @@ def _add_ranks(frame: pd.DataFrame, known: list[RankTrace]) -> pd.DataFrame:
     return frame[[name for name in frame.columns if name not in late] + used]
 
 
-def _read_ranks(paths: Iterable[tuple[str, Path]], rows: Rows) -> list[RankTrace]:
+def _read_ranks(paths: Iterable[tuple[str, Path]], rows: StepRows) -> list[RankTrace]:
     files: list[File] = []
 
     def list_pieces() -> Iterator[tuple[tuple[File, int, int], bytes]]:

@@ -21,12 +21,12 @@ from vjob.reports.page.figure import (
     PINK,
     RED,
     Figure,
-    Rows,
+    FigureRows,
     draw_lines,
     plain,
 )
-from vjob.reports.page.html import Page, Part, render, show_table
-from vjob.reports.page.sections import Table
+from vjob.reports.page.html import Page, PagePart, render, show_table
+from vjob.reports.page.sections import ReportTable
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, PINK, GREY)
 NAMES = {
@@ -128,7 +128,7 @@ def find_differences(jobs: Sequence[Compared]) -> dict[str, list[str | None]]:
     return {key: values for key, values in found.items() if len(set(values)) > 1}
 
 
-def build_comparison(jobs: Sequence[Compared]) -> list[Table]:
+def build_comparison(jobs: Sequence[Compared]) -> list[ReportTable]:
     """Figures, each against the first job's; and the confs' differences."""
     columns = ("", *(job.name for job in jobs))
     figures = _collect(jobs)
@@ -142,8 +142,8 @@ def build_comparison(jobs: Sequence[Compared]) -> list[Table]:
         for key, values in find_differences(jobs).items()
     ]
     tables = (
-        Table(title="figures", columns=columns, rows=rows),
-        Table(title="differences", columns=columns, rows=differences),
+        ReportTable(title="figures", columns=columns, rows=rows),
+        ReportTable(title="differences", columns=columns, rows=differences),
     )
     return [table for table in tables if table.rows]
 
@@ -180,7 +180,7 @@ def render_comparison(jobs: Sequence[Compared], *, made_at: str, cdn: bool) -> s
     """The same as a page, with step times and losses over each other."""
     figure = _draw_series(jobs)
     parts = [show_table(table) for table in build_comparison(jobs)]
-    curves = [Part(title="Step by step", figure="figure-series")] if figure is not None else []
+    curves = [PagePart(title="Step by step", figure="figure-series")] if figure is not None else []
     page = Page(
         name=" and ".join(job.name for job in jobs),
         made_at=made_at,
@@ -191,7 +191,7 @@ def render_comparison(jobs: Sequence[Compared], *, made_at: str, cdn: bool) -> s
 
 
 def _draw_series(jobs: Sequence[Compared]) -> Figure | None:
-    rows = Rows()
+    rows = FigureRows()
     series = (("took_s", "step time, s"), ("loss", "loss"), ("grad_norm", "gradient norm"))
     for name, title in series:
         traces: list[Figure] = []

@@ -60,7 +60,7 @@ def thin(y: Matrix) -> npt.NDArray[np.int64]:
     return np.unique(np.array(kept))
 
 
-class Rows:
+class FigureRows:
     """Pictures above each other on one axis, each under its title; heights in pixels."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from varuna_core import __version__
 from vjob.reports.analysis.findings import Finding
-from vjob.reports.page.sections import Table, shorten
+from vjob.reports.page.sections import ReportTable, shorten
 
 LEVEL = 6
 
@@ -52,7 +52,7 @@ MOST_ROWS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PagePart:
     """A figure or a table of a section, as the template sees it."""
 
     title: str
@@ -72,7 +72,7 @@ class Page:
     is_partial: bool = False
     findings: Sequence[Finding] = ()
     has_timeline: bool = False
-    sections: Sequence[tuple[str, Sequence[Part]]]
+    sections: Sequence[tuple[str, Sequence[PagePart]]]
     """(title, parts)."""
     conf: str = ""
     figures: dict[str, Any]
@@ -115,14 +115,14 @@ def render(page: Page, *, cdn: bool) -> str:
     )
 
 
-def show_table(table: Table, width: str = "whole", note: str = "") -> Part:
+def show_table(table: ReportTable, width: str = "whole", note: str = "") -> PagePart:
     """Shortened, if it is long."""
     rows, left_out = shorten(table.rows, MOST_ROWS)
     if left_out:
         blank = ("",) * (len(table.columns) - 1)
         rows.insert(MOST_ROWS // 2, (f"... {left_out} more", *blank))
     columns = table.columns if any(table.columns) else ()
-    return Part(
+    return PagePart(
         title=table.title.capitalize(), columns=columns, rows=tuple(rows), note=note, width=width
     )
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vjob.reports.page.figure import BLUE, GREY, ORANGE, RED, Figure, draw, plain
-from vjob.reports.page.html import Page, Part, render
+from vjob.reports.page.html import Page, PagePart, render
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class PlanPoint:
     """A whole run by one plan."""
 
     hours: float
@@ -22,7 +22,7 @@ def render_plan_page(
     *,
     name: str,
     text: str,
-    front: Sequence[Point],
+    front: Sequence[PlanPoint],
     work_s: Sequence[float],
     idle_s: Sequence[float],
     held_gb: Sequence[float],
@@ -36,19 +36,19 @@ def render_plan_page(
         "memory": _draw_memory(held_gb, limit_gb),
     }
     parts = [
-        Part(title="What each stage does in a step", figure="figure-work", width="half"),
-        Part(title="What a GPU of each stage holds", figure="figure-memory", width="half"),
+        PagePart(title="What each stage does in a step", figure="figure-work", width="half"),
+        PagePart(title="What a GPU of each stage holds", figure="figure-memory", width="half"),
     ]
-    sections: list[tuple[str, list[Part]]] = [("Stages", parts)]
+    sections: list[tuple[str, list[PagePart]]] = [("Stages", parts)]
     if front:
         figures["front"] = _draw_front(front)
         title = "Cost against time: none of these is both cheaper and faster"
-        sections.insert(0, ("Choices", [Part(title=title, figure="figure-front")]))
+        sections.insert(0, ("Choices", [PagePart(title=title, figure="figure-front")]))
     page = Page(name=name, made_at=made_at, sections=sections, conf=text, figures=figures)
     return render(page, cdn=cdn)
 
 
-def _draw_front(front: Sequence[Point]) -> Figure:
+def _draw_front(front: Sequence[PlanPoint]) -> Figure:
     line: Figure = {
         "type": "scatter",
         "mode": "lines+markers",

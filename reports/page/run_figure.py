@@ -26,8 +26,8 @@ from vjob.reports.page.figure import (
     PINK,
     RED,
     Figure,
+    FigureRows,
     Matrix,
-    Rows,
     draw_lines,
     list_cells,
     plain,
@@ -211,7 +211,7 @@ MOST_MARKS = 400
 def draw_run(job: Job, analysis: Analysis) -> Figure | None:
     span = find_span(job, analysis)
     has_times = not job.traces.steps.empty
-    rows = Rows()
+    rows = FigureRows()
     if span is not None and has_times:
         worked, against = build_work_strips(job, span)
         _add_strips(rows, span, worked, "work of each rank, part of its steps", "Cividis", 1.0)
@@ -238,7 +238,7 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
 
 
 def _add_strips(
-    rows: Rows, span: Span, strips: Strips, title: str, scale: str, most: float | None
+    rows: FigureRows, span: Span, strips: Strips, title: str, scale: str, most: float | None
 ) -> None:
     """A heat map, a row a rank; `most` is the top of the scale, None for one around 1."""
     count = len(strips.names)
@@ -292,7 +292,7 @@ class _StepPlaces:
         return np.interp(steps, *self.known[attempt], left=np.nan, right=np.nan)
 
 
-def _add_series(rows: Rows, analysis: Analysis, places: _StepPlaces) -> None:
+def _add_series(rows: FigureRows, analysis: Analysis, places: _StepPlaces) -> None:
     pairs = [
         (analysis.times, "took_s", "step time, s", BLUE, 150, 1.0),
         (analysis.bubbles, "bubble_share", "ranks idle in the pipeline, %", ORANGE, 90, 100.0),
@@ -333,7 +333,7 @@ QUIET = ("intent", "submitted", "adopted", "started", "preflight", "ended")
 """What every run goes through: attempts show it already."""
 
 
-def _add_marks(rows: Rows, job: Job, analysis: Analysis, span: Span) -> None:
+def _add_marks(rows: FigureRows, job: Job, analysis: Analysis, span: Span) -> None:
     """Starts of attempts, checkpoints, morphs and the like, each a line of symbols."""
     kinds: dict[str, list[tuple[float, str]]] = {}
     for attempt in analysis.goodput.attempts:

@@ -20,16 +20,16 @@ from vjob.reports.page.figure import (
     PINK,
     RED,
     Figure,
-    Rows,
+    FigureRows,
     draw,
     draw_lines,
     list_cells,
     plain,
     round_all,
 )
-from vjob.reports.page.html import Page, Part, render, show_table
+from vjob.reports.page.html import Page, PagePart, render, show_table
 from vjob.reports.page.run_figure import draw_run
-from vjob.reports.page.sections import Table, build_sections
+from vjob.reports.page.sections import ReportTable, build_sections
 from vjob.reports.page.timeline import build_lanes, build_steps
 
 MARGIN = {"l": 70, "r": 20, "t": 50, "b": 50}
@@ -124,7 +124,7 @@ def draw_shares(analysis: Analysis) -> Figure | None:
 def draw_training(analysis: Analysis) -> Figure | None:
     """What the log says of the training, step by step, attempts over each other."""
     table = analysis.curves.table
-    rows = Rows()
+    rows = FigureRows()
     names = (
         ("loss", "loss", GREEN),
         ("grad_norm", "gradient norm", BLUE),
@@ -244,15 +244,15 @@ def _draw_figures(job: Job, analysis: Analysis) -> dict[str, Any]:
 
 
 def _list_sections(
-    figures: dict[str, Any], tables: list[Table], analysis: Analysis
-) -> Iterator[tuple[str, list[Part]]]:
+    figures: dict[str, Any], tables: list[ReportTable], analysis: Analysis
+) -> Iterator[tuple[str, list[PagePart]]]:
     """(title, parts) of those that have any."""
     by_title = {table.title: table for table in tables}
     for title, places in SECTIONS.items():
         parts = []
         for what, name, width, caption in places:
             if what == "figure" and name in figures:
-                parts.append(Part(title=caption, figure=f"figure-{name}", width=width))
+                parts.append(PagePart(title=caption, figure=f"figure-{name}", width=width))
             elif what == "table" and name in by_title:
                 suggestion = analysis.suggestion if name == "stages" else None
                 note = f"suggested partition: {suggestion}" if suggestion is not None else ""

@@ -17,7 +17,7 @@ from vjob.reports.load.tables import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ReportTable:
     """Cells as they are shown; numbers are set to the right."""
 
     title: str
@@ -28,7 +28,7 @@ class Table:
     """Of each row, for a bar beside it."""
 
 
-def build_sections(job: Job, analysis: Analysis) -> list[Table]:
+def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
     """Those that have something to say."""
     tables = (
         _list_facts(job),
@@ -54,17 +54,17 @@ def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str,
     return [*rows[:half], *rows[-half:]], len(rows) - 2 * half
 
 
-def _list_facts(job: Job) -> Table:
+def _list_facts(job: Job) -> ReportTable:
     rows = list(job.job_info.items())
     rows += [*job.plan.shown, *job.plan.groups]
     ranks = {(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header}
     hosts = {trace.host for trace in job.traces.ranks if trace.host}
     nodes = hosts or {node for attempt in job.sources.attempts for node, _ in attempt.logs}
     rows += [("nodes", str(len(nodes))), ("traces", str(len(ranks)))]
-    return Table(title="job", columns=("", ""), rows=rows)
+    return ReportTable(title="job", columns=("", ""), rows=rows)
 
 
-def _list_iterations(job: Job, analysis: Analysis) -> Table:
+def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
     """Of the log, as the seed printed them; and of all traces together."""
     rows = []
     iterations = job.logs["iterations"]
@@ -83,10 +83,10 @@ def _list_iterations(job: Job, analysis: Analysis) -> Table:
             ("fastest", f"{took.min():.4f} s"),
             ("slowest", f"{took.max():.4f} s"),
         ]
-    return Table(title="steps", columns=("", ""), rows=rows)
+    return ReportTable(title="steps", columns=("", ""), rows=rows)
 
 
-def _list_pipelines(analysis: Analysis) -> Table:
+def _list_pipelines(analysis: Analysis) -> ReportTable:
     rows = []
     for step in analysis.steps:
         if not step.bubbles:
@@ -102,14 +102,14 @@ def _list_pipelines(analysis: Analysis) -> Table:
         rows.append(("all, median", "", f"{share.median():.1f} %", "", "", ""))
         rows.append(("all, worst", "", f"{share.max():.1f} %", "", "", ""))
     columns = ("step", "slowest s", "idle", "ideal", "even", "replicas")
-    return Table(title="pipeline", columns=columns, rows=rows)
+    return ReportTable(title="pipeline", columns=columns, rows=rows)
 
 
-def _list_stages(analysis: Analysis) -> Table:
+def _list_stages(analysis: Analysis) -> ReportTable:
     columns = ("stage", "layers", "work s", "on path")
     step = analysis.find_step("median")
     if step is None or not step.stage_work_s:
-        return Table(title="stages", columns=columns, rows=[])
+        return ReportTable(title="stages", columns=columns, rows=[])
     most = max(step.stage_work_s) or 1.0
     path = {stage: 0.0 for stage in range(len(step.stage_work_s))}
     for piece in step.path:
@@ -127,24 +127,26 @@ def _list_stages(analysis: Analysis) -> Table:
         for stage, work in enumerate(step.stage_work_s)
     ]
     shares = tuple(work / most for work in step.stage_work_s)
-    return Table(title="stages", columns=columns, rows=rows, shares=shares)
+    return ReportTable(title="stages", columns=columns, rows=rows, shares=shares)
 
 
-def _list_training(analysis: Analysis) -> Table:
+def _list_training(analysis: Analysis) -> ReportTable:
     names = ("step", "loss", "grad_norm", "loss_scale", "learning_rate", "skipped", "nan")
     rows = analysis.curves.table[list(names)].itertuples(index=False)
-    return Table(title="training", columns=names, rows=[tuple(map(_show, row)) for row in rows])
+    return ReportTable(
+        title="training", columns=names, rows=[tuple(map(_show, row)) for row in rows]
+    )
 
 
-def _list_memory(analysis: Analysis) -> Table:
+def _list_memory(analysis: Analysis) -> ReportTable:
     rows = [
         (who, f"{used:.0f} of {total:.0f} MB" if total == total else f"{used:.0f} MB")
         for who, used, total in analysis.memory.itertuples(index=False)
     ]
-    return Table(title="memory", columns=("", ""), rows=rows)
+    return ReportTable(title="memory", columns=("", ""), rows=rows)
 
 
-def _list_nodes(job: Job) -> Table:
+def _list_nodes(job: Job) -> ReportTable:
     """Of each node with traces: who ran there, and how well its clock is known."""
     rows = []
     for host, own in list_ranks(job).groupby("host", sort=False):
@@ -159,10 +161,10 @@ def _list_nodes(job: Job) -> Table:
             )
         )
     columns = ("node", "ranks", "stages", "device", "clock within")
-    return Table(title="nodes", columns=columns, rows=rows)
+    return ReportTable(title="nodes", columns=columns, rows=rows)
 
 
-def _list_attempts(analysis: Analysis) -> Table:
+def _list_attempts(analysis: Analysis) -> ReportTable:
     rows = []
     for attempt in analysis.goodput.attempts:
         if attempt.started is None and attempt.first_step is None:
@@ -185,10 +187,10 @@ def _list_attempts(analysis: Analysis) -> Table:
             )
         )
     columns = ("attempt", "began (UTC)", "took s", "steps", "in steps s", "done again s", "end")
-    return Table(title="attempts", columns=columns, rows=rows)
+    return ReportTable(title="attempts", columns=columns, rows=rows)
 
 
-def _list_morphs(job: Job) -> Table:
+def _list_morphs(job: Job) -> ReportTable:
     """Changes of the layout, and what they cost in parts."""
     events = [event for event in job.history if event.get("kind") == "morph"]
     rows = []
@@ -203,10 +205,10 @@ def _list_morphs(job: Job) -> Table:
             )
         )
     names = (f"{name[:-2].replace('_', ' ')} s" for name in MORPH_PARTS)
-    return Table(title="morphs", columns=("layout", "pause s", *names, "why"), rows=rows)
+    return ReportTable(title="morphs", columns=("layout", "pause s", *names, "why"), rows=rows)
 
 
-def _list_failures(job: Job) -> Table:
+def _list_failures(job: Job) -> ReportTable:
     """Ranks that failed by themselves, and the last error that each wrote."""
     rows = []
     for row in job.exits.to_dict("records"):
@@ -218,11 +220,11 @@ def _list_failures(job: Job) -> Table:
             (str(row["attempt"]), who, str(row["node"]), code, str(row["last_error"] or ""))
         )
     columns = ("attempt", "", "node", "ended", "last error")
-    return Table(title="failed ranks", columns=columns, rows=rows)
+    return ReportTable(title="failed ranks", columns=columns, rows=rows)
 
 
-def _list_skipped(job: Job) -> Table:
-    return Table(title="not read", columns=("file", "what"), rows=list(job.skipped.items()))
+def _list_skipped(job: Job) -> ReportTable:
+    return ReportTable(title="not read", columns=("file", "what"), rows=list(job.skipped.items()))
 
 
 def _join_ranges(numbers: Iterable[int]) -> str:

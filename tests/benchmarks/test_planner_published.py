@@ -11,7 +11,7 @@ from benchmarks.planner.cases import A10_8, MIXED_8, build_gpt2_profile, predict
 from benchmarks.planner.fasop import Peer, time_in_our_model
 from benchmarks.planner.public import Published
 from benchmarks.planner.vtrain import predict_held_out, read_rows
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.search.search import Search
 
 FOLDER = Path(os.environ.get("VJOB_PUBLIC_DATA", "none"))
@@ -28,7 +28,7 @@ def test_the_measured_plan_of_gpt2_xl_is_predicted_term_by_term() -> None:
 
 
 def test_gpt2_xl_on_mixed_nodes_is_planned_with_proof() -> None:
-    searched = Search(build_gpt2_profile(), Training(batch=64), MIXED_8).run()
+    searched = Search(build_gpt2_profile(), TrainingModel(batch=64), MIXED_8).run()
     assert searched.gap == 0
     assert searched.best.step_s == pytest.approx(1.129, abs=0.001)
 
@@ -59,5 +59,5 @@ def test_the_peers_search_is_of_the_size_it_is_said_to_have() -> None:
     assert len(guesses) == 592
     assert len(Peer(profile, A10_8, 64).search()) == 74
     best = next(guess for guess in guesses if guess.fits)
-    ours = time_in_our_model(profile, Training(batch=64), best)
+    ours = time_in_our_model(profile, TrainingModel(batch=64), best)
     assert ours is not None and ours > 1.1375

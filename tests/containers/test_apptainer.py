@@ -12,7 +12,7 @@ import pytest
 from tests.containers.real import Tools
 from tests.containers.request import make_request
 from tests.containers.test_behaviour import Box
-from varuna_core.agent.setup.container import COMMAND, build_entry
+from varuna_core.agent.setup.container import ENTRY_COMMAND, build_entry
 from vjob.containers.apptainer import LIBRARIES, Apptainer
 
 pytestmark = pytest.mark.apptainer
@@ -53,7 +53,11 @@ def test_the_drivers_libraries_are_found_in_a_tree_that_is_written(
     env[commands.enter_as] = build_entry(given, "/", reads_image=commands.reads_image)
     look = ("sh", "-c", f'ls {LIBRARIES}; echo "$LD_LIBRARY_PATH"')
     done = subprocess.run(
-        [*commands.start, *COMMAND, *look], env=env, capture_output=True, text=True, check=False
+        [*commands.start, *ENTRY_COMMAND, *look],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.split() == ["libcuda.so.1", f"/mine:{LIBRARIES}"], done.stderr
 

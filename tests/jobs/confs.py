@@ -8,7 +8,7 @@ from varuna_core.records.plan import Plan
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import JobConf
-from vjob.jobs.submit.build_plan import Surroundings, build_plan
+from vjob.jobs.submit.build_plan import PlanContext, build_plan
 
 BASE = Path("/home/u/exp")
 
@@ -92,7 +92,7 @@ def make_plan(
     scheduler: str = "slurm",
     image_kind: ImageKind = ImageKind.REFERENCE,
 ) -> Plan:
-    here = Surroundings(
+    here = PlanContext(
         run=run,
         scheduler=scheduler,
         python="/opt/vjob/bin/python",

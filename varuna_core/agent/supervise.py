@@ -22,7 +22,7 @@ from typing import Any
 
 from varuna_core.agent.gpu.sampler import Sampler
 from varuna_core.agent.meeting.meeting import explain_ending
-from varuna_core.agent.meeting.watch import Watch
+from varuna_core.agent.meeting.watch import AttemptWatch
 from varuna_core.agent.processes.output import Pump
 from varuna_core.agent.processes.proc import (
     ContainerProcesses,
@@ -82,7 +82,7 @@ class Supervisor:
         self._code = 0
         self._wraps = site.container is not None and site.container.wraps
         self._pump = Pump(site.attempt, site.host)
-        self._watch = Watch(
+        self._watch = AttemptWatch(
             site.plan,
             site.node,
             site.attempt,

@@ -14,7 +14,7 @@ EVERY_S = 1.0
 BAR = 24
 
 
-class Progress:
+class ProgressLine:
     """Bytes done of a total, on a terminal; nothing on anything else."""
 
     def __init__(

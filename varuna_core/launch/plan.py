@@ -124,7 +124,7 @@ NODES_PER_BEAT_S = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class RankProgram:
     """Program of every rank."""
 
     python: str
@@ -135,7 +135,7 @@ class Program:
     is_on_gpus: bool
 
 
-def build_plan(run: str, layout: MachineLayout, program: Program) -> Plan:
+def build_plan(run: str, layout: MachineLayout, program: RankProgram) -> Plan:
     """The plan of one run over ssh."""
     groups: list[GroupPlan] = []
     first_node = first_rank = 0
@@ -171,7 +171,7 @@ def build_plan(run: str, layout: MachineLayout, program: Program) -> Plan:
     )
 
 
-def build_command(program: Program, layout: MachineLayout) -> tuple[str, ...]:
+def build_command(program: RankProgram, layout: MachineLayout) -> tuple[str, ...]:
     """As Varuna's launcher did it: its own arguments first, so that the user's come last."""
     start = map(escape_placeholders, (program.python, "-u", program.script))
     own = (
@@ -191,7 +191,7 @@ def name_run(script: str) -> str:
 
 
 def _build_group(
-    name: str, count: int, ranks: int, program: Program, first_node: int, first_rank: int
+    name: str, count: int, ranks: int, program: RankProgram, first_node: int, first_rank: int
 ) -> GroupPlan:
     return GroupPlan(
         name=name,

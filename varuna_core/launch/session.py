@@ -41,7 +41,7 @@ KEPT_LINES = 20
 
 
 @dataclass
-class Node:
+class LaunchedNode:
     """A machine of the run, with the agent that it runs."""
 
     index: int
@@ -79,7 +79,7 @@ class Session:
         run: RunFolder,
         plan: Plan,
         attempt: AttemptFolder,
-        nodes: Sequence[Node],
+        nodes: Sequence[LaunchedNode],
         signals: Signals,
         console: Console,
     ) -> None:
@@ -182,7 +182,7 @@ class Session:
                         self._console.say(reason)
                     self._stop("lost", NODE_LOST, reason, node.name)
 
-    def _explain(self, node: Node, code: int) -> str:
+    def _explain(self, node: LaunchedNode, code: int) -> str:
         """Why an agent ended so; heard only where the agent itself did not say stop."""
         what = "its agent" if node.machine.is_local else "the ssh to it"
         if code < 0:
@@ -249,14 +249,14 @@ class Session:
             self._signals.wait(TICK_S)
             self._console.look()
 
-    def _is_at_work(self, node: Node) -> bool:
+    def _is_at_work(self, node: LaunchedNode) -> bool:
         """True if its agent beat, and did not say yet that it is done."""
         path = self._attempt.beat(node.index)
         beat = read_json(path) if is_listed(path) else None
         return isinstance(beat, dict) and beat.get("state") != "done"
 
 
-def _is_cut(node: Node) -> bool:
+def _is_cut(node: LaunchedNode) -> bool:
     """True if the agent, or the way to it, ended without the agent's own word."""
     code = node.child.code if node.child is not None else None
     return code is not None and (code < 0 or (code == FAILED and not node.machine.is_local))

@@ -127,7 +127,7 @@ echo "vjob end yes"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ProbeRequest:
     """What a probe looks for on a machine."""
 
     folder: Path
@@ -146,7 +146,7 @@ class Asked:
     """What the user calls these."""
 
 
-def render_probe(asked: Asked, mark: str) -> str:
+def render_probe(asked: ProbeRequest, mark: str) -> str:
     """The script; `mark` is the name of a file that it is to make in the run folder."""
     return _SCRIPT.format(
         folder=shlex.quote(str(asked.folder)),
@@ -165,7 +165,7 @@ def parse_probe(text: str) -> dict[str, str]:
     return {key: value for key, value in found if value.strip()}
 
 
-def find_problem(asked: Asked, said: Mapping[str, str]) -> str | None:
+def find_problem(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     """Find what keeps the machine from the run, and what to do; one line."""
     if "end" not in said:
         return "the check there was cut off; try again, or run `/bin/sh -c true` there by hand"
@@ -193,7 +193,7 @@ def find_problem(asked: Asked, said: Mapping[str, str]) -> str | None:
 
 
 def read_probe(
-    asked: Asked, machine: Machine, code: int | None, out: bytes, err: bytes
+    asked: ProbeRequest, machine: Machine, code: int | None, out: bytes, err: bytes
 ) -> tuple[dict[str, str], str | None]:
     """Evaluate a probe: its findings, and what keeps the machine from the run."""
     said = parse_probe(out.decode("utf-8", "replace"))

@@ -25,17 +25,17 @@ from varuna_core.launch.errors import InputError, LaunchError, NotReadyError
 from varuna_core.launch.machines import Machine, name_machines, parse_machine_list
 from varuna_core.launch.plan import (
     MachineLayout,
-    Program,
+    RankProgram,
     build_plan,
     choose_shape,
     lay_out,
     name_run,
 )
 from varuna_core.launch.process import Child, wait_all
-from varuna_core.launch.session import Node, Session, local_environment
+from varuna_core.launch.session import LaunchedNode, Session, local_environment
 from varuna_core.launch.ssh import (
     PROBE_S,
-    Asked,
+    ProbeRequest,
     build_ssh_command,
     find_twins,
     read_probe,
@@ -146,7 +146,7 @@ class _Ready:
 
     machines: tuple[Machine, ...]
     layout: MachineLayout
-    program: Program
+    program: RankProgram
     planned: str
     """What was chosen for the user, if anything."""
 
@@ -175,7 +175,7 @@ def _prepare(arguments: Arguments) -> _Ready:
     script, *args = arguments.command
     if "\0" in "".join(arguments.command):
         raise InputError("an argument of the training script holds a NUL character")
-    program = Program(
+    program = RankProgram(
         python=arguments.python,
         code_dir=arguments.code_dir,
         script=script,
@@ -227,7 +227,7 @@ def _launch(run: RunFolder, number: int, ready: _Ready, arguments: Arguments) ->
         console.say(KEEPS)
     nodes = _make_nodes(ready, arguments)
     token = uuid.uuid4().hex
-    asked = Asked(
+    asked = ProbeRequest(
         folder=run.path,
         token=token,
         python=ready.program.python,
@@ -262,10 +262,10 @@ def _launch(run: RunFolder, number: int, ready: _Ready, arguments: Arguments) ->
     return code
 
 
-def _make_nodes(ready: _Ready, arguments: Arguments) -> list[Node]:
+def _make_nodes(ready: _Ready, arguments: Arguments) -> list[LaunchedNode]:
     names = name_machines(ready.machines, platform.node())
     return [
-        Node(
+        LaunchedNode(
             index=index,
             machine=machine,
             name=names[index],
@@ -276,7 +276,9 @@ def _make_nodes(ready: _Ready, arguments: Arguments) -> list[Node]:
     ]
 
 
-def _probe(nodes: Sequence[Node], asked: Asked, signals: Signals) -> list[dict[str, str]]:
+def _probe(
+    nodes: Sequence[LaunchedNode], asked: ProbeRequest, signals: Signals
+) -> list[dict[str, str]]:
     """Probe all machines; every problem of every machine at once, a line each."""
     children = []
     for node in nodes:

@@ -42,7 +42,7 @@ from varuna_core.launch.process import TICK_S, Child
 from varuna_core.launch.ssh import (
     FAILED,
     PROBE_S,
-    Asked,
+    ProbeRequest,
     build_ssh_command,
     explain_failure,
     keep_ssh_agent,
@@ -73,7 +73,7 @@ class Agent:
         self.last_lines: list[str] = []
 
 
-class Watch:
+class MachineWatch:
     """One session of the run."""
 
     def __init__(self, run: RunFolder, plan: Plan, session: str) -> None:
@@ -177,8 +177,8 @@ class Watch:
             return
         self._agents[host.machine] = Agent(child, until)
 
-    def _asked(self) -> Asked:
-        return Asked(
+    def _asked(self) -> ProbeRequest:
+        return ProbeRequest(
             folder=self._run.path,
             token=self._token,
             python="python3" if self._plan.containers else self._plan.command[0],
@@ -330,7 +330,7 @@ def main() -> int:
     if plan is None:
         print(f"machines: {run.plan} cannot be read", file=sys.stderr)
         return 1
-    return Watch(run, plan, os.environ["VJOB_SESSION"]).main()
+    return MachineWatch(run, plan, os.environ["VJOB_SESSION"]).main()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from varuna_core.planner.model.cluster import Cluster, NodeKind
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.profile.profile_file import read_profile
@@ -46,7 +46,7 @@ class AutoConfig:
         autofill_missing_compute: bool = False,
         *,
         gpu: str | None = None,
-        training: Training | None = None,
+        training: TrainingModel | None = None,
         limit_s: float = 30.0,
         say: Callable[[str], object] = print,
     ) -> None:
@@ -66,7 +66,7 @@ class AutoConfig:
         self.gpu = _choose_gpu(self.profile, gpu)
         if gpu_memory_capacity is not None:
             self.profile = _limit_memory(self.profile, self.gpu, gpu_memory_capacity)
-        self.training = replace(training or Training(batch=batch_size), batch=batch_size)
+        self.training = replace(training or TrainingModel(batch=batch_size), batch=batch_size)
         self.cluster = _build_cluster(self.gpu, num_gpus, gpus_per_vm)
         self.sizes = self._list_sizes(autofill_missing_compute)
         self.limit_s, self.num_gpus = limit_s, num_gpus

@@ -24,7 +24,7 @@ TRAIN, VALID = "train", "valid"
 MASK_SHARE = 0.15
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Source of batches."""
 
     def read(self, part: str, numbers: range) -> Batch:
@@ -50,7 +50,7 @@ def count_samples(training: Training) -> dict[str, int]:
     }
 
 
-def open_source(training: Training) -> Source:
+def open_source(training: Training) -> BatchSource:
     if training.data is None:
         return MadeUp(training)
     if training.program == "pretrain_bert":

@@ -24,7 +24,7 @@ from varuna_core.programs.place import Place, ProgramError
 from varuna_core.records.logs.training_log import (
     BEGIN,
     Iteration,
-    Memory,
+    MemoryLine,
     format_evaluation,
     format_first_step,
     format_iteration,
@@ -44,7 +44,7 @@ LOSS = "lm loss"
 MB = 1024 * 1024
 
 
-class Lines:
+class RankLines:
     """One rank's lines; adds up what stands between two of them."""
 
     def __init__(self, training: Training, place: Place, model: Varuna) -> None:
@@ -200,7 +200,7 @@ def spell_partition(model: Varuna) -> str:
     return "-".join(map(str, counts))
 
 
-def measure_memory(place: Place, step: int) -> Memory:
+def measure_memory(place: Place, step: int) -> MemoryLine:
     """Memory as torch counts a GPU's; without one the process' own, which is all reserved."""
     if place.device.type == "cuda":
         cuda, device = torch.cuda, place.device
@@ -213,7 +213,7 @@ def measure_memory(place: Place, step: int) -> Memory:
         now = pages * resource.getpagesize()
         most = max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         amounts = (now, most, now, most)
-    return Memory(place.rank, step, *(round(amount / MB, 1) for amount in amounts))
+    return MemoryLine(place.rank, step, *(round(amount / MB, 1) for amount in amounts))
 
 
 def _list_scalars(line: Iteration) -> dict[str, float]:

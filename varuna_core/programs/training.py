@@ -29,14 +29,14 @@ from varuna_core.programs.batches import (
     TRAIN,
     VALID,
     Batch,
+    BatchSource,
     ReadAhead,
-    Source,
     open_source,
 )
 from varuna_core.programs.bert import Bert
 from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.layers import compile_blocks
-from varuna_core.programs.lines import Lines
+from varuna_core.programs.lines import RankLines
 from varuna_core.programs.place import Place, ProgramError
 from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.times import Exchange
@@ -144,7 +144,7 @@ def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
 
 
 def build_varuna(
-    training: Training, place: Place, source: Source, trace: TraceWriter | None
+    training: Training, place: Place, source: BatchSource, trace: TraceWriter | None
 ) -> Varuna:
     depth = parse_stage_map(place.stage_map, place.world, place.tensor).depth
     model = build_model(training)
@@ -236,7 +236,7 @@ class Trainer:
         self.taken = 0
         """Steps that were taken: those that no overflow skipped."""
 
-        self.lines = Lines(training, place, self.model)
+        self.lines = RankLines(training, place, self.model)
         self.copies = self._open_memory()
         """Whether the nodes keep copies; all of them or none."""
 

@@ -212,7 +212,7 @@ def list_hops(costs: Costs) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class ScheduleTiming:
     """Times of a simulated step, in the unit of its costs."""
 
     makespan: float
@@ -231,7 +231,7 @@ class Timing:
         return sum(self.bubble) / (self.makespan * len(self.busy)) if self.makespan else 0.0
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Timing:
+def simulate(schedule: Schedule, costs: Costs) -> ScheduleTiming:
     """The schedule's timing; ScheduleError if its ranks get stuck."""
     if costs.num_stages != schedule.num_stages:
         raise ScheduleError(f"{schedule}: costs of {costs.num_stages} stages given")
@@ -240,7 +240,9 @@ def simulate(schedule: Schedule, costs: Costs) -> Timing:
     starts: list[list[float]] = [[] for _ in schedule.ranks]
     for start, op in zip(timed.starts, compiled.ops, strict=True):
         starts[op[0]].append(start)
-    return Timing(makespan=timed.makespan, busy=timed.busy, starts=tuple(map(tuple, starts)))
+    return ScheduleTiming(
+        makespan=timed.makespan, busy=timed.busy, starts=tuple(map(tuple, starts))
+    )
 
 
 def render_drawing(schedule: Schedule, costs: Costs) -> str:

@@ -23,11 +23,11 @@ from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.yaml_tree import (
     MAX_DEPTH,
-    Entry,
     Items,
     Node,
     Scalar,
     Table,
+    TableEntry,
     join_key,
     parse_tree,
 )
@@ -232,7 +232,7 @@ def _replace(node: Node, steps: Sequence[str], value: Node, path: str) -> Node:
         inside = Items(items=(), where=WHERE)
     new = _replace(inside, rest, value, join_key(path, step))
     where = old.where if old is not None and rest else WHERE
-    entry = Entry(node=new, where=where)
+    entry = TableEntry(node=new, where=where)
     return Table(entries={**node.entries, step: entry}, where=node.where)
 
 

@@ -156,7 +156,7 @@ Say = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class LineFilter:
     """Which lines the user asked for."""
 
     nodes: tuple[str, ...]
@@ -177,7 +177,7 @@ class Wanted:
         only_err: bool = False,
         raw: bool = False,
         paint: Paint = keep_plain,
-    ) -> Wanted:
+    ) -> LineFilter:
         try:
             compiled = re.compile(pattern) if pattern else None
         except re.error as error:
@@ -189,7 +189,9 @@ class Wanted:
         return self.pattern is None or self.pattern.search(text) is not None
 
 
-def find_logs(attempt: AttemptFolder, wanted: Wanted, num_lines: int | None = None) -> list[Log]:
+def find_logs(
+    attempt: AttemptFolder, wanted: LineFilter, num_lines: int | None = None
+) -> list[Log]:
     """Every log that is asked for and there."""
     reports = read_reports(attempt).values() if not wanted.ranks and not wanted.raw else ()
     offsets = {report.host: report.clock_offset_s or 0.0 for report in reports}
@@ -217,7 +219,7 @@ def find_logs(attempt: AttemptFolder, wanted: Wanted, num_lines: int | None = No
     ]
 
 
-def check_ranks(run: RunFolder, wanted: Wanted) -> None:
+def check_ranks(run: RunFolder, wanted: LineFilter) -> None:
     """InputError for a rank that the run does not have."""
     plan = read_plan(run.plan)
     unknown = [rank for rank in wanted.ranks if plan and not 0 <= rank < plan.world]
@@ -226,7 +228,7 @@ def check_ranks(run: RunFolder, wanted: Wanted) -> None:
 
 
 def check_nodes(
-    run: RunFolder, attempts: Sequence[AttemptFolder], wanted: Wanted, *, wait: bool
+    run: RunFolder, attempts: Sequence[AttemptFolder], wanted: LineFilter, *, wait: bool
 ) -> bool:
     """True if every wanted node is known; InputError where one is not.
 
@@ -262,7 +264,7 @@ def choose_attempts(run: RunFolder, number: int | None) -> list[AttemptFolder]:
 
 
 def print_logs(
-    run: RunFolder, say: Say, wanted: Wanted, *, attempt: int | None, num_lines: int | None
+    run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int | None, num_lines: int | None
 ) -> None:
     """Every line there is now."""
     check_ranks(run, wanted)
@@ -284,7 +286,7 @@ def print_logs(
         say(group.render(world, wanted.paint))
 
 
-def print_errors(run: RunFolder, say: Say, wanted: Wanted, *, attempt: int | None) -> bool:
+def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int | None) -> bool:
     """The first root error with what stands around it; whether there was any."""
     attempts = choose_attempts(run, attempt)
     check_ranks(run, wanted)
@@ -303,7 +305,7 @@ def print_errors(run: RunFolder, say: Say, wanted: Wanted, *, attempt: int | Non
     return True
 
 
-def _choose(log: Log, wanted: Wanted, *, final: bool) -> Iterator[LogLine]:
+def _choose(log: Log, wanted: LineFilter, *, final: bool) -> Iterator[LogLine]:
     return (line for line in log.read(final=final) if wanted.takes(line.text))
 
 
@@ -314,13 +316,13 @@ def _read_world(run: RunFolder) -> int | None:
 
 
 def follow_run(
-    run: RunFolder, say: Say, wanted: Wanted | None = None, *, num_lines: int | None = None
+    run: RunFolder, say: Say, wanted: LineFilter | None = None, *, num_lines: int | None = None
 ) -> int:
     """Lines as they come, to the run's end; returns the exit code for that end.
 
     `num_lines` bounds what is shown of files that are there at the start.
     """
-    wanted = wanted or Wanted.make()
+    wanted = wanted or LineFilter.make()
     check_ranks(run, wanted)
     is_known = not wanted.nodes
     logs: dict[Path, Log] = {}

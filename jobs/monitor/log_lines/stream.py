@@ -20,7 +20,7 @@ from pathlib import Path
 
 from varuna_core.records.formatting import join_numbers
 from varuna_core.records.logs.tail import READ_BYTES, SKIP_BYTES, Follower
-from varuna_core.records.logs.times import Times, read_times
+from varuna_core.records.logs.times import LineTimes, read_times
 
 HOLD_S = 2.0
 """So long after its first a line's equals still join it."""
@@ -55,7 +55,7 @@ class LogLine:
 
 
 @dataclass(kw_only=True)
-class Group:
+class EqualLines:
     """Equal lines of different ranks; of one rank where there was no equal."""
 
     first: LogLine
@@ -93,7 +93,7 @@ class Log:
 
     def read(self, *, final: bool = False) -> Iterator[LogLine]:
         """Lines that were added since the last read."""
-        times: Times | None = None
+        times: LineTimes | None = None
         for place, line in self._follower.read_placed(final=final):
             at = None
             if self.rank is None:
@@ -140,7 +140,7 @@ class Collapser:
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self._hold_s = hold_s
-        self._held: dict[int, Group] = {}
+        self._held: dict[int, EqualLines] = {}
         """By number, in the order of their first lines."""
         self._open: dict[tuple[bool, str], list[int]] = {}
         """Numbers of the held groups of a text, on standard error or not."""
@@ -155,11 +155,11 @@ class Collapser:
             if ranks and held and not ranks & held:
                 held |= ranks
                 return
-        self._held[self._next] = Group(first=line, ranks=ranks)
+        self._held[self._next] = EqualLines(first=line, ranks=ranks)
         numbers.append(self._next)
         self._next += 1
 
-    def take(self, now: float | None) -> Iterator[Group]:
+    def take(self, now: float | None) -> Iterator[EqualLines]:
         """Groups that nothing joins any more at `now`, oldest first."""
         while self._held:
             number, group = next(iter(self._held.items()))
@@ -169,11 +169,11 @@ class Collapser:
                 return
             yield self._release(number)
 
-    def take_all(self) -> Iterator[Group]:
+    def take_all(self) -> Iterator[EqualLines]:
         while self._held:
             yield self._release(next(iter(self._held)))
 
-    def _release(self, number: int) -> Group:
+    def _release(self, number: int) -> EqualLines:
         group = self._held.pop(number)
         key = _key_of(group.first)
         self._open[key].remove(number)
@@ -186,7 +186,7 @@ def _key_of(line: LogLine) -> tuple[bool, str]:
     return line.is_err, line.text
 
 
-def collapse(lines: Iterable[LogLine], hold_s: float = HOLD_S) -> Iterator[Group]:
+def collapse(lines: Iterable[LogLine], hold_s: float = HOLD_S) -> Iterator[EqualLines]:
     """Groups in the order of their first lines."""
     collapser = Collapser(hold_s)
     for line in lines:

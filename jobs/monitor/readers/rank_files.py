@@ -105,7 +105,7 @@ HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Step:
+class RankStep:
     """The totals of one step of one rank."""
 
     step: int
@@ -122,7 +122,7 @@ class TraceEnd:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tail = Tail(path, tail_bytes=FIRST_BYTES, head_bytes=HEAD_BYTES)
-        self.steps: deque[Step] = deque(maxlen=NUM_STEPS)
+        self.steps: deque[RankStep] = deque(maxlen=NUM_STEPS)
         self.device = ""
         self.stages: tuple[int, ...] = ()
         self._origin: int | None = None
@@ -168,7 +168,7 @@ class TraceEnd:
             begin, took, sums = int(value["begin"]), int(value["took"]), value.get("sums") or {}
             works = [float(sums[kind][2]) for kind in COMPUTE if kind in sums]
             saved = sums.get("checkpoint") or (0, 0, 0)
-            found = Step(
+            found = RankStep(
                 step=int(value["step"]),
                 took_s=took / 1e9,
                 work_s=sum(works) / 1e9 if works else None,
@@ -182,7 +182,7 @@ class TraceEnd:
         self.steps.append(found)
 
     @property
-    def last(self) -> Step | None:
+    def last(self) -> RankStep | None:
         return self.steps[-1] if self.steps else None
 
     def works_s(self) -> dict[int, float]:

@@ -49,7 +49,7 @@ MORPHING = (GATHERING, SAVING, STOPPING, JUDGING)
 
 
 @dataclass(frozen=True)
-class Store:
+class StorageReader:
     """Checkpoints and free space, read now and then."""
 
     disks: tuple[Disk, ...] = ()
@@ -91,7 +91,7 @@ class RunReader:
         self._classifier = Classifier()
         self._attempt: AttemptReader | None = None
         self._earlier: dict[int, Attempt] = {}
-        self._store, self._store_at = Store(), float("-inf")
+        self._store, self._store_at = StorageReader(), float("-inf")
         self._silent: tuple[str, ...] = ()
 
     def read(self) -> Snapshot:
@@ -193,7 +193,7 @@ class RunReader:
             folders["checkpoints"] = self._asked.checkpoints
             newest = find_newest(self._asked.checkpoints)
             damaged = list_damaged(self._asked.checkpoints)
-        self._store = Store(read_disks(folders), newest, tuple(damaged))
+        self._store = StorageReader(read_disks(folders), newest, tuple(damaged))
 
     def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
         """Between two attempts of a run that goes on with other nodes."""

@@ -27,7 +27,7 @@ LOST_EVERY_S = 30.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class SchedulerAnswer:
     """The last answer of the scheduler."""
 
     view: RunView | None
@@ -69,7 +69,7 @@ class SchedulerDesk:
         self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
         self._thread.start()
 
-    def answer(self) -> Answer:
+    def answer(self) -> SchedulerAnswer:
         """The answer, or the last good one; raises what the first question raised."""
         if self._thread is not None:
             self._thread.join(FIRST_S if self._last is None else LATER_S)
@@ -82,7 +82,7 @@ class SchedulerDesk:
                 self._thread = None
         if self._error is not None and self._last is None:
             raise self._error
-        return Answer(self._last, self._build_answer())
+        return SchedulerAnswer(self._last, self._build_answer())
 
     def _build_answer(self) -> Scheduler:
         good = self._good

@@ -19,7 +19,7 @@ _TIME = re.compile(r"^#SBATCH (?:--time=|-t ?)([\d:-]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedSettings:
     """Settings by conf and plan; fixed for an attempt."""
 
     wanted: Mapping[str, str]
@@ -29,7 +29,9 @@ class Asked:
     walltime_s: float | None = None
 
 
-def read_asked(run: RunFolder, plan: Plan | None, attempt: AttemptFolder | None = None) -> Asked:
+def read_asked(
+    run: RunFolder, plan: Plan | None, attempt: AttemptFolder | None = None
+) -> AskedSettings:
     """From the files that the submit left, or the manager for an attempt of a run that morphs."""
     own = read_json(attempt.training) if attempt is not None else None
     training = own if isinstance(own, dict) else read_json(run.training)
@@ -38,7 +40,7 @@ def read_asked(run: RunFolder, plan: Plan | None, attempt: AttemptFolder | None 
     if not training:
         folder = _read_conf(run).get("train", {}).get("checkpoint", {}).get("folder")
     steps = training.get("steps")
-    return Asked(
+    return AskedSettings(
         wanted=_list_wanted(plan, training),
         num_steps=steps if isinstance(steps, int) else None,
         checkpoints=Path(folder) if isinstance(folder, str) and folder else None,

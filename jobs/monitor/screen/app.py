@@ -23,7 +23,7 @@ from vjob.jobs.monitor.screen.live import (
     LiveScreen,
     Looked,
     Read,
-    Source,
+    SnapshotSource,
     WorkWanted,
 )
 from vjob.jobs.monitor.screen.theme import Marks, choose_marks
@@ -89,7 +89,12 @@ class StatusApp(App[None]):
     """
 
     def __init__(
-        self, source: Source, actions: Actions, *, interval_s: float, marks: Marks | None = None
+        self,
+        source: SnapshotSource,
+        actions: Actions,
+        *,
+        interval_s: float,
+        marks: Marks | None = None,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
@@ -156,7 +161,7 @@ class StatusApp(App[None]):
             self._reads.stop()
 
 
-def run_screen(source: Source, actions: Actions, *, interval_s: float = INTERVAL_S) -> int:
+def run_screen(source: SnapshotSource, actions: Actions, *, interval_s: float = INTERVAL_S) -> int:
     """Show the screen until it is left; returns the exit code of the last verdict."""
     app = StatusApp(source, actions, interval_s=interval_s)
     app.run()

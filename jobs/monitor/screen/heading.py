@@ -31,7 +31,7 @@ INDENT = "  "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class HeadingLine:
     """A line of the head; those of the greatest place are left out where there is no room."""
 
     line: Text
@@ -42,11 +42,11 @@ def render_heading(
     snapshot: Snapshot, verdict: Verdict, marks: Marks, width: int, most: int, notice: str = ""
 ) -> list[Text]:
     """At most so many lines; `notice` is a word on how old all of it is."""
-    parts = [Part(line=_render_run(snapshot, marks, width), place=3)]
+    parts = [HeadingLine(line=_render_run(snapshot, marks, width), place=3)]
     if notice:
-        parts.append(Part(line=Text(marks.plain(notice), style=theme.WARM), place=0.5))
+        parts.append(HeadingLine(line=Text(marks.plain(notice), style=theme.WARM), place=0.5))
     if snapshot.scheduler.problem:
-        parts.append(Part(line=_render_silence(snapshot.scheduler, marks), place=4))
+        parts.append(HeadingLine(line=_render_silence(snapshot.scheduler, marks), place=4))
     parts += _render_verdict(verdict, marks, width)
     parts += _render_progress(snapshot, marks, width)
     kept = sorted(range(len(parts)), key=lambda index: parts[index].place)[:most]
@@ -123,31 +123,31 @@ def _render_silence(scheduler: Scheduler, marks: Marks) -> Text:
     return Text(marks.plain(f"{scheduler.problem}{age}"), style=theme.WARM)
 
 
-def _render_verdict(verdict: Verdict, marks: Marks, width: int) -> list[Part]:
+def _render_verdict(verdict: Verdict, marks: Marks, width: int) -> list[HeadingLine]:
     """Reason, evidence, advice: the first line of each before the second of any."""
     word = verdict.health.value + (f" {verdict.phase}" if verdict.phase else "")
     head = f" {marks.plain(word)} "
     first, *more = _fold(verdict.reason, marks, width - len(head) - 1, width - len(INDENT), 3)
     line = Text(style=theme.PLAIN).append(head, theme.badge(verdict.health))
-    parts = [Part(line=line.append(f" {first}", theme.STRONG), place=0)]
+    parts = [HeadingLine(line=line.append(f" {first}", theme.STRONG), place=0)]
     parts += [
-        Part(line=Text(INDENT + text, style=theme.STRONG), place=2 + 5 * number)
+        HeadingLine(line=Text(INDENT + text, style=theme.STRONG), place=2 + 5 * number)
         for number, text in enumerate(more)
     ]
     if verdict.evidence:
-        parts.append(Part(line=_render_evidence(verdict.evidence, marks, width), place=4))
+        parts.append(HeadingLine(line=_render_evidence(verdict.evidence, marks, width), place=4))
     if verdict.facts:
         text = marks.fit(marks.plain("; ".join(verdict.facts)), width - len(INDENT))
-        parts.append(Part(line=Text(INDENT + text, style=theme.PLAIN), place=7.5))
+        parts.append(HeadingLine(line=Text(INDENT + text, style=theme.PLAIN), place=7.5))
     arrow = f"{INDENT}{marks.advice} "
     room = width - len(arrow)
     for number, text in enumerate(_fold(verdict.advice, marks, room, room, 3)):
         start = " " * len(arrow) if number else arrow
         if text:
-            parts.append(Part(line=Text(start + text, style=theme.WARM), place=5 + number))
+            parts.append(HeadingLine(line=Text(start + text, style=theme.WARM), place=5 + number))
     for number, remark in enumerate(verdict.remarks[:2]):
         text = marks.fit(marks.plain(f"also: {remark}"), width - len(INDENT))
-        parts.append(Part(line=Text(INDENT + text, style=theme.DIM), place=8 + number))
+        parts.append(HeadingLine(line=Text(INDENT + text, style=theme.DIM), place=8 + number))
     return parts
 
 
@@ -172,13 +172,13 @@ def find_step_s(progress: Progress) -> float | None:
     return statistics.median(told) if told else None
 
 
-def _render_progress(snapshot: Snapshot, marks: Marks, width: int) -> list[Part]:
+def _render_progress(snapshot: Snapshot, marks: Marks, width: int) -> list[HeadingLine]:
     progress = snapshot.progress
     if progress is None:
         phase = snapshot.phase
         none = f"no step yet; in {phase.name}" if phase else "no step yet"
         is_told = bool(snapshot.nodes) and snapshot.record_state != "ended"
-        return [Part(line=Text(none, style=theme.DIM), place=2)] if is_told else []
+        return [HeadingLine(line=Text(none, style=theme.DIM), place=2)] if is_told else []
     step_s = find_step_s(progress)
     total = progress.num_steps
     line = Text("step ", style=theme.PLAIN)
@@ -194,10 +194,12 @@ def _render_progress(snapshot: Snapshot, marks: Marks, width: int) -> list[Part]
         words.append(f"loss {format_loss(loss)}")
     words += _format_times(snapshot, progress, step_s)
     parts = [
-        Part(line=_append_fitting(line, [marks.plain(word) for word in words], width), place=1)
+        HeadingLine(
+            line=_append_fitting(line, [marks.plain(word) for word in words], width), place=1
+        )
     ]
     sparks = _render_sparks(progress.points, marks, width)
-    return [*parts, Part(line=sparks, place=6.5)] if sparks is not None else parts
+    return [*parts, HeadingLine(line=sparks, place=6.5)] if sparks is not None else parts
 
 
 def _format_times(snapshot: Snapshot, progress: Progress, step_s: float | None) -> list[str]:

@@ -1,7 +1,7 @@
 """The live screen: head, node table, GPUs, log, hint, and the actions of its keys.
 
-`Source` and `Actions` are what it is fed with. They are called in threads, never in the screen's
-own, as they may wait for a file server; the threads answer with the messages below.
+`SnapshotSource` and `Actions` are what it is fed with. They are called in threads, never in the
+screen's own, as they may wait for a file server; the threads answer with the messages below.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vjob.jobs.monitor.screen.gpu_pane import GpuPane
 from vjob.jobs.monitor.screen.heading import render_heading
 from vjob.jobs.monitor.screen.log_pane import LogPane
 from vjob.jobs.monitor.screen.node_pane import NodePane
-from vjob.jobs.monitor.screen.pages import Question, TextPage, render_help, render_verdict
+from vjob.jobs.monitor.screen.pages import Confirmation, TextPage, render_help, render_verdict
 from vjob.jobs.monitor.screen.pane import TextLines
 from vjob.jobs.monitor.screen.theme import Marks, format_coarse_duration
 from vjob.jobs.monitor.screen.view import View
@@ -66,14 +66,14 @@ def arrange_panes(
     return Heights(nodes=nodes, gpus=gpus, log=lines - gpus - nodes)
 
 
-class Source(Protocol):
+class SnapshotSource(Protocol):
     """Source of snapshots and verdicts."""
 
     def read(self) -> tuple[Snapshot, Verdict]:
         """Read the job once; an exception is shown, and the next read is tried all the same."""
 
 
-class Lines(Protocol):
+class LineSource(Protocol):
     """Source of new log lines."""
 
     def read_new(self, node: str | None) -> list[Line]:
@@ -88,7 +88,7 @@ class Actions(Protocol):
     """Actions of keys that reach beyond the screen."""
 
     @property
-    def lines(self) -> Lines: ...
+    def lines(self) -> LineSource: ...
 
     @property
     def cancel_text(self) -> str:
@@ -448,7 +448,7 @@ class LiveScreen(Screen[None]):
         elif self.view is not None and self.view.snapshot.record_state in OVER:
             self.say("there is nothing to cancel: the job is over")
         else:
-            self.app.push_screen(Question(self.marks, "Cancel the job?", says), self._cancel)
+            self.app.push_screen(Confirmation(self.marks, "Cancel the job?", says), self._cancel)
 
     def _cancel(self, is_wanted: bool | None) -> None:
         if is_wanted:

@@ -27,7 +27,7 @@ Key = float | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class NodeColumn:
     """One column. Its width leaves room for the arrow of a sorted one."""
 
     title: str
@@ -67,66 +67,66 @@ def _percent_cell(percent: float | None) -> Cell:
 
 
 COLUMNS = (
-    Column(
+    NodeColumn(
         title="node", width=12, place=0,
         show=lambda row, marks: (row.node.name, theme.STRONG if row.is_culprit else theme.PLAIN),
         key=lambda row: row.index,
     ),
-    Column(
+    NodeColumn(
         title="group", width=8, place=11,
         show=lambda row, marks: (row.node.group, theme.PLAIN),
         key=lambda row: row.node.group or None,
     ),
-    Column(
+    NodeColumn(
         title="ranks", width=9, place=9,
         show=lambda row, marks: (row.ranks, theme.PLAIN),
         key=lambda row: min(row.node.ranks, default=None),
     ),
-    Column(
+    NodeColumn(
         title="stage", width=5, place=8,
         show=lambda row, marks: (row.stages, theme.PLAIN), key=lambda row: row.stages or None,
     ),
-    Column(
+    NodeColumn(
         title="state", width=16, place=1,
         show=lambda row, marks: (row.state, theme.BAD if row.is_bad else theme.PLAIN),
         key=lambda row: f"{not row.is_bad}{row.state}" if row.state else None,
     ),
-    Column(
+    NodeColumn(
         title="beat", width=5, place=4, is_number=True, first_down=True,
         show=lambda row, marks: _age_cell(row.beat_age_s), key=lambda row: row.beat_age_s,
     ),
-    Column(
+    NodeColumn(
         title="log", width=4, place=6, is_number=True, first_down=True,
         show=lambda row, marks: _age_cell(row.log_age_s), key=lambda row: row.log_age_s,
     ),
-    Column(
+    NodeColumn(
         title="step", width=7, place=2, is_number=True,
         show=lambda row, marks: ("" if row.step is None else str(row.step), theme.PLAIN),
         key=lambda row: row.step,
     ),
-    Column(
+    NodeColumn(
         title="s/step", width=7, place=7, is_number=True, first_down=True,
         show=lambda row, marks: (format_seconds(row.step_s), theme.PLAIN),
         key=lambda row: row.step_s,
     ),
-    Column(
+    NodeColumn(
         title="GPU", width=10, place=3,
         show=lambda row, marks: _bar_cell(row.utilization, marks), key=lambda row: row.utilization,
     ),
-    Column(
+    NodeColumn(
         title="CPU", width=10, place=3,
         show=lambda row, marks: _bar_cell(row.cpu_percent, marks), key=lambda row: row.cpu_percent,
     ),
-    Column(
+    NodeColumn(
         title="mem", width=4, place=10, is_number=True, first_down=True,
         show=lambda row, marks: _percent_cell(row.memory), key=lambda row: row.memory,
     ),
-    Column(
+    NodeColumn(
         title="temp", width=5, place=12, is_number=True, first_down=True,
         show=lambda row, marks: _temperature_cell(row.temperature, marks),
         key=lambda row: row.temperature,
     ),
-    Column(
+    NodeColumn(
         title="error", width=REST, place=5,
         show=lambda row, marks: (row.error, theme.BAD), key=lambda row: row.error or None,
     ),
@@ -137,15 +137,15 @@ MARGIN = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacedColumn:
     """A column where it stands on the screen."""
 
-    column: Column
+    column: NodeColumn
     start: int
     width: int
 
 
-def place_columns(rows: Sequence[NodeRow], width: int, marks: Marks) -> list[Placed]:
+def place_columns(rows: Sequence[NodeRow], width: int, marks: Marks) -> list[PlacedColumn]:
     """The columns that fit, as wide as they need; those that nothing is in give way first."""
     used = [column for column in COLUMNS if column.place == 0 or _has_any(column, rows)]
     widths = {column.title: _find_width(column, rows, marks) for column in used}
@@ -156,16 +156,16 @@ def place_columns(rows: Sequence[NodeRow], width: int, marks: Marks) -> list[Pla
     for column in used:
         own = widths[column.title] + (max(0, rest) if column.width == REST else 0)
         own = min(own, max(1, width - start))
-        placed.append(Placed(column=column, start=start, width=own))
+        placed.append(PlacedColumn(column=column, start=start, width=own))
         start += own + 1
     return placed
 
 
-def _has_any(column: Column, rows: Sequence[NodeRow]) -> bool:
+def _has_any(column: NodeColumn, rows: Sequence[NodeRow]) -> bool:
     return not rows or any(column.key(row) is not None for row in rows)
 
 
-def _find_width(column: Column, rows: Sequence[NodeRow], marks: Marks) -> int:
+def _find_width(column: NodeColumn, rows: Sequence[NodeRow], marks: Marks) -> int:
     """Width of a column: of text as long as the longest, of numbers as it is set."""
     if column.width == REST:
         return LEAST_REST
@@ -175,7 +175,9 @@ def _find_width(column: Column, rows: Sequence[NodeRow], marks: Marks) -> int:
     return max(len(column.title) + 1, min(longest, 2 * column.width))
 
 
-def render_titles(placed: Sequence[Placed], sorted_by: str, is_down: bool, marks: Marks) -> Text:
+def render_titles(
+    placed: Sequence[PlacedColumn], sorted_by: str, is_down: bool, marks: Marks
+) -> Text:
     """The line above the rows; the column that rows are sorted by has an arrow."""
     line = Text(" " * MARGIN, style=theme.TITLE)
     for item in placed:
@@ -187,7 +189,9 @@ def render_titles(placed: Sequence[Placed], sorted_by: str, is_down: bool, marks
     return line
 
 
-def render_row(row: NodeRow, placed: Sequence[Placed], *, is_here: bool, marks: Marks) -> Text:
+def render_row(
+    row: NodeRow, placed: Sequence[PlacedColumn], *, is_here: bool, marks: Marks
+) -> Text:
     """One node."""
     line = Text(style=theme.HERE if is_here else theme.PLAIN)
     line.append(marks.here if is_here else " ")
@@ -251,7 +255,7 @@ class NodePane(ScrollPane):
         self.rows: list[NodeRow] = []
         """As shown: sorted and filtered."""
         self._all: tuple[NodeRow, ...] = ()
-        self._placed: list[Placed] = []
+        self._placed: list[PlacedColumn] = []
         self._num_planned: int | None = None
 
     @property

@@ -84,7 +84,7 @@ class TextPage(ModalScreen[None]):
         yield self.pane
 
 
-class Question(ModalScreen[bool]):
+class Confirmation(ModalScreen[bool]):
     """Asks before an action; only `y` does it."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way

@@ -40,7 +40,7 @@ PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class StackQuery:
     """A command that makes nodes tell their stacks."""
 
     command: Sequence[str]
@@ -118,21 +118,21 @@ def _build_agent_words(
 
 def _build_questions(
     view: RunView, plan: Plan, words: Sequence[str], hosts: Mapping[int, str]
-) -> list[Question]:
+) -> list[StackQuery]:
     command = ["sh", "-c", PICK_PYTHON, "sh", *words]
     if plan.scheduler == "slurm":
         beside = _build_beside(view, plan, command, set(hosts.values()))
-        return [Question(command=command) for command in beside]
+        return [StackQuery(command=command) for command in beside]
     _expect_here(view)
     if plan.scheduler == "ssh":
         return list(_build_over_ssh(view.run, command, hosts))
     nodes = [word for index in range(plan.num_nodes) for word in ("--node", str(index))]
-    return [Question(command=[*command, *nodes])]
+    return [StackQuery(command=[*command, *nodes])]
 
 
 def _build_over_ssh(
     run: RunFolder, command: Sequence[str], hosts: Mapping[int, str]
-) -> Iterator[Question]:
+) -> Iterator[StackQuery]:
     """One for each machine of a list that takes part."""
     plan, spelled = read_plan(run.plan), read_json(run.morph.machines)
     if plan is None or plan.morphing is None or not isinstance(spelled, dict):
@@ -143,10 +143,10 @@ def _build_over_ssh(
             continue  # it has not begun: named with those that say nothing
         words = [*command, "--node", str(index)]
         if machine.is_local:
-            yield Question(command=words, host=host)
+            yield StackQuery(command=words, host=host)
             continue
         ssh = build_ssh_command(machine, plan.morphing.ssh_config)
-        yield Question(command=ssh, script=render_script(words, {}), host=host, machine=machine)
+        yield StackQuery(command=ssh, script=render_script(words, {}), host=host, machine=machine)
 
 
 def _build_beside(
@@ -193,7 +193,7 @@ class _Answers:
 
     def __init__(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[StackQuery],
         hosts: dict[int, str],
         tell: Callable[[int, int], None],
     ) -> None:

@@ -59,7 +59,7 @@ class RankStack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class StackGroup:
     """Ranks with equal stacks."""
 
     stacks: tuple[RankStack, ...]
@@ -79,7 +79,7 @@ class Stacks:
 
     run: str
     world: int
-    groups: tuple[Group, ...]
+    groups: tuple[StackGroup, ...]
     failed: tuple[RankStack, ...]
     """Ranks that could not be looked at."""
     silent: Mapping[str, str]
@@ -144,7 +144,7 @@ def _order(value: Mapping[str, Any]) -> tuple[bool, int]:
     return value.get("thread_name") != MAIN, number if isinstance(number, int) else sys.maxsize
 
 
-def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[Group]:
+def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[StackGroup]:
     """Equal stacks together, the smallest groups first; of the main thread, or `whole` of all."""
     found: dict[Any, list[RankStack]] = {}
     for stack in sorted(stacks, key=lambda stack: stack.rank):
@@ -152,7 +152,7 @@ def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[Gr
         key = tuple(tuple(frame.place for frame in thread.frames) for thread in threads)
         # A stopped process is where it was by chance.
         found.setdefault((key, STATES.get(stack.state, "")), []).append(stack)
-    groups = [Group(stacks=tuple(held)) for held in found.values()]
+    groups = [StackGroup(stacks=tuple(held)) for held in found.values()]
     return sorted(groups, key=lambda group: (len(group.stacks), group.stacks[0].rank))
 
 
@@ -175,7 +175,7 @@ def render_stacks(found: Stacks, *, whole: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _render_group(group: Group, *, whole: bool) -> list[str]:
+def _render_group(group: StackGroup, *, whole: bool) -> list[str]:
     first = group.stacks[0]
     state = f", {STATES[first.state]}" if first.state in STATES else ""
     lines = [f"{_spell_ranks(group.stacks)}{state}"]
@@ -198,7 +198,7 @@ def _spell_ranks(stacks: Sequence[RankStack]) -> str:
     return f"{word} {join_numbers(stack.rank for stack in stacks)} on {shown}"
 
 
-def _spell_lines(group: Group, thread: int) -> str:
+def _spell_lines(group: StackGroup, thread: int) -> str:
     """Lines of the innermost frame: `33`, or `33 (3), 35 (0-2)` where ranks differ."""
     held: dict[int, list[int]] = {}
     for stack in group.stacks:

@@ -46,24 +46,24 @@ CANCEL_WAIT_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Action:
+class WatchAction:
     """An action to take once such news have held."""
 
     news: str
     verb: str
 
 
-def parse_action(text: str) -> Action:
+def parse_action(text: str) -> WatchAction:
     """`STALLED=cancel`."""
     news, _, verb = text.partition("=")
     news, verb = news.strip().upper(), verb.strip().lower()
     if verb not in ALLOWED.get(news, ()):
         allowed = "; ".join(f"{name}={'|'.join(verbs)}" for name, verbs in ALLOWED.items())
         raise InputError(f"--on {text}: allowed are {allowed}")
-    return Action(news=news, verb=verb)
+    return WatchAction(news=news, verb=verb)
 
 
-def check_actions(actions: list[Action], record: RunRecord) -> None:
+def check_actions(actions: list[WatchAction], record: RunRecord) -> None:
     """Refuse before the watch begins what could not be done when it matters."""
     if not any(action.verb == REQUEUE for action in actions):
         return
@@ -74,7 +74,11 @@ def check_actions(actions: list[Action], record: RunRecord) -> None:
 
 
 def act(
-    action: Action, notice: Notice, run: RunFolder, record: RunRecord, say: Callable[[str], None]
+    action: WatchAction,
+    notice: Notice,
+    run: RunFolder,
+    record: RunRecord,
+    say: Callable[[str], None],
 ) -> str:
     """Carry out an action; returns what was done, in words."""
     if action.verb == CANCEL:
@@ -184,7 +188,7 @@ class Desk:
         run: RunFolder | None,
         record: RunRecord | None,
         channels: Channels,
-        actions: list[Action],
+        actions: list[WatchAction],
         end: float | None,
         as_json: bool,
     ) -> None:
@@ -235,7 +239,7 @@ class Desk:
             if action.news == notice.news:
                 self._act(action, notice)
 
-    def _act(self, action: Action, notice: Notice) -> None:
+    def _act(self, action: WatchAction, notice: Notice) -> None:
         assert self._run is not None and self._record is not None
         told: dict[str, Any] = {"verb": action.verb, "because": action.news}
         told |= {"node": notice.verdict.node} if notice.verdict.node else {}

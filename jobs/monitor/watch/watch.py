@@ -86,7 +86,7 @@ class Notice:
         }
 
 
-class Surroundings(Protocol):
+class WatchEffects(Protocol):
     """Side effects of a watch."""
 
     def tell(self, verdict: Verdict, snapshot: Snapshot) -> None:
@@ -102,7 +102,7 @@ class Surroundings(Protocol):
         """False where the watch is to end."""
 
 
-def watch_job(look: Look, around: Surroundings, *, every_s: float, told: str = FINE) -> int:
+def watch_job(look: Look, around: WatchEffects, *, every_s: float, told: str = FINE) -> int:
     """Poll until the job is over or `around` ends it; returns the last verdict's exit code."""
     damper = Damper(told)
     last: tuple[Any, ...] | None = None

@@ -21,7 +21,7 @@ from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed
 from vjob.jobs.programs.start import ProgramFiles
-from vjob.jobs.submit.build_plan import Surroundings, build_plan
+from vjob.jobs.submit.build_plan import PlanContext, build_plan
 
 HEAD = "name: x\nprogram: {deepspeed: train.py}\n"
 CLUSTER = "cluster: {nodes: [{group: a, count: 2, gpus: 4}]}\n"
@@ -128,8 +128,8 @@ def test_a_script_that_takes_the_file_by_another_option_says_where() -> None:
     assert plan.env == {"DS_ACCELERATOR": "cpu"}
 
 
-def make_surroundings() -> Surroundings:
-    return Surroundings(
+def make_surroundings() -> PlanContext:
+    return PlanContext(
         run="r",
         scheduler="local",
         python="python3",

@@ -19,7 +19,7 @@ from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.document import get_doc
 from vjob.jobs.conf.layout import build_groups
 from vjob.jobs.conf.schema import Container, JobConf, Parallel, Profile
-from vjob.jobs.submit.build_plan import Surroundings, build_plan, build_stages, reserve_spare_nodes
+from vjob.jobs.submit.build_plan import PlanContext, build_plan, build_stages, reserve_spare_nodes
 from vjob.jobs.submit.scripts import render_scripts
 
 
@@ -102,7 +102,7 @@ def test_arguments_that_look_like_fields_reach_the_ranks_as_they_are() -> None:
 
 def test_only_named_variables_pass_and_a_dry_run_does_without_a_missing_one() -> None:
     conf = replace(make_conf(SINGLE), pass_env=("HF_HOME",))
-    here = Surroundings(
+    here = PlanContext(
         run="r",
         scheduler="slurm",
         python="python3",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from varuna_core.records.logs.training_log import (
     Iteration,
-    Memory,
+    MemoryLine,
     format_iteration,
     format_memory,
     format_timers,
@@ -110,7 +110,7 @@ def test_timers_by_their_extremes(tmp_path: Path) -> None:
 
 def test_other_lines_between_those_of_a_block_do_no_harm(tmp_path: Path) -> None:
     block = format_timers({"forward-compute": {0: 1.0, 1: 2.0}}).splitlines(keepends=True)
-    noise = format_memory(Memory(7, 10, 1.0, 2.0, 3.0, 4.0)) + "\n  warnings.warn(\n"
+    noise = format_memory(MemoryLine(7, 10, 1.0, 2.0, 3.0, 4.0)) + "\n  warnings.warn(\n"
     text = line(10) + noise.join(block) + "\n"
     tables = read(text, tmp_path).build_tables()
     assert len(tables["timers_by_rank"]) == 2

@@ -27,7 +27,7 @@ from tests.varuna_core.agent.local_run import (
 from tests.varuna_core.agent.test_wrapped import CLIENT
 from varuna_core.agent.gpu.sampler import find_indices
 from varuna_core.agent.meeting import watch
-from varuna_core.agent.meeting.watch import Watch
+from varuna_core.agent.meeting.watch import AttemptWatch
 from varuna_core.agent.processes.proc import Stat, list_below, list_stats, read_stat
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
@@ -129,7 +129,7 @@ def test_what_changes_all_the_time_makes_no_beat(
     def measure() -> dict[str, Any]:
         return {"ranks": {"0": {"cpu_s": count}}}
 
-    thread = Watch(
+    thread = AttemptWatch(
         plan, plan.node(0), attempt, "n0", 0.0, describe, measure, lambda: None, lambda _: None
     )
     thread.start()

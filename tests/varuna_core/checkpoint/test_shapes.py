@@ -32,7 +32,7 @@ from varuna_core.checkpoint.format.box import Box, split_range, whole
 from varuna_core.checkpoint.format.entries import DTYPES, CheckpointPart, deal, make_entry
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.format.manifest import TrainingState
-from varuna_core.checkpoint.store.reader import CheckpointReader, Wanted
+from varuna_core.checkpoint.store.reader import CheckpointReader, WantedTensor
 from varuna_core.checkpoint.store.store import find_damage, list_complete
 from varuna_core.checkpoint.store.torch_state import take_state
 from varuna_core.checkpoint.store.writer import CheckpointWriter, Staging
@@ -94,7 +94,7 @@ def test_any_pieces_are_read_from_any_other_pieces(
                 turned = torch.empty(shape[::-1], dtype=torch.float64)
                 turned = turned.permute(tuple(reversed(range(len(shape)))))
                 if word != "C64":
-                    reader.fill([Wanted(name="w", out=turned)])
+                    reader.fill([WantedTensor(name="w", out=turned)])
                     assert torch.equal(turned, held.to(torch.float64))
     finally:
         boxes.BLOCK_BYTES = before
@@ -190,7 +190,7 @@ def test_any_optimizer_goes_on_as_if_nothing_had_happened(make: Any, tmp_path: P
     other = torch.nn.Linear(6, 4)
     again = make(other.parameters())
     with CheckpointReader.open(tmp_path) as reader:
-        reader.fill([Wanted(name=n, out=p) for n, p in other.named_parameters()])
+        reader.fill([WantedTensor(name=n, out=p) for n, p in other.named_parameters()])
         for name, parameter in other.named_parameters():
             state = reader.read_optimizer(name)
             if state is not None:

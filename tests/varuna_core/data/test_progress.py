@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from varuna_core.data.progress import Progress
+from varuna_core.data.progress import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 
 def test_a_file_or_a_pipe_gets_nothing() -> None:
     stream = io.StringIO()
-    progress = Progress(100, stream, clock=iter(range(100)).__next__)
+    progress = ProgressLine(100, stream, clock=iter(range(100)).__next__)
     for done in range(50):
         progress.show(done)
     progress.close()
@@ -24,7 +24,7 @@ def test_a_file_or_a_pipe_gets_nothing() -> None:
 def test_a_terminal_gets_a_line_a_second_that_fits_and_is_cleared() -> None:
     stream = Terminal()
     times = iter([n / 10 for n in range(200)])
-    progress = Progress(100_000_000, stream, clock=lambda: next(times))
+    progress = ProgressLine(100_000_000, stream, clock=lambda: next(times))
     for done in range(100):
         progress.show(done * 1_000_000, "a note " * 20)
     progress.close()

@@ -20,9 +20,9 @@ from varuna_core.launch.machines import (
     parse_machine,
     parse_machine_list,
 )
-from varuna_core.launch.plan import Program, build_plan, lay_out
+from varuna_core.launch.plan import RankProgram, build_plan, lay_out
 from varuna_core.launch.ssh import (
-    Asked,
+    ProbeRequest,
     build_ssh_command,
     explain_failure,
     find_problem,
@@ -216,7 +216,9 @@ def test_secrets_and_arguments_are_no_part_of_the_ssh_command() -> None:
 @given(WORDS.filter(bool), st.lists(WORDS))
 def test_arguments_of_the_user_are_not_filled_in(script: str, args: list[str]) -> None:
     layout = lay_out(machines=1, gpus_per_node=2, stages=1, batch_size=4, chunk_size=1)
-    program = Program(python="p", code_dir="/c", script=script, args=args, env={}, is_on_gpus=False)
+    program = RankProgram(
+        python="p", code_dir="/c", script=script, args=args, env={}, is_on_gpus=False
+    )
     command = build_plan("r", layout, program).command
     known = {"percent": "%", "rank": "1", "local_rank": "0"}
     filled = [re.sub(r"%\{(\w+)\}", lambda m: known.get(m[1], m[0]), word) for word in command]
@@ -251,8 +253,8 @@ def test_a_failure_of_ssh_is_one_line_with_what_to_do(errors: str, said: str) ->
     assert text.startswith(said) and "\n" not in text
 
 
-def ask(folder: Path, **changes: str) -> Asked:
-    return Asked(
+def ask(folder: Path, **changes: str) -> ProbeRequest:
+    return ProbeRequest(
         folder=folder,
         token="t",
         python=changes.get("python", "/bin/sh"),
@@ -299,7 +301,7 @@ def test_two_entries_of_one_machine_are_found() -> None:
 
 def test_a_plan_of_the_launcher_is_whole_json() -> None:
     layout = lay_out(machines=2, gpus_per_node=4, stages=3, batch_size=8, chunk_size=2)
-    program = Program(
+    program = RankProgram(
         python="p", code_dir="/c", script="a/b c.py", args=(), env={"A": "1"}, is_on_gpus=True
     )
     plan = build_plan("r", layout, program)

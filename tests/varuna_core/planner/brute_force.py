@@ -22,8 +22,8 @@ from varuna_core.planner.model.cluster import (
     Cluster,
     NodeKind,
     Order,
-    Placed,
-    Site,
+    PlacedPipeline,
+    StageSite,
     count_stages,
     list_all_orders,
     list_blocks,
@@ -31,7 +31,7 @@ from varuna_core.planner.model.cluster import (
 )
 from varuna_core.planner.model.schedule_model import Levels
 from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.search.space import Wishes
 from varuna_core.schedule.compiled import Compiled
@@ -48,7 +48,7 @@ class Instance:
     """A question small enough for this."""
 
     profile: Profile
-    training: Training
+    training: TrainingModel
     cluster: Cluster
     wishes: Wishes
 
@@ -69,7 +69,7 @@ def draw_instance(draw: random.Random) -> Instance:
         )
         for number in some
     )
-    training = Training(
+    training = TrainingModel(
         batch=draw.choice([2, 3, 4, 4, 6]),
         overlap_sends=draw.random() < 0.7,
         overlap_reduction=draw.random() < 0.7,
@@ -113,8 +113,8 @@ def find_best(one: Instance, *, grouped: bool = False) -> float:
 def find_best_by_nodes(one: Instance, *, grouped: bool = False) -> dict[tuple[str, ...], float]:
     """Of each choice of nodes; with `grouped` the nodes of a kind lie together."""
     tables = Tables(one.profile, one.training)
-    groups: dict[tuple[str, int, int, str], list[tuple[Shape, Placed]]] = defaultdict(list)
-    placed_by_shape: dict[tuple[int, int], list[Placed]] = {}
+    groups: dict[tuple[str, int, int, str], list[tuple[Shape, PlacedPipeline]]] = defaultdict(list)
+    placed_by_shape: dict[tuple[int, int], list[PlacedPipeline]] = {}
     for shape, schedule, recompute in _list_options(one):
         m = one.training.batch // shape.replicas // shape.micro_batch
         key = shape.tensor, shape.replicas
@@ -168,7 +168,9 @@ def _list_options(one: Instance) -> Iterator[tuple[Shape, str, str]]:
             )
 
 
-def _list_placed(one: Instance, tensor: int, replicas: int, grouped: bool) -> Iterator[Placed]:
+def _list_placed(
+    one: Instance, tensor: int, replicas: int, grouped: bool
+) -> Iterator[PlacedPipeline]:
     wanted, longest = one.wishes.stages, one.profile.model.num_segments
     if wanted is not None and one.wishes.least == 0:
         longest = max(longest, wanted)  # some without any segment, if that is asked for
@@ -229,9 +231,11 @@ class _Timer:
             dtype=int,
         ).reshape(-1, self.stages + 1)
 
-    def find_least(self, chains: Iterable[tuple[Shape, Placed]]) -> Iterator[tuple[Placed, float]]:
+    def find_least(
+        self, chains: Iterable[tuple[Shape, PlacedPipeline]]
+    ) -> Iterator[tuple[PlacedPipeline, float]]:
         """The best partition's time, of those that fit in memory; some thousands timed at once."""
-        held: list[tuple[Placed, tuple[Array, ...]]] = []
+        held: list[tuple[PlacedPipeline, tuple[Array, ...]]] = []
         rows = 0
         for shape, placed in chains:
             fits = np.ones(len(self.cuts), dtype=bool)
@@ -246,7 +250,7 @@ class _Timer:
         if held:
             yield from self._time(held)
 
-    def _fits(self, shape: Shape, site: Site, s: int) -> Array:
+    def _fits(self, shape: Shape, site: StageSite, s: int) -> Array:
         key = "fits", shape, site.kinds, s
         if key not in self._known:
             tables = self.tables
@@ -261,7 +265,7 @@ class _Timer:
             self._known[key] = held + np.max(most, axis=0) <= times.memory_bytes
         return self._known[key]
 
-    def _list_rows(self, shape: Shape, placed: Placed, fits: Array) -> tuple[Array, ...]:
+    def _list_rows(self, shape: Shape, placed: PlacedPipeline, fits: Array) -> tuple[Array, ...]:
         """Costs, messages alone and together, sums, buckets, optimizer, weights back, tied weights
         of each plan."""
         tables, training = self.tables, self.tables.training
@@ -302,7 +306,7 @@ class _Timer:
             self._time_ties(shape, placed, cuts),
         )
 
-    def _time_ties(self, shape: Shape, placed: Placed, cuts: Array) -> Array:
+    def _time_ties(self, shape: Shape, placed: PlacedPipeline, cuts: Array) -> Array:
         """The sum of the first and the last stage's copies; 0 where nothing is tied."""
         found = np.zeros(len(cuts))
         for tie in self.tables.profile.model.ties:
@@ -321,8 +325,8 @@ class _Timer:
         return found
 
     def _time(
-        self, held: Sequence[tuple[Placed, tuple[Array, ...]]]
-    ) -> Iterator[tuple[Placed, float]]:
+        self, held: Sequence[tuple[PlacedPipeline, tuple[Array, ...]]]
+    ) -> Iterator[tuple[PlacedPipeline, float]]:
         costs, hops, holds, sums, buckets, optimizer, back, ties = map(
             np.concatenate, zip(*(rows for _, rows in held), strict=True)
         )

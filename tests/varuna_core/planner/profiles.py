@@ -6,10 +6,10 @@ import itertools
 import random
 
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.cluster import Boundary, Placed, Route, Site
+from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
 from varuna_core.planner.model.schedule_model import Way, find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
     TIMES,
     Cell,
@@ -87,14 +87,14 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
     )
 
 
-def make_placed(draw: random.Random, stages: int, replicas: int) -> Placed:
+def make_placed(draw: random.Random, stages: int, replicas: int) -> PlacedPipeline:
     kinds = [draw.choice(KINDS) for _ in range(stages)]
-    sites = tuple(Site((kind,), ((kind, replicas),), 1) for kind in kinds)
+    sites = tuple(StageSite((kind,), ((kind, replicas),), 1) for kind in kinds)
     boundaries = tuple(
-        Boundary((Route(a, b, "inter", draw.choice([1, replicas])),))
+        Boundary((GpuRoute(a, b, "inter", draw.choice([1, replicas])),))
         for a, b in itertools.pairwise(kinds)
     )
-    return Placed(sites, boundaries)
+    return PlacedPipeline(sites, boundaries)
 
 
 def make_chain(draw: random.Random) -> Chain:
@@ -104,7 +104,7 @@ def make_chain(draw: random.Random) -> Chain:
     ways: list[Way] = ["none", "full"]
     recompute = draw.choice(ways)
     profile = make_profile(draw, size, draw.choice([1e12, 1e12, 2e10]))
-    training = Training(
+    training = TrainingModel(
         batch=12,
         overlap_sends=draw.random() < 0.7,
         overlap_reduction=draw.random() < 0.7,

@@ -15,7 +15,7 @@ from varuna_core.planner.model.schedule_model import (
     model_schedule,
 )
 from varuna_core.planner.model.step import (
-    Column,
+    ActionCosts,
     Jitter,
     StageMemory,
     StepCosts,
@@ -153,7 +153,7 @@ def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Way) -> N
 def make_step(**changes: object) -> StepCosts:
     even = build_even_costs(2)
     fields: dict[str, object] = {
-        "columns": (Column(costs=tuple(list_costs(even)), hops=(0.0, 0.0)),),
+        "columns": (ActionCosts(costs=tuple(list_costs(even)), hops=(0.0, 0.0)),),
         "reduce_s": (0.0, 0.0),
         "num_buckets": (1, 1),
         "optimizer_s": (0.0, 0.0),
@@ -182,7 +182,7 @@ def test_a_step_is_its_pipeline_and_what_follows_it() -> None:
 def test_replicas_that_differ_wait_for_the_slowest() -> None:
     compiled = find_schedule_model("1f1b", 2, 4, "none").compiled
     even, slow = build_even_costs(2), build_even_costs(2, forward=2.0)
-    columns = tuple(Column(costs=tuple(list_costs(c)), hops=(0.0, 0.0)) for c in (even, slow))
+    columns = tuple(ActionCosts(costs=tuple(list_costs(c)), hops=(0.0, 0.0)) for c in (even, slow))
     assert simulate_step(compiled, make_step(columns=columns)).step_s == 20
 
 

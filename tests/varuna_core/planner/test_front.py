@@ -9,7 +9,7 @@ import pytest
 
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.model.cluster import Cluster, NodeKind
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.front import (
     MOST_PARTS,
@@ -21,7 +21,7 @@ from varuna_core.planner.result.front import (
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 
-TRAINING = Training(batch=4)
+TRAINING = TrainingModel(batch=4)
 WISHES = Wishes(schedule="1f1b", tensor=1)
 
 

@@ -14,7 +14,7 @@ from varuna_core.planner.model.cluster import Cluster, NodeKind, place
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import Jitter, StepTime, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import TIMES, GpuProfile, Profile
 from varuna_core.planner.profile.transformer import Transformer, estimate_profile
@@ -46,7 +46,7 @@ def make_chain(profile: Profile, way: str = "none") -> Chain:
     placed = place(order, 8, 1, 1)
     assert placed is not None
     work = find_schedule_model("1f1b", 8, 16, "full" if way == "full" else "none")
-    return Chain(Tables(profile, Training(batch=32)), SHAPE, placed, work)
+    return Chain(Tables(profile, TrainingModel(batch=32)), SHAPE, placed, work)
 
 
 def measure(

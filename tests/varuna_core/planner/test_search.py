@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, list_all_orders
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.plan import build_plan, render_certificate, render_table
 from varuna_core.planner.search.partition import is_allowed
@@ -77,7 +77,7 @@ def find_by_brute_force(chains: list[Chain], size: int) -> float:
 def test_no_placement_takes_less_than_its_closer_floor() -> None:
     draw = random.Random(3)
     for _ in range(6):
-        question = Search(make_profile(draw, draw.randint(3, 5)), Training(batch=4), CLUSTER)
+        question = Search(make_profile(draw, draw.randint(3, 5)), TrainingModel(batch=4), CLUSTER)
         for option, columns, counts, _floor in question._list_floors("orders"):
             sharp = question.floors.sharpen(option, columns, counts, 1e9)
             for row, least in zip(counts.tolist(), sharp, strict=True):
@@ -88,7 +88,7 @@ def test_no_placement_takes_less_than_its_closer_floor() -> None:
 
 def search(wishes: Wishes, limit_s: float = 60.0, cluster: Cluster = CLUSTER) -> Search:
     return Search(
-        make_profile(random.Random(3), 5), Training(batch=8), cluster, wishes, limit_s=limit_s
+        make_profile(random.Random(3), 5), TrainingModel(batch=8), cluster, wishes, limit_s=limit_s
     )
 
 
@@ -154,7 +154,7 @@ def test_contradictions_are_told(wishes: Wishes, message: str) -> None:
 def test_what_cannot_fit_says_by_how_much() -> None:
     profile = make_profile(random.Random(3), 5, memory=1e9)
     with pytest.raises(PlanningError, match=r"a segment lacks \d\.\d GB even as a stage"):
-        Search(profile, Training(batch=8), CLUSTER).run()
+        Search(profile, TrainingModel(batch=8), CLUSTER).run()
 
 
 def test_one_gpu_and_one_segment_are_planned() -> None:
@@ -162,14 +162,14 @@ def test_one_gpu_and_one_segment_are_planned() -> None:
     searched = search(Wishes(), cluster=cluster).run()
     assert searched.best.bounds == (0, 5)
     alone = make_profile(random.Random(3), 1)
-    assert Search(alone, Training(batch=8), cluster).run().best.bounds == (0, 1)
+    assert Search(alone, TrainingModel(batch=8), cluster).run().best.bounds == (0, 1)
 
 
 def test_time_that_ran_out_leaves_a_gap_that_is_told() -> None:
     times = itertools.count()
     question = Search(
         make_profile(random.Random(3), 5),
-        Training(batch=8),
+        TrainingModel(batch=8),
         CLUSTER,
         limit_s=60,
         clock=lambda: float(next(times)),

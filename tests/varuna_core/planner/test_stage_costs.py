@@ -9,11 +9,18 @@ import pytest
 
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.cluster import Boundary, Cluster, NodeKind, Placed, Route, Site
+from varuna_core.planner.model.cluster import (
+    Boundary,
+    Cluster,
+    GpuRoute,
+    NodeKind,
+    PlacedPipeline,
+    StageSite,
+)
 from varuna_core.planner.model.schedule_model import Levels, find_schedule_model
 from varuna_core.planner.model.step import find_peaks, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import Cell, Network, Profile, Tie, build_link
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
@@ -45,15 +52,15 @@ def build_profile() -> Profile:
 
 
 def make_chain(schedule: str, stages: int = 2, count: int = 3, flows: int = 1) -> Chain:
-    training = Training(
+    training = TrainingModel(
         batch=count, weight_bytes=0, gradient_bytes=0, state_bytes=0, framework_bytes=0
     )
-    sites = tuple(Site(("big",), (("big", 1),), 1) for _ in range(stages))
-    beside = Boundary((Route("big", "big", "intra", flows),))
+    sites = tuple(StageSite(("big",), (("big", 1),), 1) for _ in range(stages))
+    beside = Boundary((GpuRoute("big", "big", "intra", flows),))
     return Chain(
         Tables(build_profile(), training),
         Shape(tensor=1, replicas=1, micro_batch=1),
-        Placed(sites, (beside,) * (stages - 1)),
+        PlacedPipeline(sites, (beside,) * (stages - 1)),
         find_schedule_model(schedule, stages, count, "none"),
         least=0,
     )
@@ -119,5 +126,5 @@ def test_a_node_alone_needs_no_link_to_another_one() -> None:
     drawn = build_profile()
     gpu = replace(drawn.gpus["big"], memory_bytes=1e15)
     profile, wishes = replace(drawn, gpus={"big": gpu}), Wishes(replicas=1)
-    best = Search(profile, Training(batch=3), cluster, wishes).run().best
+    best = Search(profile, TrainingModel(batch=3), cluster, wishes).run().best
     assert len(best.placed.sites) > 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from varuna_core.records.logs.training_log import (
     JOB_INFO,
     Iteration,
-    Memory,
+    MemoryLine,
     format_evaluation,
     format_iteration,
     format_job_info,
@@ -118,7 +118,7 @@ def test_no_line_raises(text: str) -> None:
 
 
 def test_memory_phases_and_settings_come_back() -> None:
-    memory = Memory(24, 20, 3035.5, 3869.25, 4020.0, 4021.0)
+    memory = MemoryLine(24, 20, 3035.5, 3869.25, 4020.0, 4021.0)
     assert parse_memory(format_memory(memory)) == memory
     assert parse_phase(format_phase("before the start", "2023-06-14 16:08:12")) == (
         "before the start",

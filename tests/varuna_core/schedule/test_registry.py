@@ -15,7 +15,7 @@ from tests.varuna_core.planner.profiles import make_profile
 from tests.varuna_core.schedule.toy_rank import TOYS
 from varuna_core.morph.layout import SEVERAL_STAGES
 from varuna_core.planner.model.cluster import Cluster, NodeKind
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 from varuna_core.runtime.engine.plans import count_stages
@@ -76,7 +76,7 @@ def test_a_new_schedule_is_planned_where_a_conf_asks_for_it(toys: dict[str, Sche
 
     def find_step(schedule: str) -> float:
         wishes = Wishes(schedule=schedule, stages=4)
-        searched = Search(profile, Training(batch=8), Cluster(kinds=(nodes,)), wishes).run()
+        searched = Search(profile, TrainingModel(batch=8), Cluster(kinds=(nodes,)), wishes).run()
         assert searched.best is not None and searched.best.option.schedule == schedule
         return searched.best.step_s
 

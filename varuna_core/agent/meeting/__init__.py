@@ -1,6 +1,6 @@
 """Rendezvous of an attempt's nodes, and their watch over each other afterwards.
 
 `opening.open_attempt` publishes the master's address, `meeting` waits for master, reports and go,
-`watch.Watch` writes beats and hears stops. Imports the agent's `processes` and `setup`, and
+`watch.AttemptWatch` writes beats and hears stops. Imports the agent's `processes` and `setup`, and
 `varuna_core.records`.
 """

@@ -56,7 +56,7 @@ class Peer:
                 self._seen, self._changed = mark, now
 
 
-class Watch(threading.Thread):
+class AttemptWatch(threading.Thread):
     """Sets `stop` to what stop.json says and wakes the agent.
 
     A beat says what `describe` tells, and comes at once where that has changed, and what `measure`

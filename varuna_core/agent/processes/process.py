@@ -32,7 +32,7 @@ _PR_SET_PTRACER, _ANY = 0x59616D61, -1
 _POLL_S = 0.2
 
 
-class Result(NamedTuple):
+class CommandResult(NamedTuple):
     """Result of a short command."""
 
     code: int | None
@@ -52,7 +52,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     stopping: Callable[[], bool] = lambda: False,
-) -> Result:
+) -> CommandResult:
     """Run a command to its end, its deadline, or until `stopping` says so."""
     try:
         child = subprocess.Popen(
@@ -65,12 +65,12 @@ def run(
             start_new_session=True,
         )
     except OSError as error:
-        return Result(127, "", f"{argv[0]}: {error.strerror}")
+        return CommandResult(127, "", f"{argv[0]}: {error.strerror}")
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             out, err = child.communicate(timeout=_POLL_S)
-            return Result(child.returncode, _decode(out), _decode(err))
+            return CommandResult(child.returncode, _decode(out), _decode(err))
         except subprocess.TimeoutExpired:
             if time.monotonic() >= deadline or stopping():
                 break
@@ -79,7 +79,7 @@ def run(
         out, err = child.communicate(timeout=2)
     except subprocess.TimeoutExpired:  # it hangs in the kernel: a dead mount
         out, err = b"", b"it did not even end on SIGKILL"
-    return Result(None, _decode(out), _decode(err))
+    return CommandResult(None, _decode(out), _decode(err))
 
 
 class RankProcess:

@@ -45,7 +45,7 @@ NUM_THREADS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class WantedTensor:
     """A tensor to fill: the elements `box` of the stored one, cast to the type of `out`."""
 
     name: str
@@ -141,14 +141,14 @@ class CheckpointReader:
         """The tensor, or the elements `box` of it, on the CPU."""
         box = box or whole(self.shape(name, kind))
         out = torch.empty(box.extent, dtype=self.dtype(name, kind))
-        self.fill([Wanted(name=name, out=out, kind=kind, box=box)])
+        self.fill([WantedTensor(name=name, out=out, kind=kind, box=box)])
         return out
 
     def read_share(self, name: str, kind: str, share: TensorShare) -> Tensor:
         """Read a rank's share of the tensor, as the rank has it."""
         out = torch.empty(share.extent, dtype=self.dtype(name, kind))
         self.fill(
-            Wanted(name=name, out=out[inner.slices], kind=kind, box=outer)
+            WantedTensor(name=name, out=out[inner.slices], kind=kind, box=outer)
             for outer, inner in share.pieces
         )
         return out
@@ -175,7 +175,7 @@ class CheckpointReader:
 
         return from_plain(tree, take)
 
-    def fill(self, wanted: Iterable[Wanted]) -> None:
+    def fill(self, wanted: Iterable[WantedTensor]) -> None:
         """Read into tensors that are there, of any layout, type and device."""
         tasks = [task for one in wanted for task in self._plan(one)]
         self._named(lambda: list(self._pool.map(lambda task: task(), tasks)))
@@ -191,7 +191,7 @@ class CheckpointReader:
             raise CheckpointError(f"{self.folder} holds no {kind} {name!r}{hint}")
         return found
 
-    def _plan(self, wanted: Wanted) -> Iterator[Callable[[], None]]:
+    def _plan(self, wanted: WantedTensor) -> Iterator[Callable[[], None]]:
         """A task for each stored block that has a part in it."""
         found = self._find(wanted.name, wanted.kind)
         shape = found[0][1].shape

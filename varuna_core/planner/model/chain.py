@@ -23,9 +23,9 @@ from functools import cached_property
 
 import numpy as np
 
-from varuna_core.planner.model.cluster import Placed
+from varuna_core.planner.model.cluster import PlacedPipeline
 from varuna_core.planner.model.schedule_model import ScheduleModel
-from varuna_core.planner.model.step import Column, StageMemory, StepCosts, simulate_step
+from varuna_core.planner.model.step import ActionCosts, StageMemory, StepCosts, simulate_step
 from varuna_core.planner.model.tables import Array, Shape, StageTable, Tables, find_stage
 from varuna_core.schedule.compiled import Compiled
 
@@ -137,7 +137,12 @@ class Chain:
     """One stage a rank."""
 
     def __init__(
-        self, tables: Tables, shape: Shape, placed: Placed, work: ScheduleModel, least: int = 1
+        self,
+        tables: Tables,
+        shape: Shape,
+        placed: PlacedPipeline,
+        work: ScheduleModel,
+        least: int = 1,
     ) -> None:
         """`least` segments on each stage but the first and the last, which have one or more."""
         self.tables, self.shape, self.placed = tables, shape, placed
@@ -185,7 +190,7 @@ class Chain:
         )
         buckets = self.tables.find_buckets(self.shape)
         return StepCosts(
-            columns=(Column(costs=costs, hops=hops, holds=holds),),
+            columns=(ActionCosts(costs=costs, hops=hops, holds=holds),),
             reduce_s=tuple(float(self.sums[s][0][pairs[s]]) for s in stages),
             num_buckets=tuple(int(buckets[pair]) for pair in pairs),
             ties=self._find_ties(bounds),

@@ -26,7 +26,7 @@ from varuna_core.planner.profile.profile import Where
 
 
 @dataclass(frozen=True)
-class Site:
+class StageSite:
     """One stage's GPUs."""
 
     kinds: tuple[str, ...]
@@ -38,7 +38,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Route:
+class GpuRoute:
     """The link that messages take from one GPU to another."""
 
     sender: str
@@ -52,14 +52,14 @@ class Route:
 class Boundary:
     """Between a stage and the next: the slowest route counts."""
 
-    routes: tuple[Route, ...]
+    routes: tuple[GpuRoute, ...]
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPipeline:
     """A whole pipeline."""
 
-    sites: tuple[Site, ...]
+    sites: tuple[StageSite, ...]
     boundaries: tuple[Boundary, ...]
     nodes: tuple[str, ...] = ()
     """Kinds of the nodes, in the order in which stages fill them."""
@@ -112,7 +112,7 @@ _Slot = tuple[tuple[int, str, int], ...]
 """One stage's replicas: node after node its place, its GPU and how many lie there."""
 
 
-def place(nodes: Order, stages: int, tensor: int, replicas: int) -> Placed | None:
+def place(nodes: Order, stages: int, tensor: int, replicas: int) -> PlacedPipeline | None:
     """So many stages on these nodes in turn; None if they do not suffice, or one is not needed."""
     slots: list[_Slot] = []
     filling: list[tuple[int, str, int]] = []
@@ -137,7 +137,9 @@ def place(nodes: Order, stages: int, tensor: int, replicas: int) -> Placed | Non
     return _join(slots, tensor, tuple(node.name for node, _ in nodes))
 
 
-def place_in_turn(nodes: Sequence[NodeKind], stages: int, tensor: int, replicas: int) -> Placed:
+def place_in_turn(
+    nodes: Sequence[NodeKind], stages: int, tensor: int, replicas: int
+) -> PlacedPipeline:
     """Tensor groups one after another, no GPU left out: a stage may begin where another ends.
 
     That is how ranks of a run lie (parallel.order data); PlanningError if the nodes do not suffice.
@@ -163,7 +165,7 @@ def place_in_turn(nodes: Sequence[NodeKind], stages: int, tensor: int, replicas:
     return _join(slots, tensor, tuple(node.name for node in nodes[:used]))
 
 
-def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> Placed:
+def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> PlacedPipeline:
     """Stages whose replicas lie on several nodes share the links of those that they have both."""
     spread = Counter(one[0] for slot in slots if len(slot) > 1 for one in slot)
     sites = tuple(
@@ -178,12 +180,12 @@ def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> Placed
         first = before[0][0]
         pair = [tuple((one[0] - first, *one[1:]) for one in slot) for slot in (before, after)]
         boundaries.append(_make_boundary(pair[0], pair[1], tensor))
-    return Placed(sites, tuple(boundaries), names)
+    return PlacedPipeline(sites, tuple(boundaries), names)
 
 
 @lru_cache(maxsize=4096)
-def _make_site(group: tuple[tuple[str, int], ...], sharing: int) -> Site:
-    return Site(tuple(sorted({gpu for gpu, _ in group})), group, sharing)
+def _make_site(group: tuple[tuple[str, int], ...], sharing: int) -> StageSite:
+    return StageSite(tuple(sorted({gpu for gpu, _ in group})), group, sharing)
 
 
 @lru_cache(maxsize=16384)
@@ -199,10 +201,10 @@ def _make_boundary(before: _Slot, after: _Slot, tensor: int) -> Boundary:
     routes = set()
     for (a, sender), (b, receiver), _ in pairs:
         if a == b:
-            routes.add(Route(sender, receiver, "intra", 1))
+            routes.add(GpuRoute(sender, receiver, "intra", 1))
         else:
             flows = max(leaving[a], coming[b]) * tensor
-            routes.add(Route(sender, receiver, "inter", flows))
+            routes.add(GpuRoute(sender, receiver, "inter", flows))
     return Boundary(tuple(sorted(routes, key=str)))
 
 

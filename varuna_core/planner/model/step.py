@@ -24,7 +24,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class ActionCosts:
     """Costs of the actions of some replicas."""
 
     costs: tuple[float, ...]
@@ -48,7 +48,7 @@ class Column:
 class StepCosts:
     """All that a step is made of; tuples have one figure a stage."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ActionCosts, ...]
     reduce_s: tuple[float, ...]
     num_buckets: tuple[int, ...]
     ties: tuple[tuple[tuple[int, ...], float], ...] = ()

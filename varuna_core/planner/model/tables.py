@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from varuna_core.planner.model.cluster import Boundary, Site
+from varuna_core.planner.model.cluster import Boundary, StageSite
 from varuna_core.planner.model.schedule_model import Role
 from varuna_core.planner.model.step import BUCKET_BYTES
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import TIMES, Cell, Profile
 
 Array = Any
@@ -37,7 +37,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
+class TimeTables:
     """Times in one kind of place, as matrices by begin and end."""
 
     forward: Array
@@ -65,13 +65,13 @@ class Times:
 class Tables:
     """Matrices of one profile and one way to train, made when asked for."""
 
-    def __init__(self, profile: Profile, training: Training) -> None:
+    def __init__(self, profile: Profile, training: TrainingModel) -> None:
         self.profile, self.training = profile, training
         self.size = profile.model.num_segments
-        self._times: dict[tuple[tuple[str, ...], int, int], Times] = {}
+        self._times: dict[tuple[tuple[str, ...], int, int], TimeTables] = {}
         self._outputs: dict[tuple[str, int, int], Array] = {}
         self._hops: dict[tuple[Boundary, int, int], Array] = {}
-        self._sums: dict[tuple[Site, int, int, int], tuple[Array, Array]] = {}
+        self._sums: dict[tuple[StageSite, int, int, int], tuple[Array, Array]] = {}
         self._parameters: dict[int, Array] = {}
         self._buckets: dict[int, Array] = {}
         self.stages: dict[Any, Any] = {}
@@ -85,14 +85,14 @@ class Tables:
             self.stages.clear()
             self.behind.clear()
 
-    def find_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> Times:
+    def find_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> TimeTables:
         key = kinds, micro_batch, tensor
         found = self._times.get(key)
         if found is None:
             found = self._times[key] = self._make_times(*key)
         return found
 
-    def _make_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> Times:
+    def _make_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> TimeTables:
         cells = [self.profile.find_cell(kind, micro_batch, tensor) for kind in kinds]
 
         def take(name: str) -> Array:
@@ -103,7 +103,7 @@ class Tables:
         action = dict(zip(TIMES, most, strict=True))
         optimizers = [self.profile.find_optimizer(kind, tensor) for kind in kinds]
         memory = min(self.profile.find_gpu(kind).memory_bytes for kind in kinds)
-        return Times(
+        return TimeTables(
             forward=take("forward_s"),
             backward=take("backward_s"),
             input_grad=take("input_grad_s"),
@@ -154,7 +154,7 @@ class Tables:
             self._hops[key] = np.array([rows[0], rows[2], rows[1], rows[3]])
         return self._hops[key]
 
-    def find_sums(self, site: Site, shape: Shape) -> tuple[Array, Array]:
+    def find_sums(self, site: StageSite, shape: Shape) -> tuple[Array, Array]:
         """Times of sums over the replicas and of weights that go back (ZeRO), by begin, end."""
         key = site, shape.replicas, shape.tensor, shape.zero
         if key not in self._sums:
@@ -203,7 +203,7 @@ def _find_largest(values: Array) -> Array:
 class StageTable:
     """inf marks what a stage may not hold: too little, or more than fits in memory."""
 
-    times: Times
+    times: TimeTables
     kinds: tuple[Array, ...]
     """Costs of F f R B I W; with the message where a rank waits for its sends."""
     optimizer: Array

@@ -8,7 +8,7 @@ from varuna_core.planner.profile.errors import PlanningError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingModel:
     """The defaults are this project's engine in half precision with Adam."""
 
     batch: int
@@ -52,7 +52,7 @@ class Training:
         return self.weight_bytes + self.gradient_bytes + state
 
 
-MEGATRON = Training(
+MEGATRON = TrainingModel(
     batch=1,
     gradient_bytes=2,
     state_bytes=12,

@@ -18,7 +18,7 @@ LINK_EFFICIENCY = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class GpuProduct:
     """One product."""
 
     name: str
@@ -36,8 +36,8 @@ class Gpu:
 
 def _gpu(
     name: str, memory_gb: float, half_tflops: float, memory_gb_s: float, link_gb_s: float, link: str
-) -> Gpu:
-    return Gpu(
+) -> GpuProduct:
+    return GpuProduct(
         name=name,
         memory_gb=memory_gb,
         half_tflops=half_tflops,
@@ -71,7 +71,7 @@ GPUS = {
 }
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str) -> GpuProduct:
     """A GPU by our name, nvidia-smi's or a GRES'; PlanningError with all names if unknown.
 
     Of a product with two sizes the size must be told (`A100-SXM4-80GB`, `v100_32gb`).
@@ -85,7 +85,7 @@ def find_gpu(name: str) -> Gpu:
     raise PlanningError(f"no GPU {name!r} in the table; there are {', '.join(GPUS)}")
 
 
-def list_gpus(name: str) -> list[Gpu]:
+def list_gpus(name: str) -> list[GpuProduct]:
     """All that it may be, the smallest first."""
     words = [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
     sizes = {int(word[:-2]) for word in words if re.fullmatch(r"\d+GB", word)}

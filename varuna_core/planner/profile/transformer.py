@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.profile.gpus import EFFICIENCY, LINK_EFFICIENCY, Gpu, find_gpu
+from varuna_core.planner.profile.gpus import EFFICIENCY, LINK_EFFICIENCY, GpuProduct, find_gpu
 from varuna_core.planner.profile.profile import (
     Cell,
     GpuProfile,
@@ -101,7 +101,7 @@ class Transformer:
         )
 
 
-def build_cell(model: Transformer, gpu: Gpu, micro_batch: int, tensor: int = 1) -> Cell:
+def build_cell(model: Transformer, gpu: GpuProduct, micro_batch: int, tensor: int = 1) -> Cell:
     """Times from peak figures and the share of them that trainings reach."""
     flops_s = gpu.half_tflops * 1e12 * EFFICIENCY
     memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
@@ -132,7 +132,9 @@ def build_cell(model: Transformer, gpu: Gpu, micro_batch: int, tensor: int = 1) 
     )
 
 
-def estimate_optimizer(parameters: Sequence[int], gpu: Gpu, bytes_each: float = 28) -> list[float]:
+def estimate_optimizer(
+    parameters: Sequence[int], gpu: GpuProduct, bytes_each: float = 28
+) -> list[float]:
     """Adam reads and writes masters, two moments, a gradient and half weights: 28 bytes each."""
     memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
     return [count * bytes_each / memory_s for count in parameters]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from varuna_core.planner.model.cluster import Cluster
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.search.search import Candidate, Search
@@ -28,7 +28,7 @@ MOST_PARTS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class PricedPlan:
     """A plan with its price."""
 
     candidate: Candidate
@@ -41,7 +41,7 @@ class Offer:
 class Front:
     """Fastest first; each of the others is cheaper than those before it."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[PricedPlan, ...]
     num_parts: int
     """Of the cluster that were planned for."""
     num_left: int
@@ -50,7 +50,7 @@ class Front:
 
 def find_front(
     profile: Profile,
-    training: Training,
+    training: TrainingModel,
     cluster: Cluster,
     wishes: Wishes,
     known: Sequence[Candidate] = (),
@@ -67,10 +67,10 @@ def find_front(
         )
     prices = {kind.name: kind.price_per_hour or 0.0 for kind in cluster.kinds}
 
-    def offer(candidate: Candidate) -> Offer:
+    def offer(candidate: Candidate) -> PricedPlan:
         hourly = sum(prices[name] for name in candidate.placed.nodes)
         price = hourly * candidate.step_s / 3600
-        return Offer(candidate=candidate, step_s=candidate.step_s, price=price)
+        return PricedPlan(candidate=candidate, step_s=candidate.step_s, price=price)
 
     parts = list(list_parts(cluster))
     until = clock() + limit_s
@@ -113,7 +113,7 @@ def _list_counts(count: int, parts: int) -> list[int]:
     return sorted({0, count, *(count // n for n in halves)})
 
 
-def keep_best(offers: Sequence[Offer]) -> Iterator[Offer]:
+def keep_best(offers: Sequence[PricedPlan]) -> Iterator[PricedPlan]:
     """Those that no other beats in both."""
     cheapest = float("inf")
     for one in sorted(offers, key=lambda offer: (offer.step_s, offer.price)):
@@ -122,7 +122,7 @@ def keep_best(offers: Sequence[Offer]) -> Iterator[Offer]:
             yield one
 
 
-def choose_within_budget(front: Front, per_step: float) -> Offer:
+def choose_within_budget(front: Front, per_step: float) -> PricedPlan:
     """The fastest that costs no more; PlanningError with the cheapest there is."""
     for one in front.offers:
         if one.price <= per_step:
@@ -133,7 +133,7 @@ def choose_within_budget(front: Front, per_step: float) -> Offer:
     )
 
 
-def choose_by_deadline(front: Front, step_s: float) -> Offer:
+def choose_by_deadline(front: Front, step_s: float) -> PricedPlan:
     """The cheapest that takes no longer; PlanningError with the fastest there is."""
     fast = [one for one in front.offers if one.step_s <= step_s]
     if fast:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.cluster import Cluster, Placed
+from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import StepTime, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
@@ -145,7 +145,7 @@ class UsedNode:
     count: int = 1
 
 
-def list_used_nodes(placed: Placed, tensor: int) -> list[UsedNode]:
+def list_used_nodes(placed: PlacedPipeline, tensor: int) -> list[UsedNode]:
     """In the order in which stages fill them, which is that of their ranks."""
     found: list[UsedNode] = []
     names = iter(placed.nodes)

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from varuna_core.planner.model.cluster import Cluster
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.search.search import Candidate, Search, Searched
@@ -39,7 +39,7 @@ LOOK_S = 2.0
 
 
 def search_or_explain(
-    profile: Profile, training: Training, cluster: Cluster, wishes: Wishes, *, limit_s: float
+    profile: Profile, training: TrainingModel, cluster: Cluster, wishes: Wishes, *, limit_s: float
 ) -> Searched:
     """Run the search; a refusal comes with its reasons, and with a plan that would do."""
     impossible = find_impossible(profile, cluster, wishes)

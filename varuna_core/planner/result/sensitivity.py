@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from varuna_core.planner.model.tables import Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import TIMES, Cell, LinkTime, Profile
 from varuna_core.planner.result.plan import build_chain
 from varuna_core.planner.search.partition import improve
@@ -42,7 +42,7 @@ class Case:
 
 def find_sensitivity(
     profile: Profile,
-    training: Training,
+    training: TrainingModel,
     candidates: Sequence[Candidate],
     *,
     least: int = 1,

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.cluster import Cluster, Site
+from varuna_core.planner.model.cluster import Cluster, StageSite
 from varuna_core.planner.model.tables import Array, Shape, Tables
 from varuna_core.planner.search.space import Option
 from varuna_core.schedule.registry import SCHEDULES
@@ -348,7 +348,7 @@ class Floors:
                 full, rest = divmod(shape.replicas, groups)
                 group = ((nodes[0].gpu, groups),) * full
                 group += ((nodes[0].gpu, rest),) if rest else ()
-                took, back = self.tables.find_sums(Site(kinds, group, shape.tensor), shape)
+                took, back = self.tables.find_sums(StageSite(kinds, group, shape.tensor), shape)
                 ending = ending + back
                 if not training.overlap_reduction:
                     summed = summed + took

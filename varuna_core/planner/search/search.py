@@ -23,10 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
-from varuna_core.planner.model.cluster import Cluster, Placed
+from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Array, Tables
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.search.bounds import Cells, Floors
@@ -46,7 +46,7 @@ class Candidate:
     """One plan, timed."""
 
     option: Option
-    placed: Placed
+    placed: PlacedPipeline
     bounds: Bounds
     step_s: float
 
@@ -128,7 +128,7 @@ class Search:
     def __init__(
         self,
         profile: Profile,
-        training: Training,
+        training: TrainingModel,
         cluster: Cluster,
         wishes: Wishes | None = None,
         *,

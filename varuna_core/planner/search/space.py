@@ -18,14 +18,14 @@ import numpy as np
 from varuna_core.planner.model.cluster import (
     Cluster,
     Order,
-    Placed,
+    PlacedPipeline,
     count_stages,
     list_all_orders,
     list_blocks,
 )
 from varuna_core.planner.model.cluster import place as place_stages
 from varuna_core.planner.model.tables import Array, Shape
-from varuna_core.planner.model.training import Training
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.schedule.recompute import Recompute
@@ -71,7 +71,7 @@ class Option:
 
 
 def list_options(
-    profile: Profile, training: Training, cluster: Cluster, wishes: Wishes
+    profile: Profile, training: TrainingModel, cluster: Cluster, wishes: Wishes
 ) -> list[Option]:
     """All that the batch and the profile allow; PlanningError that says why there are none."""
     kinds = sorted({kind.gpu for kind in cluster.kinds})
@@ -159,7 +159,7 @@ class Placements:
         self.cluster, self.most_stages = cluster, most_stages
         several = len(cluster.kinds) > 1
         self.orders = list_all_orders(cluster, MOST_ORDERS) if several else None
-        self._groups: dict[tuple[int, int], dict[tuple[int, ...], list[Placed]]] = {}
+        self._groups: dict[tuple[int, int], dict[tuple[int, ...], list[PlacedPipeline]]] = {}
         self._columns: dict[tuple[int, int], list[tuple[str, ...]]] = {}
 
     @property
@@ -191,7 +191,9 @@ class Placements:
             fits &= ((counts == 0) | (counts == limits)).all(axis=1)
         return columns, counts[fits]
 
-    def iterate(self, tensor: int, replicas: int, counts: tuple[int, ...]) -> Iterator[Placed]:
+    def iterate(
+        self, tensor: int, replicas: int, counts: tuple[int, ...]
+    ) -> Iterator[PlacedPipeline]:
         """The placements that have these counts."""
         if self.orders is not None:
             yield from self._find_groups(tensor, replicas)[counts]
@@ -201,11 +203,13 @@ class Placements:
             if placed is not None:
                 yield placed
 
-    def _find_groups(self, tensor: int, replicas: int) -> dict[tuple[int, ...], list[Placed]]:
+    def _find_groups(
+        self, tensor: int, replicas: int
+    ) -> dict[tuple[int, ...], list[PlacedPipeline]]:
         key = tensor, replicas
         if key not in self._groups:
             assert self.orders is not None
-            found: dict[Placed, Counter[tuple[str, ...]]] = {}
+            found: dict[PlacedPipeline, Counter[tuple[str, ...]]] = {}
             seen = set()
             for order in self.orders:
                 for placed in self._place_all(order, tensor, replicas):
@@ -214,13 +218,13 @@ class Placements:
                         seen.add(same)
                         found[placed] = Counter(site.kinds for site in placed.sites)
             columns = sorted({kinds for counted in found.values() for kinds in counted})
-            groups: dict[tuple[int, ...], list[Placed]] = {}
+            groups: dict[tuple[int, ...], list[PlacedPipeline]] = {}
             for placed, counted in found.items():
                 groups.setdefault(tuple(counted[c] for c in columns), []).append(placed)
             self._groups[key], self._columns[key] = groups, columns
         return self._groups[key]
 
-    def _place_all(self, order: Order, tensor: int, replicas: int) -> Iterator[Placed]:
+    def _place_all(self, order: Order, tensor: int, replicas: int) -> Iterator[PlacedPipeline]:
         """With as many stages as need all these nodes."""
         most = sum(max(1, kind.gpus // tensor // replicas) for kind, _ in order)
         for stages in itertools.takewhile(lambda n: n > 0, range(most, 0, -1)):

@@ -25,7 +25,7 @@ MOST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Times:
+class LineTimes:
     """The marks of one log: offsets and times, both rising."""
 
     offsets: Tuple[int, ...]
@@ -41,7 +41,7 @@ def format_mark(time: float, out: int, err: int) -> bytes:
     return b"%.3f %d %d\n" % (time, out, err)
 
 
-def parse_marks(data: bytes) -> Tuple[Times, Times]:
+def parse_marks(data: bytes) -> Tuple[LineTimes, LineTimes]:
     """Of .out and of .err. Torn lines are passed over; a clock that stepped back stands still."""
     out: Dict[int, float] = {}
     err: Dict[int, float] = {}
@@ -59,10 +59,10 @@ def parse_marks(data: bytes) -> Tuple[Times, Times]:
             # Where nothing was written since the mark before, the later one is nearer the truth.
             if not found or place >= next(reversed(found)):
                 found[place] = latest
-    return Times(tuple(out), tuple(out.values())), Times(tuple(err), tuple(err.values()))
+    return LineTimes(tuple(out), tuple(out.values())), LineTimes(tuple(err), tuple(err.values()))
 
 
-def read_times(path: Path) -> Tuple[Times, Times]:
+def read_times(path: Path) -> Tuple[LineTimes, LineTimes]:
     """Without marks where the file is missing."""
     try:
         with open(path, "rb") as handle:

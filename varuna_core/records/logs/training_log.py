@@ -101,7 +101,7 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryLine:
     """One memory line, in MB as torch counts them."""
 
     rank: Optional[int]
@@ -194,7 +194,7 @@ def parse_validation(line: str) -> Optional[Tuple[int, Dict[str, float]]]:
     return int(head.group(1)), losses
 
 
-def format_memory(value: Memory) -> str:
+def format_memory(value: MemoryLine) -> str:
     words = [
         f"allocated: {value.allocated}",
         f"max allocated: {value.max_allocated}",
@@ -204,7 +204,7 @@ def format_memory(value: Memory) -> str:
     return f"[Rank {value.rank}] (after {value.step} iterations) memory (MB) | " + " | ".join(words)
 
 
-def parse_memory(line: str) -> Optional[Memory]:
+def parse_memory(line: str) -> Optional[MemoryLine]:
     match = _MEMORY.search(line)
     if match is None:
         return None
@@ -214,7 +214,7 @@ def parse_memory(line: str) -> Optional[Memory]:
     }
     if not found:
         return None
-    return Memory(
+    return MemoryLine(
         rank=int(match.group(1)) if match.group(1) else None,
         step=int(match.group(2)),
         allocated=found.get((False, "allocated")),

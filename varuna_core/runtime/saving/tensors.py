@@ -17,7 +17,7 @@ from varuna_core.checkpoint.format.entries import Entry, make_entry
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT
 from varuna_core.checkpoint.format.plain import to_plain
-from varuna_core.checkpoint.store.reader import Wanted
+from varuna_core.checkpoint.store.reader import WantedTensor
 from varuna_core.checkpoint.store.torch_state import take_state
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.split.record import tensor_names
@@ -208,11 +208,11 @@ def find_part(name: str, masters: Masters, shares: Shares) -> Box | TensorShare 
     return shares.find(name) if rows is None else rows.box
 
 
-def list_wanted(name: str, out: Tensor, masters: Masters, shares: Shares) -> list[Wanted]:
+def list_wanted(name: str, out: Tensor, masters: Masters, shares: Shares) -> list[WantedTensor]:
     """The pieces to read of a tensor into what this rank holds of it."""
     rows = masters.slices.get(name)
     return (
         shares.list_wanted(name, out)
         if rows is None
-        else [Wanted(name=name, out=out, box=rows.box)]
+        else [WantedTensor(name=name, out=out, box=rows.box)]
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from varuna_core.checkpoint.format.box import Box, TensorShare, whole
 from varuna_core.checkpoint.format.entries import Entry
 from varuna_core.checkpoint.format.errors import CheckpointError
-from varuna_core.checkpoint.store.reader import Wanted
+from varuna_core.checkpoint.store.reader import WantedTensor
 
 
 def find_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> TensorShare:
@@ -89,9 +89,9 @@ class Shares:
 
     # From a checkpoint.
 
-    def list_wanted(self, name: str, out: Tensor) -> list[Wanted]:
+    def list_wanted(self, name: str, out: Tensor) -> list[WantedTensor]:
         share = self.find(name)
         if share is None:
-            return [Wanted(name=name, out=out)]
+            return [WantedTensor(name=name, out=out)]
         out = out.detach()
-        return [Wanted(name=name, out=out[i.slices], box=outer) for outer, i in share.pieces]
+        return [WantedTensor(name=name, out=out[i.slices], box=outer) for outer, i in share.pieces]

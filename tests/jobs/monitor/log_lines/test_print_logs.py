@@ -11,7 +11,7 @@ from varuna_core.records.files import write_json
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.monitor.log_lines.print_logs import MANY, Wanted, check_nodes, check_ranks
+from vjob.jobs.monitor.log_lines.print_logs import MANY, LineFilter, check_nodes, check_ranks
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def report(run: RunFolder, *numbers: int) -> None:
 
 
 def check(run: RunFolder, *nodes: str, wait: bool) -> bool:
-    return check_nodes(run, run.attempts(), Wanted.make(nodes=nodes), wait=wait)
+    return check_nodes(run, run.attempts(), LineFilter.make(nodes=nodes), wait=wait)
 
 
 def test_a_rank_that_is_none_is_told_with_those_that_are(run: RunFolder) -> None:
-    check_ranks(run, Wanted.make(ranks=(0, 31)))
+    check_ranks(run, LineFilter.make(ranks=(0, 31)))
     with pytest.raises(InputError, match="r has no rank -1, 32; it has 0 to 31"):
-        check_ranks(run, Wanted.make(ranks=(-1, 5, 32)))
+        check_ranks(run, LineFilter.make(ranks=(-1, 5, 32)))
 
 
 def test_a_follower_waits_for_a_name_until_all_nodes_have_reported(run: RunFolder) -> None:
@@ -54,11 +54,11 @@ def test_a_follower_waits_for_a_name_until_all_nodes_have_reported(run: RunFolde
 def test_of_many_names_a_message_lists_some(run: RunFolder) -> None:
     asked = tuple(range(100, 100 + MANY + 3))
     with pytest.raises(InputError, match=f"no rank 100, .*, {99 + MANY} and 3 more; it has"):
-        check_ranks(run, Wanted.make(ranks=asked))
+        check_ranks(run, LineFilter.make(ranks=asked))
 
 
 def test_without_a_plan_that_can_be_read_nothing_is_refused(run: RunFolder) -> None:
     """A colleague who was shown the run has no plan: it holds secrets."""
     run.plan.unlink()
-    check_ranks(run, Wanted.make(ranks=(99,)))
+    check_ranks(run, LineFilter.make(ranks=(99,)))
     assert check(run, "zz", wait=False)

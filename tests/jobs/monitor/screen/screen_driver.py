@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from tests.jobs.monitor.screen.sample_job import RecordedActions
 from vjob.jobs.monitor.screen.app import StatusApp
-from vjob.jobs.monitor.screen.live import Actions, Source
+from vjob.jobs.monitor.screen.live import Actions, SnapshotSource
 from vjob.jobs.monitor.screen.pane import Pane
 from vjob.jobs.monitor.screen.theme import UNICODE, Marks
 
@@ -53,7 +53,7 @@ def shown(pane: Pane) -> str:
 
 
 def drive(
-    source: Source,
+    source: SnapshotSource,
     script: Callable[[DrivenScreen], Awaitable[None]],
     *,
     actions: Actions | None = None,

@@ -26,7 +26,13 @@ from vjob.jobs.monitor.model.snapshot import (
 from vjob.jobs.monitor.screen.heading import format_jobs, render_heading
 from vjob.jobs.monitor.screen.live import PANES, arrange_panes, find_most_heading
 from vjob.jobs.monitor.screen.log_pane import LogBuffer, find_spans
-from vjob.jobs.monitor.screen.node_pane import COLUMNS, Column, place_columns, render_row, sort_rows
+from vjob.jobs.monitor.screen.node_pane import (
+    COLUMNS,
+    NodeColumn,
+    place_columns,
+    render_row,
+    sort_rows,
+)
 from vjob.jobs.monitor.screen.pages import KEYS
 from vjob.jobs.monitor.screen.theme import (
     ASCII,
@@ -169,7 +175,7 @@ def test_columns_give_way_in_their_order_and_rows_never_outgrow_the_screen() -> 
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.title)
-def test_every_column_sorts_with_what_is_unknown_last(column: Column) -> None:
+def test_every_column_sorts_with_what_is_unknown_last(column: NodeColumn) -> None:
     title = column.title
     snapshot, verdict = make_slow()
     blank = replace(snapshot.nodes[2], name="blank", ranks=(), gpus=(), group="", phase="")
