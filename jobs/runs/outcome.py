@@ -10,7 +10,7 @@ from dataclasses import replace
 from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
-from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
+from varuna_core.records.plan import Plan, find_remedy, read_attempt_plan, read_plan
 from varuna_core.records.record import read_events
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -94,8 +94,6 @@ def add_remedy(run: RunFolder, attempt: AttemptFolder, outcome: Outcome) -> str:
     plan = read_plan(run.plan)
     if plan is None or not plan.remedies or outcome.code == 0:
         return outcome.reason
-    from varuna_core.agent.setup.container import find_remedy  # much comes with it
-
     logs = sorted(run.path.glob("scheduler*.out"))
     if outcome.culprit_node is not None:
         logs.insert(0, attempt.node_log(outcome.culprit_node, "err"))

@@ -7,6 +7,7 @@ is an index into them, so that a plan for ten thousand nodes stays small.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -346,3 +347,11 @@ def _parse_container(value: dict[str, Any]) -> ContainerPlan:
     commands = {key: tuple(tuple(argv) for argv in value[key]) for key in ("prepare", "clean")}
     words = {key: tuple(value[key]) for key in ("probe", "start", "step")}
     return ContainerPlan(**{**value, **commands, **words})
+
+
+def find_remedy(remedies: Sequence[tuple[str, str]], text: str) -> str:
+    """`: REMEDY` of the first known message in the text, else nothing."""
+    for pattern, remedy in remedies:
+        if re.search(pattern, text):
+            return f" -> {remedy}"
+    return ""

@@ -20,7 +20,7 @@ from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
 from varuna_core.records.nodes import FAIL, OK, Check
-from varuna_core.records.plan import ContainerPlan
+from varuna_core.records.plan import ContainerPlan, find_remedy
 
 ENTRY_VARIABLE = "VJOB_ENTER"
 ENTRY_COMMAND = ("/bin/sh", "-c", f'eval "${ENTRY_VARIABLE}"', "vjob")
@@ -193,14 +193,6 @@ def hold_lease(site: Site, lease: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def find_remedy(remedies: Sequence[tuple[str, str]], text: str) -> str:
-    """`: REMEDY` of the first known message in the text, else nothing."""
-    for pattern, remedy in remedies:
-        if re.search(pattern, text):
-            return f" -> {remedy}"
-    return ""
 
 
 def _run_step(
