@@ -79,7 +79,7 @@ def run(copy: Path, *words: str, code: int = 0) -> str:
 
 
 def test_each_row_names_at_most_three_files_that_are_there() -> None:
-    assert len(ROWS) == 7
+    assert len(ROWS) == 8
     for name, files in ROWS.items():
         assert 1 <= len(files) <= 3, name
         assert all((ROOT / file).exists() for file in files), name
@@ -190,7 +190,7 @@ def test_a_finding_is_a_function_and_its_row(add: Add, vjob: Vjob, copy: Path) -
     assert "7 toys." in vjob("report", str(logs), "--text")
 
 
-@pytest.mark.row("a known line of a log")
+@pytest.mark.row("a known line of a failure")
 def test_a_known_line_is_a_row(add: Add, vjob: Vjob, copy: Path) -> None:
     row = '    _known("root", "toy", r"the toy broke", "give it a new toy"),\n'
     known = "jobs/monitor/log_lines/known_lines.py"

@@ -1,5 +1,5 @@
 """`vjob doctor`: what of this machine, its Slurm and its containers would trouble a job.
 
 `doctor.examine` looks at everything, `containers.examine_containers` at the container runtimes.
-Imports the schedulers, the images and the containers.
+Imports the conf, the schedulers, the images, the containers and the agent's checks.
 """

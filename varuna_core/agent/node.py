@@ -135,7 +135,7 @@ def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.Ex
     )
     if problem is not None:
         raise Refusal(NOT_READY, problem, failed[0] if failed else None)
-    # A container may have taken half an hour to prepare, and the port somebody's fancy meanwhile.
+    # Preparing a container may take half an hour; another process may have taken the port by now.
     port, holder = pick_port(plan, attempt.number, None, site.master.port)
     leases.enter_context(holder)
     say_go(attempt, opened, port)

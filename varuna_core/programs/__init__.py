@@ -1,7 +1,7 @@
 """The built-in programs: GPT and BERT models, and the training that runs them.
 
-`pretrain.main` is their entry, `training.Trainer` one rank's training. Imports everything in
-varuna_core but the agent, launch and morph.
+`pretrain.main` is their entry, `training.Trainer` one rank's training. Imports Varuna
+and its runtime, the profiler, the data and the records.
 
 layers <- gpt, bert <- transformers_names        place <- batches, lines <- training <- pretrain
 """

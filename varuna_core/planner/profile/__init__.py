@@ -1,4 +1,4 @@
 """A model's costs and the links' times as data: `profile_file.read_profile`, `write_profile`.
 
-`transformer.estimate_profile` makes one from data sheets. Imports none of our rooms.
+`transformer.estimate_profile` makes one from data sheets. Imports the records.
 """

@@ -7,7 +7,7 @@ rung         times peers  in steps                       who acts on it
 NOTABLE      over 1.1     60 % of the attempt            the report names the rank
 PERSISTENT   over 1.15    80 % of the last 20 to 60      the report and status name it (SLOW), the
                                                          autoscaler may leave its node out
-STARK        over 1.43    the median of the last 10      status names it before 20 are known
+STARK        over 1.43    the median of 10 or fewer      status names it before 20 are known
 
 So what the autoscaler leaves out has always been named by status and is named by the report. The
 report mentions more: it looks back, and nothing is stopped for it. 1.1 is above what ranks with
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence
 
 WARM_UP_STEPS = 5
-"""First steps of an attempt, which tell nothing of the later ones."""
+"""First steps of an attempt, which say nothing about later ones."""
 RECENT_STEPS = 60
-"""The last ones count, where something is to be done about it."""
+"""Only so many of the last steps count when something is to be done."""
 LEAST_S = 0.1
 LEAST_SHARE = 0.1
 
@@ -38,9 +38,9 @@ class Rung:
     times: float
     """The work of the peers."""
     share: float
-    """Of the steps, at least."""
+    """Least share of steps above it."""
     num_steps: int
-    """That must be known."""
+    """Least number of steps that must be known."""
 
 
 NOTABLE = Rung(times=1.1, share=0.6, num_steps=1)
@@ -79,7 +79,7 @@ def find_slow_ranks(
 
 
 def costs_much(extra_s: float, step_s: Optional[float]) -> bool:
-    """Less would be gained than what is worth a word."""
+    """True if the loss is worth reporting."""
     return extra_s > max(LEAST_S, LEAST_SHARE * (step_s or 0.0))
 
 
