@@ -77,12 +77,19 @@ def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
     settings = fields.get("set")
     if not isinstance(settings, dict) or not all(isinstance(v, str) for v in settings.values()):
         raise InputError(f"plan {path}: the key set is not a mapping of keys to text")
-    is_changed = any(word.partition("=")[0] in settings for word in overrides)
+    changed = [word.partition("=")[0] for word in overrides]
+    is_changed = any(_overlap(key, other) for key in settings for other in changed)
     return PlanFile(
         settings=settings,
         prediction=None if is_changed else parse_prediction(fields.get("prediction")),
         why=f"plan {path.name}, {fields.get('why', '')}",
     )
+
+
+def _overlap(key: str, other: str) -> bool:
+    """True for equal keys, and where one holds the other: cluster.nodes, cluster.nodes[0].count."""
+    short, long = sorted((key, other), key=len)
+    return long.startswith(short) and long[len(short) : len(short) + 1] in ("", ".", "[")
 
 
 def describe_promise(run: RunFolder) -> str:

@@ -300,6 +300,9 @@ def test_a_written_plan_is_a_conf_that_passes_every_check(conf: Path) -> None:
         ranks = sum(group.count * group.num_ranks for group in settled.cluster.nodes)
         assert ranks == best["stages"] * best["replicas"] * best["tensor"]
         assert read_plan_file(out, ["parallel.pipeline=1"]).prediction is None
+        for word in ("cluster.nodes[0].count=2", "cluster.nodes=[]", "parallel={}"):
+            assert read_plan_file(out, [word]).prediction is None, "its nodes or its layout change"
+        assert read_plan_file(out, ["parallel.pipeline_x=1"]).prediction is not None
     layout = json.loads(out.read_text())["layout"]
     assert layout.count("|") == best["stages"] - 1 and layout[0] == "E" and layout[-1] == "L"
     out.write_text("{}")
