@@ -336,4 +336,4 @@ def test_every_table_has_its_place_on_the_page() -> None:
     """That of the morphs had none."""
     source = Path(build_sections.__code__.co_filename).read_text()
     places = {name for places in SECTIONS.values() for kind, name, *_ in places if kind == "table"}
-    assert places == set(re.findall(r'Table\(title="([^"]+)"', source))
+    assert places == set(re.findall(r'Table\(\s*title="([^"]+)"', source))
