@@ -26,13 +26,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import RESULTS
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.containers.registry import RUNTIMES
 from vjob.jobs.planning.resolve_auto import resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
 
-RESULT = Path(__file__).parent / "results" / "containers.md"
+RESULT = RESULTS / "containers.md"
 BOUND_S = 0.3
 NUM_PREPARES = 16
 UNPACKERS = {"enroot": "enroot create", "charliecloud": "unsquashfs", "apptainer": "unsquashfs"}

@@ -23,11 +23,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import RESULTS
 from benchmarks.commands.report_page import measure_page, write_page
 from varuna_core.records.logs.trace import COLUMNS, FORMAT, TraceWriter
 from varuna_core.records.logs.training_log import Iteration, format_iteration, format_timers
 
-RESULT = Path(__file__).parent / "results" / "report.md"
+RESULT = RESULTS / "report.md"
 MB = 1 << 20
 TIMERS = ("forward-compute", "backward-compute", "forward-recv", "backward-send", "optimizer")
 

@@ -30,11 +30,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks import RESULTS
 from benchmarks.commands import report, spine, status
 from benchmarks.drawing import draw_growth
 from benchmarks.machine import read_memory_gb, read_processor
 
-RESULT = Path(__file__).parent / "results" / "scale.md"
+RESULT = RESULTS / "scale.md"
 SIZES = (64, 256, 1024, 4096, 10240)
 LINEAR = 1.2
 """A slope that still counts as in proportion: caches are left, tables double."""

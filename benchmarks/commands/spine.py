@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks import RESULTS
 from varuna_core.records.plan import render_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import read_conf
@@ -26,7 +27,7 @@ from vjob.jobs.submit.build_plan import PlanContext, build_plan
 from vjob.jobs.submit.scripts import render_scripts
 
 ROOT = Path(__file__).parent.parent
-RESULT = Path(__file__).parent / "results" / "spine.md"
+RESULT = RESULTS / "spine.md"
 NUM_NODES = (100, 300, 1000, 3000, 10000)
 
 CONF = """\

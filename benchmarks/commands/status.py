@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import RESULTS
 from benchmarks.commands.spine import ROOT
 from benchmarks.machine import compile_to
 from varuna_core.records import record as records
@@ -30,7 +31,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.job_reader import Reader, open_reader
 from vjob.jobs.monitor.readers.run import RunReader
 
-RESULT = Path(__file__).parent / "results" / "status.md"
+RESULT = RESULTS / "status.md"
 FILE_BYTES = 100_000_000
 END_BYTES = 96 * 1024
 RANKS = 8

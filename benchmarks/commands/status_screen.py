@@ -25,8 +25,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import RESULTS
+
 ROOT = Path(__file__).parent.parent
-RESULT = Path(__file__).parent / "results" / "status_screen.md"
+RESULT = RESULTS / "status_screen.md"
 NUM_NODES = 64
 INTERVAL_S = 2.0
 SETTLE_S = 10.0

@@ -22,10 +22,11 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks import RESULTS
 from benchmarks.machine import compile_to
 
 ROOT = Path(__file__).parent.parent
-RESULT = Path(__file__).parent / "results" / "submit.md"
+RESULT = RESULTS / "submit.md"
 BOUND = 1.5
 
 CONF = """\

@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks import RESULTS
 from benchmarks.morph.goodput import Costs, compare_goodput
 from benchmarks.morph.ours import LARGE, TINY, Ours, Size, count_cpu_s, halted
 from benchmarks.morph.peer import Peer
 from varuna_core.records.record import MORPH_PARTS, read_morph_parts
 
-RESULT = Path(__file__).parent / "results" / "morph.md"
+RESULT = RESULTS / "morph.md"
 NODES = 4
 SILENCE_S = 2
 """Without a sign of life a node is lost: ours (morph/node_observer.py); torchrun's set likewise."""

@@ -16,13 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.morph.ours import BATCH, Size, wait_until
 from varuna_core.agent.processes.proc import list_below, list_stats
 
 LIMIT_S = 90.0
 """Where torchrun comes to no step after a loss: on a busy machine its agents can take each other
 for lost, too."""
-ROOT = Path(__file__).parent.parent
+
 TUNED = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt={attempts}"
 """torchrun would wait 30 s for others to join, and 15 s for a sign of life of a lost node."""
 FRESH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"

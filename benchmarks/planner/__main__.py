@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import RESULTS
 from benchmarks.planner.cases import (
     A10_8,
     GPT2_XL,
@@ -43,7 +44,7 @@ from varuna_core.planner.search.space import Placements
 from varuna_core.schedule.compiled import Compiled, list_costs, list_hops
 from varuna_core.schedule.costs import build_even_costs
 
-RESULT = Path(__file__).parent / "results" / "planner.md"
+RESULT = RESULTS / "planner.md"
 MEASURED_S = 1.402
 
 

@@ -12,10 +12,10 @@ import platform
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks import RESULTS
 from tests.varuna_core.planner.brute_force import (
     Instance,
     draw_instance,
@@ -28,7 +28,7 @@ from varuna_core.planner.result.front import find_front
 from varuna_core.planner.search import space
 from varuna_core.planner.search.search import Search
 
-RESULT = Path(__file__).parent / "results" / "planner_exact.md"
+RESULT = RESULTS / "planner_exact.md"
 CLOSE = 1e-9
 LIMIT_S = 600.0
 HEAD = [

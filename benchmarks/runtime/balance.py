@@ -12,18 +12,18 @@ import argparse
 import platform
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import RESULTS
 from varuna_core.records.layout import balance
 from varuna_core.runtime.split.cut import CutPoint
 from varuna_core.runtime.split.split import split_model
 
-RESULT = Path(__file__).parent / "results" / "balance.md"
+RESULT = RESULTS / "balance.md"
 WIDTH, BLOCKS, LENGTH, SIZE, STAGES = 256, 8, 128, 2, 4
 VOCABULARIES = (1000, 16000, 50000)
 

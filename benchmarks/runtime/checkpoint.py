@@ -27,13 +27,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from benchmarks import RESULTS
 from varuna_core.checkpoint.format.box import Box
 from varuna_core.checkpoint.format.entries import CheckpointPart, Entry, make_entry, view_bytes
 from varuna_core.checkpoint.format.manifest import TrainingState
 from varuna_core.checkpoint.store.reader import OPTIMIZER, CheckpointReader, WantedTensor
 from varuna_core.checkpoint.store.writer import CheckpointWriter
 
-RESULT = Path(__file__).parent / "results" / "checkpoint.md"
+RESULT = RESULTS / "checkpoint.md"
 LAYERS = 8
 KINDS = ("weight", OPTIMIZER + "exp_avg", OPTIMIZER + "exp_avg_sq")
 BOUNDS = {"save": 1.3, "load": 1.5, "stall": 0.5}

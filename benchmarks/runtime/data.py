@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import RESULTS
 from varuna_core.data.corpus import make_documents
 from varuna_core.data.gpt import GptSamples
 from varuna_core.data.index_maps import build_maps, build_sample_index, count_epochs, find_fault
@@ -98,7 +99,7 @@ def _measure(folder: Path, name: str) -> str:
     return f"| {name} | 1 % | {waited / took:.2%} | {mean:.0f} ms |"
 
 
-RESULT = Path(__file__).parent / "results" / "data.md"
+RESULT = RESULTS / "data.md"
 NUM_TOKENS = 1_050_000_000
 NUM_DOCUMENTS = 2_000_000
 SEQUENCE = 1024

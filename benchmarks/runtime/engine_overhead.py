@@ -17,19 +17,19 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from benchmarks import RESULTS
 from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
 from varuna_core.runtime.engine import engine
 from varuna_core.runtime.split.stage import Stage
 
-RESULT = Path(__file__).parent / "results" / "engine_overhead.md"
+RESULT = RESULTS / "engine_overhead.md"
 BOUND_US = 100
 NUM_MICROBATCHES, SIZE, WARMUP = 16, 4, 3
 

@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 
+from benchmarks import RESULTS
 from benchmarks.runtime.checkpoint import Ratios, compare, render_row
 from varuna_core import Varuna
 from varuna_core.morph.memory import ROOT
 from varuna_core.programs.gpt import Gpt
 
-RESULT = Path(__file__).parent / "results" / "memory_copies.md"
+RESULT = RESULTS / "memory_copies.md"
 BOUND, STALL_BOUND = 1.01, 2.0
 BATCH, MICRO, SEQUENCE, VOCAB = 8, 4, 128, 8192
 

@@ -13,16 +13,16 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import RESULTS
 from tests.models.small import LENGTH, WIDTH, Gpt, make_inputs
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.split.stage import Stage
 
-RESULT = Path(__file__).parent / "results" / "split.md"
+RESULT = RESULTS / "split.md"
 PARTITION = "0-11-8-8-8-8-5-0"
 BOUND_MS = 0.25
 NUM_CALLS = 200

@@ -16,7 +16,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,10 +23,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
+from benchmarks import RESULTS
 from varuna_core import Varuna
 from varuna_core.programs.gpt import Gpt
 
-RESULT = Path(__file__).parent / "results" / "tensor.md"
+RESULT = RESULTS / "tensor.md"
 BOUND = 1.03
 SIZE, CLIP, RATE, WARMUP = 2, 1.0, 1e-4, 3
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import RESULTS
 from benchmarks.pipeline import network
 from benchmarks.pipeline.ranks import run_ranks
 from benchmarks.simulator.layouts import LAUNCHES, QUICK, Launch, Layout, place
@@ -38,7 +39,7 @@ from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import FIGURES, LinkTime, Network, Profile
 from varuna_core.planner.profile.profile_file import parse_profile
 
-RESULT = Path(__file__).parent / "results" / "simulator.md"
+RESULT = RESULTS / "simulator.md"
 MEDIAN_AT_MOST, WORST_AT_MOST = 0.03, 0.08
 SPEARMAN_AT_LEAST, CHOSEN_AT_MOST = 0.95, 1.03
 MODELS = {"gpt": "the GPT", "waits": "the model of timed waits"}
