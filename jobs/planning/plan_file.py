@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from varuna_core.records.files import write_atomic
 from varuna_core.records.plan import Prediction, parse_prediction, read_plan
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.schedule.registry import SCHEDULES
 from vjob.jobs.conf.loading.check import get_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import resolve_conf
@@ -105,6 +104,7 @@ def describe_promise(run: RunFolder) -> str:
 def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
     """The conf with the plan's layout, on the nodes that it uses."""
     from varuna_core.planner.result.plan import join_alike, list_used_nodes  # needs numpy
+    from varuna_core.schedule.registry import SCHEDULES
 
     option = plan.candidate.option
     nodes = join_alike(list_used_nodes(plan.candidate.placed, option.shape.tensor))

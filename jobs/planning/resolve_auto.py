@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core.records.plan import Prediction
-from varuna_core.schedule.registry import has_one_stage_a_rank
 from vjob.jobs.conf.layout import is_open
 from vjob.jobs.conf.loading.check import get_value
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
@@ -147,6 +146,8 @@ def _find_reason(conf: JobConf) -> str:
         return f"{BY_RUNTIME}: train.global_batch_size is not set"
     if parallel.order == "pipeline" and parallel.data != 1:
         return f"{BY_RUNTIME}: parallel.order pipeline is not modelled"
+    from varuna_core.schedule.registry import has_one_stage_a_rank  # a submit that plans is slow
+
     if parallel.zero > 1 or not has_one_stage_a_rank(parallel.schedule):
         return f"{BY_RUNTIME}: its schedule or zero is not modelled"
     return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from varuna_core.records.layout import PartitionError, find_problem, parse_counts
-from varuna_core.schedule.registry import AUTO, SCHEDULES
 from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import KeyProblem
@@ -132,7 +131,12 @@ def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
         yield key, text, "must be auto, or layers per stage such as 0-11-8-8-8-8-5-0"
         return
     pipeline = len(parts) if conf.parallel.pipeline == "auto" else conf.parallel.pipeline
-    chunks = 1 if schedule == AUTO else SCHEDULES[schedule].stages_per_rank
+    chunks: int | None = 1
+    if schedule != "auto":
+        # All schedules come with it: a tenth of the start of a submit that asks for none.
+        from varuna_core.schedule.registry import SCHEDULES
+
+        chunks = SCHEDULES[schedule].stages_per_rank
     if chunks is not None and chunks > 1:
         if len(parts) != chunks * pipeline:
             word = "two" if chunks == 2 else str(chunks)
