@@ -12,6 +12,7 @@ put aside; every other difference is printed, and the exit code is 1.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -77,6 +78,12 @@ def show(name: str, before: list[str], after: list[str]) -> None:
         print(f"-{one[:160]}\n+{two[:160]}")
 
 
+def sort_keys(text: str) -> str:
+    """JSON with its keys in order, a value a line; what follows it stays."""
+    value, end = json.JSONDecoder().raw_decode(text)
+    return json.dumps(value, indent=1, sort_keys=True) + text[end:]
+
+
 def collect(checkout: Path, place: Path, runs: Path | None) -> dict[str, str]:
     """Every text that this checkout makes, by name."""
     tools = place / "bin"
@@ -105,7 +112,7 @@ def collect(checkout: Path, place: Path, runs: Path | None) -> dict[str, str]:
     for run in sorted(runs.iterdir()) if runs else ():
         if run.is_symlink() or not run.is_dir():
             continue
-        found[f"status/{run.name}"] = vjob("status", str(run), "--json").replace(", ", ",\n")
+        found[f"status/{run.name}"] = sort_keys(vjob("status", str(run), "--json"))
         tables = place / f"tables-{run.name}"
         page = str(place / "page.html")
         found[f"report/{run.name}"] = vjob(
