@@ -19,14 +19,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, ROOT
 from varuna_core.records.plan import render_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.submit.build_plan import PlanContext, build_plan
 from vjob.jobs.submit.scripts import render_scripts
 
-ROOT = Path(__file__).parent.parent
 RESULT = RESULTS / "spine.md"
 NUM_NODES = (100, 300, 1000, 3000, 10000)
 

@@ -25,9 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, ROOT
 
-ROOT = Path(__file__).parent.parent
 RESULT = RESULTS / "status_screen.md"
 NUM_NODES = 64
 INTERVAL_S = 2.0

@@ -22,10 +22,9 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, ROOT
 from benchmarks.machine import compile_to
 
-ROOT = Path(__file__).parent.parent
 RESULT = RESULTS / "submit.md"
 BOUND = 1.5
 

@@ -97,7 +97,7 @@ def prepare(
 
 
 def move(ready: Prepared, run: RunFolder) -> Prepared:
-    """The same run in another folder; only what depends on the folder is made anew."""
+    """The same run in another folder; only what depends on the folder is rebuilt."""
     here = replace(ready.here, run=run.name, folder=str(run.path))
     return _build(ready.resolved, ready.conf, here, ready.words, run)
 

@@ -25,7 +25,7 @@ class WeightFileError(ValueError):
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """Names to tensors; each access reads the tensor anew."""
+    """Names to tensors; each access reads the tensor again."""
 
     def __init__(self, places: Mapping[str, tuple[Path, Laid]]) -> None:
         self._places = places
