@@ -227,21 +227,6 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
                 time.sleep(0.05)
 
 
-def start_detached(command: Sequence[str], *, output: Path, env: Mapping[str, str]) -> int:
-    """Start in a session of its own, so that it outlives the terminal; returns the pid."""
-    with output.open("ab") as handle:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=handle,
-            stderr=subprocess.STDOUT,
-            env=dict(env),
-            start_new_session=True,
-            close_fds=True,
-        )
-    return child.pid
-
-
 def start(command: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own that shares our output, and gets TERM if we die."""
     return subprocess.Popen(

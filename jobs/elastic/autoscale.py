@@ -57,7 +57,7 @@ from vjob.jobs.monitor.readers.attempt import AttemptReader
 from vjob.jobs.monitor.readers.rank_files import TraceEnd
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, view_run
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.base import Scheduler
 from vjob.jobs.schedulers.slurm_commands import JobState, expand_nodes
 from vjob.jobs.schedulers.slurm_nodes import list_fitting
 
@@ -167,19 +167,19 @@ class Autoscaler:
         state = read_state(self._run.morph)
         if state is None or state.phase != RUNNING or not view.infos:
             return state is None or state.phase != ENDED or state.requeue
-        executor = schedulers.choose_executor(view.record.scheduler)
-        standing = self._find_standing(view, state, executor)
+        scheduler = schedulers.get_scheduler(view.record.scheduler)
+        standing = self._find_standing(view, state, scheduler)
         if standing is None:
             return True
         self._withdraw(view, standing)
         if self.conf.morph.leave_slow and self._leave_slow(standing, state):
             return True  # a morph is coming
         if self.conf.morph.grow == "auto":
-            self._grow(view, standing, executor)
+            self._grow(view, standing, scheduler)
         return True
 
     def _find_standing(
-        self, view: RunView, state: ManagerState, executor: Executor
+        self, view: RunView, state: ManagerState, scheduler: Scheduler
     ) -> Standing | None:
         """Pace and outlook of the run; None until the attempt has done enough steps."""
         number = state.attempt
@@ -193,7 +193,7 @@ class Autoscaler:
             return None
         going = membership.read_leaving(self._run)
         here = sorted(set(map(get_seat, state.nodes)) - going)
-        left_s = executor.find_left_s(view.record.jobs[0].id)
+        left_s = scheduler.find_left_s(view.record.jobs[0].id)
         return Standing(
             plan=add_joins(self._plan, read_joins(self._run.morph)),
             training=self._training,
@@ -211,7 +211,7 @@ class Autoscaler:
 
     # More nodes.
 
-    def _grow(self, view: RunView, standing: Standing, executor: Executor) -> None:
+    def _grow(self, view: RunView, standing: Standing, scheduler: Scheduler) -> None:
         members = membership.read_members(view, self._plan)
         room = self._most - members.count
         if room < 1 or any(join.by_itself for join in members.waiting) or self._is_early(view):
@@ -223,7 +223,7 @@ class Autoscaler:
         if choose_growth(standing, room, {group.name: room for group in groups}) is None:
             self._tell(f"more nodes would not be worth {standing.pause}")
             return
-        nodes = executor.find_idle([group.queue for group in groups])
+        nodes = scheduler.find_idle([group.queue for group in groups])
         excluded = {*members.hosts.values(), *membership.read_slow_hosts(self._run)}
         excluded.update(name for text in self.conf.cluster.exclude for name in expand_nodes(text))
         idle = {group.name: len(list_fitting(nodes, group, excluded)) for group in groups}

@@ -43,8 +43,9 @@ from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, name_host, view_run
-from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.base import Submission
+from vjob.jobs.schedulers.slurm_commands import After
 from vjob.jobs.submit.scripts import render_batch
 from vjob.jobs.submit.submit import defer_interrupts
 
@@ -107,10 +108,14 @@ def grow(
     wide = add_joins(plan, read_joins(run.morph))
     text = render_batch(replace(conf, cluster=cluster), wide, run, join.name, like.name)
     write_atomic(run.batch_script(join.name), text)
+    from vjob.jobs.schedulers.script_executor import ScriptExecutor  # submitit: only a submit pays
+
     try:
         with defer_interrupts():
-            first = view.record.jobs[0].id  # not before that one: who comes first waits in vain
-            job = schedulers.choose_executor(view.record.scheduler).submit(run, join.name, first)
+            # Not before the first job has begun: who comes first waits in vain.
+            after = After(started=(view.record.jobs[0].id,))
+            submission = Submission(run=run, group=join.name, after=after)
+            job = ScriptExecutor(run.path).submit_script(submission, view.record.scheduler)
             write_join_job(run.morph, join, JoinJob(job=job))
     except UncertainError:
         raise  # the job may be there: its nodes know by their group where they belong

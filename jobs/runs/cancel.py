@@ -29,7 +29,7 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
         raise InputError(f"{run.name} is over already: {view.state}")
     if not view.record.jobs:
         raise VjobError(f"{run.name} has no job yet; look again in a moment")
-    executor = schedulers.choose_executor(view.record.scheduler)
+    scheduler = schedulers.get_scheduler(view.record.scheduler)
     try:
         append_event(run.vjob_events, "cancel-asked", now=now)
         if not now and _can_checkpoint(view):
@@ -39,7 +39,7 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
                 return _tell_how_it_left(view_run(run))
     except OSError as error:  # a full disk must not keep a run from its end
         say(f"{run.path} cannot be written: {error.strerror}; nobody is asked to checkpoint")
-    problems = _cancel_all(view, executor.cancel)
+    problems = _cancel_all(view, scheduler.cancel)
     if problems and view_run(run).record.state != records.ENDED:
         raise problems[0]
     if _wait_over(run, wait_s):

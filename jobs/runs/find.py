@@ -110,7 +110,7 @@ def find_run(job: str, here: Path) -> RunFolder:
 def _explain_removed(job: str) -> str:
     """A sentence for a run whose folder is gone and whose jobs go on; else empty."""
     with contextlib.suppress(VjobError):
-        for run, infos in schedulers.choose_executor("slurm").find_orphans().items():
+        for run, infos in schedulers.get_scheduler("slurm").find_orphans().items():
             ids = sorted({info.leader for info in infos})
             if job == run or job.partition("+")[0] in ids:
                 words = " ".join(ids)
@@ -156,7 +156,7 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
     problems: dict[str, str] = {}
     for name, jobs in asked.items():
         try:
-            found[name] = schedulers.choose_executor(name).poll(jobs)
+            found[name] = schedulers.get_scheduler(name).poll(jobs)
         except UncertainError as error:  # then nothing is concluded about any run
             problems[name] = str(error)
             if warn:
@@ -211,7 +211,7 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
         changed = _refuse(record, "the submit was cut off before the scheduler had the job")
     elif len(jobs) < record.num_jobs:
         for job in jobs:
-            schedulers.choose_executor(record.scheduler).cancel(job.id)
+            schedulers.get_scheduler(record.scheduler).cancel(job.id)
         done = f"after {len(jobs)} of {record.num_jobs} jobs"
         changed = _refuse(record, f"the submit was cut off {done}, now cancelled; submit again")
     else:
@@ -238,7 +238,7 @@ def _is_submitting(record: RunRecord) -> bool:
 def find_jobs(run: RunFolder, record: RunRecord) -> tuple[JobRecord, ...]:
     """Every job of the run that shows anywhere: in the record, the queue, or the run folder."""
     groups = {job.id: job.group for job in record.jobs}
-    for info in schedulers.choose_executor(record.scheduler).find_orphans().get(run.name, []):
+    for info in schedulers.get_scheduler(record.scheduler).find_orphans().get(run.name, []):
         groups.setdefault(info.leader, None)
     for event in read_events(run):
         if event.get("kind") == "started" and event.get("job_id"):
@@ -275,7 +275,7 @@ def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> No
     for info in infos:
         if info.state is JobState.PENDING:
             with contextlib.suppress(VjobError):  # gone meanwhile
-                schedulers.choose_executor(record.scheduler).cancel(info.leader)
+                schedulers.get_scheduler(record.scheduler).cancel(info.leader)
 
 
 def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
@@ -358,14 +358,14 @@ def _is_asking(join: Join) -> bool:
 def cancel_joined(view: RunView, joins: Sequence[Join] | None = None) -> None:
     """End the jobs that joined, or these; those that are over already are no matter."""
     folder = view.run.morph
-    executor = schedulers.choose_executor(view.record.scheduler)
+    scheduler = schedulers.get_scheduler(view.record.scheduler)
     over = find_joined_over(view)
     for join in read_joins(folder) if joins is None else joins:
         said = read_join_job(folder, join)
         if said is None or said.job is None or join.number in over:
             continue
         with contextlib.suppress(VjobError):
-            executor.cancel(said.job)
+            scheduler.cancel(said.job)
             write_join_job(folder, join, JoinJob(job=None, reason="cancelled"))
 
 

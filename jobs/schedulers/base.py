@@ -1,26 +1,49 @@
-"""The interface of a scheduler: submit, poll and cancel jobs."""
+"""The interface of a scheduler: the command that submits a job, poll and cancel.
+
+Jobs are submitted by `script_executor.ScriptExecutor`, with that command.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.schedulers.slurm_commands import JobInfo
+from vjob.jobs.errors import VjobError
+from vjob.jobs.schedulers.slurm_commands import NOTHING, After, JobInfo
 from vjob.jobs.schedulers.slurm_nodes import IdleNode
 
 
-class Executor(ABC):
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A batch script that is to become a job."""
+
+    run: RunFolder
+    group: str | None = None
+    """The group of a split run, or of nodes that join; None where one job holds all."""
+    after: After = NOTHING
+    array: Path | None = None
+    """The script of a Slurm array, where this submits one; its elements are runs of their own."""
+
+    @property
+    def script(self) -> Path:
+        return self.array or self.run.batch_script(self.group)
+
+
+class Scheduler(ABC):
     """One scheduler, and the questions that vjob has for it."""
 
     name: str
 
     @abstractmethod
-    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
-        """Submit the batch script of the group; returns the job id. `after` must start first.
+    def make_command(self, submission: Submission) -> list[str]:
+        """The command that submits a script and prints the job id, as `sbatch --parsable` does."""
 
-        Raises UncertainError where the job may have been made all the same.
-        """
+    def explain_failure(self, code: int, text: str) -> VjobError:
+        """The error for a command that failed; UncertainError where the job may have been made."""
+        return VjobError(f"the job could not be started (exit code {code}): {text.strip()[-300:]}")
 
     @abstractmethod
     def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:

@@ -26,7 +26,7 @@ from vjob.jobs import process
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.base import Scheduler, Submission
 from vjob.jobs.schedulers.slurm_commands import JobInfo, parse_state
 
 
@@ -59,6 +59,11 @@ def read_machines(path: str) -> tuple[Machine, ...]:
 START_S = 30.0
 """A supervisor that has not written its state after this long never will."""
 POLL_S = 0.1
+DETACH = """\
+job=$1 log=$2; shift 2
+setsid env -i "$@" </dev/null >>"$log" 2>&1 &
+echo "$job"
+"""
 
 
 def state_file(run: RunFolder, group: str | None) -> Path:
@@ -72,12 +77,14 @@ def is_alive(state: dict[str, Any]) -> bool:
     return pid > 0 and start_time(pid) == state.get("pid_start")
 
 
-class LocalExecutor(Executor):
+class LocalScheduler(Scheduler):
     """Runs batch scripts on this machine."""
 
     name = "local"
 
-    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
+    def make_command(self, submission: Submission) -> list[str]:
+        """A shell that starts the supervisor in a session of its own, and prints the job's id."""
+        run, group = submission.run, submission.group
         try:
             job = index.next_local_job()
             index.add_job(run, job)
@@ -90,10 +97,10 @@ class LocalExecutor(Executor):
         command = process.build_own_command(
             "-m", "vjob.jobs.schedulers.local_supervisor", str(run.path), job, group or ""
         )
-        agent = keep_ssh_agent(os.environ)
-        env = {**clean_environment(os.environ), **agent}
-        process.start_detached(command, output=run.scheduler_log(group), env=env)
-        return job
+        env = {**clean_environment(os.environ), **keep_ssh_agent(os.environ)}
+        words = [f"{name}={value}" for name, value in env.items()]
+        log = str(run.scheduler_log(group))
+        return ["sh", "-c", DETACH, "sh", job, log, *words, *command]
 
     def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
         return {job: _read_job(job) for job in jobs}

@@ -14,21 +14,33 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import UncertainError, VjobError
 from vjob.jobs.schedulers import slurm_commands as slurm
-from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.base import Scheduler, Submission
 from vjob.jobs.schedulers.slurm_commands import COMMENT_PREFIX, JobInfo
 from vjob.jobs.schedulers.slurm_nodes import IdleNode, build_sinfo_idle_command, parse_idle_nodes
 
 
-class SlurmExecutor(Executor):
+class SlurmScheduler(Scheduler):
     """The cluster's scheduler."""
 
     name = "slurm"
 
-    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
-        script = run.batch_script(group)
+    def make_command(self, submission: Submission) -> list[str]:
+        """sbatch in the environment of a fresh login, whatever ours is; ended after `SUBMIT_S`."""
+        script = submission.script
         text = script.read_text(encoding="utf-8")
-        expedite = "#SBATCH --requeue\n" in text and _can_expedite()
-        return _submit_script(script, after=after, expedite=expedite)
+        sbatch = slurm.build_sbatch_command(
+            str(script),
+            str(script.parent),
+            after=submission.after,
+            expedite="#SBATCH --requeue\n" in text and _can_expedite(),
+        )
+        words = [f"{k}={v}" for k, v in clean_environment(os.environ).items()]
+        return ["timeout", f"{SUBMIT_S:g}", "sh", "-c", SHIELD, "sh", *words, *sbatch]
+
+    def explain_failure(self, code: int, text: str) -> VjobError:
+        if code == TIMED_OUT:
+            return explain_failure(f"timed out after {SUBMIT_S:g} s")
+        return explain_failure(text)
 
     def test(self, run: RunFolder, group: str | None, text: str) -> str:
         """`sbatch --test-only`: Slurm's estimate of when and where the job would start."""
@@ -90,21 +102,6 @@ def _can_expedite() -> bool:
     return slurm.can_expedite(read_slurm_config() or {})
 
 
-def _submit_script(script: Path, *, after: str | None, expedite: bool = False) -> str:
-    """Submit in the environment of a fresh login, whatever ours is; returns the job id."""
-    words = [f"{k}={v}" for k, v in clean_environment(os.environ).items()]
-    sbatch = slurm.build_sbatch_command(
-        str(script), str(script.parent), after=after, expedite=expedite
-    )
-    try:
-        result = process.run(["sh", "-c", SHIELD, "sh", *words, *sbatch], timeout_s=SUBMIT_S)
-    except VjobError:
-        raise explain_failure(f"timed out after {SUBMIT_S:g} s") from None
-    if result.code != 0:
-        raise explain_failure(result.err + result.out)
-    return slurm.parse_sbatch_output(result.out)
-
-
 REFUSALS = (
     (
         "invalid partition",
@@ -135,7 +132,9 @@ REFUSALS = (
 
 SUBMIT_S = 600.0
 """A controller under load answers after minutes; Slurm's own patience ends sooner."""
-SHIELD = 'trap "" INT; exec env -i "$@"'
+TIMED_OUT = 124
+"""What `timeout` exits with where it ended the command."""
+SHIELD = 'trap "" INT; exec env -i "$@" </dev/null'
 """Ctrl-C goes to the whole foreground group: sbatch must not die of it after its job was made."""
 
 UNCERTAIN = ("timed out", "zero bytes were transmitted", "unexpected message")

@@ -94,6 +94,21 @@ class JobInfo:
         return int(number) if number.isdigit() else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class After:
+    """Jobs that a job waits for, by id; all of them."""
+
+    started: tuple[str, ...] = ()
+    """They must have begun."""
+    succeeded: tuple[str, ...] = ()
+    """They must have ended well; where one has not, the job is cancelled."""
+    ended: tuple[str, ...] = ()
+    """They must be over."""
+
+
+NOTHING = After()
+
+
 def parse_state(word: str) -> JobState:
     """`CANCELLED by 0`, `CANCELLED+` and `RUNNING` alike."""
     match = re.match(r"[A-Z_]+", word.strip())
@@ -111,17 +126,19 @@ def build_sbatch_command(
     folder: str,
     *,
     test_only: bool = False,
-    after: str | None = None,
+    after: After = NOTHING,
     expedite: bool = False,
 ) -> list[str]:
-    """`after` is a job that must have started before this one may; with `expedite` it does not
-    queue again when a node of it fails.
-    """
+    """With `expedite` the job does not queue again when a node of it fails."""
     command = ["sbatch", "--parsable", f"--chdir={folder}"]
     if test_only:
         command.append("--test-only")
-    if after:
-        command.append(f"--dependency=after:{after}")
+    kinds = {"after": after.started, "afterok": after.succeeded, "afterany": after.ended}
+    waits = [f"{kind}:{':'.join(jobs)}" for kind, jobs in kinds.items() if jobs]
+    if waits:
+        command.append(f"--dependency={','.join(waits)}")
+    if after.succeeded:
+        command.append("--kill-on-invalid-dep=yes")  # else it pends for ever
     if expedite:
         command.append("--requeue=expedite")  # over the script's own --requeue
     return [*command, script]
@@ -135,9 +152,12 @@ def can_expedite(facts: Mapping[str, str]) -> bool:
 
 
 def parse_sbatch_output(text: str) -> str:
-    """The job id from `--parsable` output: `12` or `12;cluster`; warnings may stand before it."""
+    """The job id from `--parsable` output: `12` or `12;cluster`; warnings may stand before it.
+
+    The shell that starts a local job prints its id alike: `L12`.
+    """
     for line in reversed(text.strip().splitlines()):
-        match = re.fullmatch(r"(\d+)(;\S+)?", line.strip())
+        match = re.fullmatch(r"(L?\d+)(;\S+)?", line.strip())
         if match:
             return match.group(1)
     raise UncertainError(

@@ -38,9 +38,9 @@ def test_only(ready: Prepared) -> str:
         raise InputError(
             "--test-only asks Slurm, and this conf runs on this machine; use --dry-run"
         )
-    from vjob.jobs.schedulers.slurm import SlurmExecutor
+    from vjob.jobs.schedulers.slurm import SlurmScheduler
 
-    executor = SlurmExecutor()
+    scheduler = SlurmScheduler()
     return "\n".join(
-        executor.test(ready.run, group, text) for group, text in ready.scripts.batch.items()
+        scheduler.test(ready.run, group, text) for group, text in ready.scripts.batch.items()
     )

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from varuna_core import __version__
 from varuna_core.records import record as records
@@ -36,12 +37,15 @@ from vjob.jobs.programs import start
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.base import Scheduler, Submission
 from vjob.jobs.schedulers.local import resolve_machine_list
-from vjob.jobs.schedulers.slurm_commands import JobState
+from vjob.jobs.schedulers.slurm_commands import NOTHING, After, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
 from vjob.jobs.submit.build_plan import PlanContext, build_plan, reserve_spare_nodes
 from vjob.jobs.submit.scripts import Scripts, render_scripts
+
+if TYPE_CHECKING:
+    from vjob.jobs.schedulers.script_executor import ScriptExecutor
 
 log = logging.getLogger(__name__)
 
@@ -181,18 +185,30 @@ def submit(resolved: Resolved, words: Sequence[str] = ()) -> tuple[RunFolder, Ru
     return run, submit_jobs(run, record, groups)
 
 
-def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None]) -> RunRecord:
+def submit_jobs(
+    run: RunFolder,
+    record: RunRecord,
+    groups: Sequence[str | None],
+    after: After = NOTHING,
+    executor: ScriptExecutor | None = None,
+) -> RunRecord:
     """Submit each batch script; where one is refused, the jobs before it are cancelled."""
-    executor = schedulers.choose_executor(record.scheduler)
+    from vjob.jobs.schedulers.script_executor import ScriptExecutor  # submitit: only a submit pays
+
+    executor = executor or ScriptExecutor(run.path)
+    scheduler = schedulers.get_scheduler(record.scheduler)
     with defer_interrupts():
         for group in groups:
-            after = record.jobs[0].id if record.jobs else None
+            started = tuple(job.id for job in record.jobs[:1])
+            submission = Submission(
+                run=run, group=group, after=replace(after, started=(*after.started, *started))
+            )
             try:
-                job = executor.submit(run, group, after)
+                job = executor.submit_script(submission, record.scheduler)
             except UncertainError:
                 raise  # the record says intent, so that the next command looks for the job
             except VjobError as error:
-                kept = cancel_submitted(executor, record)
+                kept = cancel_submitted(scheduler, record)
                 message = f"{error}\n  The scripts are in {run.path}{kept}"
                 if not kept:
                     write_record(run, replace(record, state=records.REFUSED, message=str(error)))
@@ -209,12 +225,12 @@ def submit_jobs(run: RunFolder, record: RunRecord, groups: Sequence[str | None])
     return record
 
 
-def cancel_submitted(executor: Executor, record: RunRecord) -> str:
+def cancel_submitted(scheduler: Scheduler, record: RunRecord) -> str:
     """Cancel the run's jobs; the returned text names those that could not be cancelled."""
     kept = []
     for job in record.jobs:
         try:
-            executor.cancel(job.id)
+            scheduler.cancel(job.id)
         except VjobError:
             kept.append(job.id)
     return f"\n  Not taken back: job {', '.join(kept)}; cancel it by hand" if kept else ""

@@ -103,9 +103,7 @@ class SchedulerDesk:
             lost = self._lost
             if self._silent and self._now() - self._lost_asked >= LOST_EVERY_S:
                 self._lost_asked = self._now()
-                lost = schedulers.choose_executor(view.record.scheduler).find_lost_nodes(
-                    self._silent
-                )
+                lost = schedulers.get_scheduler(view.record.scheduler).find_lost_nodes(self._silent)
             elif not self._silent:
                 lost = {}
         except VjobError as error:

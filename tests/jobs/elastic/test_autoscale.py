@@ -72,7 +72,7 @@ class Idle(Cluster):
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Idle:
     found = Idle()
-    monkeypatch.setattr(schedulers, "choose_executor", lambda name: found)
+    monkeypatch.setattr(schedulers, "get_scheduler", lambda name: found)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return found
 

@@ -22,13 +22,13 @@ from vjob.jobs.elastic import membership
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs import find as runs
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.base import Executor
+from vjob.jobs.schedulers.base import Scheduler, Submission
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 
 ROOMY = MORPH.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8")
 
 
-class Cluster(Executor):
+class Cluster(Scheduler):
     """Jobs and their states."""
 
     name = "slurm"
@@ -37,15 +37,15 @@ class Cluster(Executor):
         self.states = {"1": JobState.RUNNING}
         self.cancelled: list[str] = []
         self.refusal: VjobError | None = None
-        self.after: list[str | None] = []
+        self.after: list[str] = []
 
-    def submit(self, run: RunFolder, group: str | None, after: str | None) -> str:
+    def make_command(self, submission: Submission) -> list[str]:
         if self.refusal is not None:
             raise self.refusal
-        self.after.append(after)
+        self.after += submission.after.started
         job = str(len(self.states) + 10)
         self.states[job] = JobState.PENDING
-        return job
+        return ["echo", job]
 
     def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
         return {
@@ -64,7 +64,7 @@ class Cluster(Executor):
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
     found = Cluster()
-    monkeypatch.setattr(schedulers, "choose_executor", lambda name: found)
+    monkeypatch.setattr(schedulers, "get_scheduler", lambda name: found)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return found
 

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import UncertainError, VjobError
-from vjob.jobs.schedulers import slurm as slurm_executor
+from vjob.jobs.schedulers import slurm
+from vjob.jobs.schedulers.base import Submission
+from vjob.jobs.schedulers.script_executor import ScriptExecutor
+from vjob.jobs.schedulers.slurm_commands import NOTHING, After
 
 
 def fake_sbatch(folder: Path, body: str) -> None:
@@ -16,10 +20,10 @@ def fake_sbatch(folder: Path, body: str) -> None:
     tool.chmod(0o755)
 
 
-def submit(folder: Path, text: str = "x", after: str | None = None) -> str:
-    script = folder / "batch.sh"
-    script.write_text(text)
-    return slurm_executor._submit_script(script, after=after)
+def submit(folder: Path, text: str = "x", after: After = NOTHING) -> str:
+    run = RunFolder(folder)
+    run.batch_script().write_text(text)
+    return ScriptExecutor(folder).submit_script(Submission(run=run, after=after), "slurm")
 
 
 def test_our_text_is_submitted_in_a_cleaned_environment(
@@ -33,7 +37,7 @@ def test_our_text_is_submitted_in_a_cleaned_environment(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SECRET_OF_THE_SHELL", "x")
     monkeypatch.setenv("SBATCH_PARTITION", "wrong")
-    assert submit(tmp_path, "#!/bin/sh\ntrue\n", after="7") == "12"
+    assert submit(tmp_path, "#!/bin/sh\ntrue\n", after=After(started=("7",))) == "12"
     assert (tmp_path / "got").read_text() == "#!/bin/sh\ntrue\n"
     environment = (tmp_path / "env").read_text()
     assert "SECRET_OF_THE_SHELL" not in environment and "SBATCH_" not in environment
@@ -67,6 +71,6 @@ def test_without_an_answer_the_job_may_exist(
 ) -> None:
     fake_sbatch(tmp_path, body)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(slurm_executor, "SUBMIT_S", 0.5)
+    monkeypatch.setattr(slurm, "SUBMIT_S", 0.5)
     with pytest.raises(UncertainError, match="`vjob list` adopts"):
         submit(tmp_path)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers.slurm_commands import (
+    After,
     JobState,
     build_sbatch_command,
     build_squeue_command,
@@ -110,7 +111,7 @@ def test_parsable_ids_are_read_below_warnings() -> None:
 
 
 def test_a_later_job_waits_for_the_start_of_the_first() -> None:
-    command = build_sbatch_command("s.sh", "/log/run", after="12")
+    command = build_sbatch_command("s.sh", "/log/run", after=After(started=("12",)))
     assert "--dependency=after:12" in command and command[-1] == "s.sh"
 
 
