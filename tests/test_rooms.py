@@ -35,6 +35,7 @@ BELOW = {
         "varuna_core/records",
         "varuna_core/checkpoint/format",
         "varuna_core/data",
+        "varuna_core/functions",
         "varuna_core/planner/profile",
         "varuna_core/records/logs",
         "varuna_core/runtime/comm",

@@ -56,10 +56,12 @@ def submit(
     """
     from vjob.jobs.planning.plan_file import describe_promise, read_plan_file
     from vjob.jobs.planning.resolve_auto import resolve_conf
+    from vjob.jobs.programs.start import refuse_function
     from vjob.jobs.submit import submit as submitting
 
     plan = None if plan_file is None else read_plan_file(plan_file, overrides)
     resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
+    refuse_function(resolved.conf)
     if dry_run:
         from vjob.jobs.submit.preview import render_preview
 

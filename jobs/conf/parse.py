@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.schema import (
     BUILT_IN,
+    FUNCTION,
     MODELS,
     Bound,
     JobConf,
@@ -40,13 +41,14 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
     kind: ("config", "args", "python") if kind == "deepspeed" else ("args", "python")
     for kind in get_args(ProgramKind)
-    if kind not in BUILT_IN
+    if kind not in (*BUILT_IN, FUNCTION)
 }
 MODEL_ALLOWED = f"must be one of {', '.join(MODELS)}, or a mapping with layers, hidden and heads"
 PROGRAM_ALLOWED = (
     f"must be {' or '.join(BUILT_IN)}, or a mapping: {{script: train.py}}, "
     "{megatron: checkout} or {deepspeed: train.py, config: ds.json}"
 )
+FUNCTION_REFUSED = "a function is submitted from Python: docs/python.md"
 # What people write who think of Slurm, torchrun or the old shell conf.
 OTHER_WORDS: Mapping[str, str] = {
     "partition": "queue",
@@ -350,10 +352,14 @@ class ConfReader:
             return Program(kind=node.text)  # type: ignore[arg-type]  # one of BUILT_IN
         if not isinstance(node, Table):
             message = PROGRAM_ALLOWED
+            if isinstance(node, Scalar) and node.text == FUNCTION:
+                message = FUNCTION_REFUSED
             if isinstance(node, Scalar) and node.text.endswith(".py"):
                 message = f"must be {{script: {node.text}}} for a program of your own"
             return self.refuse(node, key, message)
-        kinds = [name for name in PROGRAM_KEYS if name in node.entries]
+        # Of a resolved conf: a submit refuses it (jobs/programs/start.py).
+        known_kinds = {**PROGRAM_KEYS, FUNCTION: ("args", "python")}
+        kinds = [name for name in known_kinds if name in node.entries]
         if len(kinds) != 1:
             known = [*PROGRAM_KEYS, "config", "args", "python"]
             for name, entry in node.entries.items():
@@ -369,10 +375,10 @@ class ConfReader:
             self.lines[inner] = entry.where
             if name == kind:
                 values["path"] = self.read_value(entry.node, str, inner)
-            elif name in PROGRAM_KEYS[kind]:
+            elif name in known_kinds[kind]:
                 values[name] = self.read_value(entry.node, get_hints(Program)[name], inner)
             else:
-                message = f"unknown key; {suggest(name, [kind, *PROGRAM_KEYS[kind]])}"
+                message = f"unknown key; {suggest(name, [kind, *known_kinds[kind]])}"
                 self.note(entry.where, inner, entry.node, message)
         return FAILED if FAILED in values.values() else Program(**values)
 

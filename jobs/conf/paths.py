@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.schema import FUNCTION, JobConf
 
 _WEIGHT = re.compile(r"(?:^|\s)((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s+(?=\S)")
 IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".sif")
@@ -68,15 +68,14 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
     python = program.python
     if python is not None and "/" in python:
         python = resolve(python)
+    path = program.path if program.kind == FUNCTION else resolve(program.path)
     image = container.image
     if image and is_image_path(image, container.runtime):
         image = resolve(image)
     checkpoint, cluster = conf.train.checkpoint, conf.cluster
     return replace(
         conf,
-        program=replace(
-            program, path=resolve(program.path), config=resolve(program.config), python=python
-        ),
+        program=replace(program, path=path, config=resolve(program.config), python=python),
         data=data and replace(data, prefix=resolve_blend(data.prefix), vocab=resolve(data.vocab)),
         train=replace(
             conf.train, checkpoint=replace(checkpoint, folder=resolve(checkpoint.folder))

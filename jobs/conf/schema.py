@@ -13,8 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-ProgramKind = Literal["pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed"]
+FUNCTION: Literal["function"] = "function"
+"""A pickled function of the Python interface; no conf of a user's names it."""
+ProgramKind = Literal[
+    "pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed", "function"
+]
 BUILT_IN = ("pretrain_gpt", "pretrain_bert")
+OWN_MODEL = ("script", FUNCTION)
+"""Programs whose model vjob does not know."""
 Auto = Literal["auto"]
 _RELATIONS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     ">=": ("at least", operator.ge),
@@ -50,7 +56,8 @@ class Program:
     """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}."""
 
     kind: ProgramKind
-    """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed."""
+    """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed;
+    function in the resolved conf of a run that Python submitted."""
     path: str | None = None
     """The training script, or the Megatron-LM checkout or a script in it (relative to the conf's
     folder)."""

@@ -20,7 +20,7 @@ from varuna_core.records.plan import Prediction
 from vjob.jobs.conf.layout import is_open
 from vjob.jobs.conf.loading.check import get_value
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
-from vjob.jobs.conf.schema import BUILT_IN, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.inputs import explain_errors, find_profile, read_open_conf
 from vjob.jobs.planning.plan_file import SETTINGS, PlanFile, apply_cuts, apply_plan
@@ -164,10 +164,10 @@ def _search(base: Path, conf: JobConf) -> Chosen:
         from varuna_core.planner.result.refusal import search_or_explain
         from vjob.jobs.planning.question import PlanOptions, load_question
 
-        if conf.program.kind == "script":
+        if conf.program.kind in OWN_MODEL:
             raise InputError(
                 "parallel.pipeline or train.micro_batch_size is auto, and vjob does not know the "
-                "script's model: set numbers; `vjob plan` helps to choose them"
+                f"{conf.program.kind}'s model: set numbers; `vjob plan` helps to choose them"
             )
         question = load_question(conf, KEYS, base, PlanOptions(prices={}))
         searched = search_or_explain(

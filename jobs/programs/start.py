@@ -14,7 +14,8 @@ from varuna_core.records.plan import escape_placeholders
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
 from vjob.jobs.conf.layout import get_replicas, get_world
-from vjob.jobs.conf.schema import JobConf, NodeGroup
+from vjob.jobs.conf.parse import FUNCTION_REFUSED
+from vjob.jobs.conf.schema import FUNCTION, JobConf, NodeGroup
 from vjob.jobs.errors import InputError, KeyProblem
 from vjob.jobs.programs import deepspeed, megatron
 from vjob.jobs.programs.megatron import Checkout, find_checkout
@@ -160,18 +161,37 @@ class DeepSpeed(Starter):
         yield from deepspeed.find_problems(conf)
 
 
+class Function(Starter):
+    """A pickled function: `function.pyz` calls it, with the pickle in the run folder."""
+
+    def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
+        return (str(RunFolder(Path(folder)).function), folder)
+
+    def build_env(self, conf: JobConf) -> dict[str, str]:
+        # For submitit, whose ranks these are; and whether a checkpoint may ask for a requeue.
+        may_requeue = {"VJOB_REQUEUE": "1"} if conf.cluster.requeue else {}
+        return {"SUBMITIT_EXECUTOR": "vjob", **may_requeue}
+
+
 PROGRAMS: dict[str, Starter] = {
     "script": Starter(),
     "pretrain_gpt": BuiltIn(),
     "pretrain_bert": BuiltIn(),
     "megatron": Megatron(),
     "deepspeed": DeepSpeed(),
+    FUNCTION: Function(),
 }
 """By the conf's word for it (`ProgramKind` in jobs/conf/schema.py)."""
 
 
 def get_starter(conf: JobConf) -> Starter:
     return PROGRAMS[conf.program.kind]
+
+
+def refuse_function(conf: JobConf) -> None:
+    """For a submit from a conf alone: a run's resolved conf names the function, without it."""
+    if conf.program.kind == FUNCTION:
+        raise InputError(f"program.function: {FUNCTION_REFUSED}")
 
 
 def build_command(conf: JobConf, found: ProgramFiles, folder: str, python: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
 from vjob.jobs.conf.layout import build_groups, require_number
-from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.schema import FUNCTION, JobConf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import start
 
@@ -168,12 +168,14 @@ def find_needed_paths(
 ) -> list[str]:
     """Paths that must exist where each node's agent runs."""
     container, bare = conf.container, not containers
+    program = [path for path in (conf.program.path, conf.program.config) if path]
+    if conf.program.kind == FUNCTION:
+        program = []
     if any(item.step for item in containers):  # the agent is inside, and sees what ranks see
         targets = [parse_mount(mount).target for mount in container.mounts]
-        program = [path for path in (conf.program.path, conf.program.config) if path]
         return list(dict.fromkeys([*targets, *program, container.workdir or workdir]))
     if bare:
-        found = [path for path in (conf.program.path, conf.program.config) if path]
+        found = program
     else:
         found = [parse_mount(mount).source for mount in container.mounts]
         if container.image and container.image.startswith("/"):

@@ -29,7 +29,7 @@ from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, append_event, write_record
 from varuna_core.records.runfolder import RunFolder, make_run_folder
-from vjob.jobs.conf.schema import BUILT_IN, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.images.image import classify_image, resolve_image, stamp_image
 from vjob.jobs.planning.resolve_auto import Resolved
@@ -281,7 +281,7 @@ def check_start(run: RunFolder) -> str:
 
 def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     """Write every file that the scheduler and the nodes will read."""
-    from varuna_core.agent.bundle import write_bundle, write_program
+    from varuna_core.agent.bundle import write_bundle, write_function, write_program
     from vjob.jobs.conf.redact import redact_text
     from vjob.jobs.conf.write import render_resolved
 
@@ -296,6 +296,8 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     write_bundle(run.agent)
     if ready.conf.program.kind in BUILT_IN:
         write_program(run.program)
+    if ready.conf.program.kind == FUNCTION:
+        write_function(run.function)
 
 
 def link_run(run: RunFolder, record: RunRecord) -> None:

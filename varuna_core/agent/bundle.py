@@ -1,5 +1,6 @@
 """Packs the agent into one file that any python3 from 3.8 runs: `agent.pyz`; and the built-in
-programs with all of varuna_core into `program.pyz`, so that ranks need torch and nothing of vjob.
+programs with all of varuna_core into `program.pyz`, so that ranks need torch and nothing of vjob;
+and what runs a pickled function, likewise, into `function.pyz`.
 
 The same sources give the same bytes, so a run folder can be compared with another. Stored, not
 compressed: a stripped python3 may lack zlib.
@@ -37,6 +38,17 @@ from varuna_core.programs.pretrain import run
 run()
 """
 
+_FUNCTION = """\
+import sys
+
+if sys.version_info < (3, 8):
+    sys.exit("function.pyz needs Python 3.8 or later; %s is %s" % (sys.executable, sys.version))
+from varuna_core.functions.runner import main
+
+sys.exit(main())
+"""
+_ENVIRONMENT = "varuna_core.functions.environment:VjobJobEnvironment"
+
 
 def write_bundle(path: Path) -> None:
     """Write agent.pyz; it lands whole or not at all."""
@@ -45,9 +57,28 @@ def write_bundle(path: Path) -> None:
 
 def write_program(path: Path) -> None:
     """Write program.pyz, likewise."""
+    _write(path, {"__main__.py": _PROGRAM.encode(), **_collect_package()})
+
+
+def write_function(path: Path) -> None:
+    """Write function.pyz, likewise.
+
+    It holds all of varuna_core, for the function may use it and finds this one first; and the
+    metadata by which submitit finds its environment where vjob is not installed.
+    """
+    name = f"vjob_rank-{varuna_core.__version__}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: vjob-rank\nVersion: {varuna_core.__version__}\n"
+    sources = {
+        "__main__.py": _FUNCTION.encode(),
+        f"{name}/METADATA": metadata.encode(),
+        f"{name}/entry_points.txt": f"[submitit]\njob_environment = {_ENVIRONMENT}\n".encode(),
+    }
+    _write(path, {**sources, **_collect_package()})
+
+
+def _collect_package() -> dict[str, bytes]:
     root = Path(varuna_core.__file__).parent
-    sources = {f"varuna_core/{p.relative_to(root)}": p.read_bytes() for p in root.rglob("*.py")}
-    _write(path, {"__main__.py": _PROGRAM.encode(), **sources})
+    return {f"varuna_core/{p.relative_to(root)}": p.read_bytes() for p in root.rglob("*.py")}
 
 
 def _write(path: Path, sources: dict[str, bytes]) -> None:

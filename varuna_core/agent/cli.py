@@ -8,7 +8,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from varuna_core.agent.closing import close_attempt
+from varuna_core.agent.closing import close_attempt, is_requeue
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
@@ -110,7 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
         parents=[shared, group],
         help="judge how the attempt ended and print its exit code",
         description="Read the ranks' exits, write outcome.json, say on stderr in one line who "
-        "failed, and print the exit code as the last line of stdout. Exits 0 itself.",
+        "failed, and print the exit code as the last line of stdout, or `requeue` where the job is "
+        "to come again. Exits 0 itself.",
     )
     add.add_argument("--status", required=True, type=int, metavar="RC", help="srun's exit code")
     add.set_defaults(run_command=_run_close)
@@ -181,7 +182,7 @@ def _run_node(args: argparse.Namespace) -> int:
 def _run_close(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     code = close_attempt(run, load_plan(run, args.attempt), args.attempt, args.group, args.status)
-    print(code, flush=True)
+    print("requeue" if is_requeue(run.attempt(args.attempt)) else code, flush=True)
     return 0
 
 

@@ -22,13 +22,14 @@ from varuna_core.records.exits import (
     RankExit,
     judge_exits,
     read_exits,
+    read_outcome,
     write_outcome,
 )
 from varuna_core.records.files import is_listed, list_names, read_json
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import GroupPlan, NodePlan, Plan
 from varuna_core.records.record import append_event, read_events
-from varuna_core.records.requests import read_stop, write_stop
+from varuna_core.records.requests import REQUEUE, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 LANDING_S = 3.0
@@ -63,6 +64,12 @@ def close_attempt(
     return outcome.code
 
 
+def is_requeue(attempt: AttemptFolder) -> bool:
+    """True where the attempt ended well so that the job may come again."""
+    outcome, stop = read_outcome(attempt), read_stop(attempt)
+    return outcome is not None and outcome.code == 0 and (stop or {}).get("kind") == REQUEUE
+
+
 def judge(scene: Scene) -> Outcome:
     plan, attempt = scene.plan, scene.attempt
     exits = read_exits(attempt, plan.world)
@@ -80,7 +87,7 @@ def judge(scene: Scene) -> Outcome:
     if not is_listed(attempt.go) and silent and (stop or {}).get("kind") == "signal":
         # srun told the others: the one that never reported is the cause.
         return _blame_silent(plan, outcome, silent)
-    if outcome.code == 0 and scene.status != 0:
+    if outcome.code == 0 and scene.status != 0 and stop is None:
         reason = f"{_step(plan)} ended with {scene.status} although all ranks exited 0"
         return _replace(outcome, scene.status, reason)
     return outcome
@@ -120,6 +127,8 @@ def _close_group(scene: Scene, group: GroupPlan) -> int:
     exits = read_exits(scene.attempt, scene.plan.world)
     own = [item for rank, item in exits.items() if _is_in(group, rank)]
     code = worst_code(own, scene.status)
+    if (read_stop(scene.attempt) or {}).get("code") == 0:
+        code = worst_code(own, 0)
     if code != 0:
         what = f"the job of group {group.name} ended with {code}"
         write_stop(scene.attempt, "group", code, f"{what}: see the scheduler's log of that group")

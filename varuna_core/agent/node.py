@@ -151,4 +151,5 @@ def meeting_of(site: Site) -> Meeting:
         port=site.master.port,
         interface=site.facts.interface,
         host=site.host,
+        job_id=site.master.job_id,
     )

@@ -1,7 +1,8 @@
 """Supervisor of the ranks of one node, from their start until the last has ended.
 
     a rank fails      exit file ─► stop.json ─► TERM to the other ranks ─► grace ─► KILL
-    somebody's stop   TERM to all ─► grace ─► KILL; the ranks count as stopped, not as failed
+    somebody's stop   TERM to all ─► grace ─► KILL; the ranks count as stopped, not as failed; by a
+                      rank that saved and left, this node's exit code is 0
     SIGTERM to us     stop.json ─► the same
     SIGUSR1, SIGUSR2  to each rank's own process, also when signal.json asks for one; one without
                       a handler would die of what it was to save for, and gets it with the handler
@@ -43,7 +44,7 @@ from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.standby_ranks import StandbyRanks
 from varuna_core.records.exits import RankExit, rank_exit, reserve_exit, write_exit
-from varuna_core.records.requests import write_stop
+from varuna_core.records.requests import read_stop, write_stop
 
 TICK_S = 1.0
 SETTLE_S = 0.5
@@ -202,7 +203,7 @@ class Supervisor:
 
     def _heed_stop(self) -> None:
         if self._watch.stop is not None and not self._is_stopping:
-            self._stop_ranks(STOPPED)
+            self._stop_ranks(STOPPED if self._watch.stop["code"] else 0)
 
     def _stop_ranks(self, code: int) -> None:
         self._is_stopping = True
@@ -231,6 +232,9 @@ class Supervisor:
                 continue
             del self._alive[rank]
             ended = time.time()
+            if returncode != 0 and not self._is_stopping and self._is_left():
+                self._told.append(rank)
+                self._stop_ranks(0)
             if returncode == 0 or self._is_stopping:
                 self._write(rank, returncode, ended, stopped=rank in self._told)
             elif self._held or _is_told(returncode):
@@ -238,6 +242,12 @@ class Supervisor:
                 self._held.append((rank, returncode, ended))
             else:
                 self._end_failed(rank, returncode, ended)
+
+    def _is_left(self) -> bool:
+        """True where a rank saved and left, which it says before it ends: what its end breaks in
+        others is no failure, and may come before the watch has seen the stop."""
+        stop = read_stop(self._attempt, self._site.master.opened)
+        return stop is not None and stop["code"] == 0
 
     def _settle(self) -> None:
         """Decide on the ranks that a signal ended: told with us, or failed."""

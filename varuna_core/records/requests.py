@@ -2,7 +2,8 @@
 
 stop.json says who asked the attempt to end. The first request wins, whatever comes later. Kinds:
 rank (one failed), not-ready (preflight), cancel (a user), signal (the scheduler told an agent to
-end), lost (a node fell silent), group (a job of a split run ended badly).
+end), lost (a node fell silent), group (a job of a split run ended badly); with code 0, by rank 0 of
+a function that checkpointed: requeue (the batch script requeues the job), left (it is over).
 
 signal.json names a signal that every rank's own process is to get, once. It does not go through
 Slurm: where processes are tracked by their parents, `scancel --signal` and srun reach every process
@@ -18,7 +19,8 @@ from typing import Any
 from varuna_core.records.files import is_listed, read_json, write_first, write_json
 from varuna_core.records.runfolder import AttemptFolder
 
-STOP_KINDS = ("rank", "not-ready", "cancel", "signal", "lost", "group")
+REQUEUE, LEFT = "requeue", "left"
+STOP_KINDS = ("rank", "not-ready", "cancel", "signal", "lost", "group", REQUEUE, LEFT)
 
 
 def write_stop(

@@ -5,6 +5,9 @@
   launch.json                                        asked of the launcher, where that was it
   master.pid                                         of a run on a list of machines
   training.json  program.pyz                         of a built-in program: what it trains, itself
+  function.pyz                                       of a function: what calls it on each rank
+  function/ submitted.pkl  facts.json                the function with its state; who pickled it
+            <rank>.result.pkl                        what it returned or raised
   batch.sh | batch.<group>.sh   node.sh   agent.pyz  what the scheduler runs
   events.jsonl  events.<group>.jsonl                 one writer a file: the batch scripts' hosts
   events-vjob.jsonl                                  and `vjob` itself
@@ -231,6 +234,23 @@ class RunFolder:
     def program(self) -> Path:
         """The built-in programs, in one file that any python3 with torch runs."""
         return self.path / "program.pyz"
+
+    @property
+    def function(self) -> Path:
+        """What runs a pickled function on a rank, in one file for any python3 with submitit."""
+        return self.path / "function.pyz"
+
+    @property
+    def submitted_pickle(self) -> Path:
+        """The function and its arguments; after a checkpoint, with its new state."""
+        return self.path / "function" / "submitted.pkl"
+
+    @property
+    def function_facts(self) -> Path:
+        return self.path / "function" / "facts.json"
+
+    def result_pickle(self, rank: int) -> Path:
+        return self.path / "function" / f"{rank}.result.pkl"
 
     @property
     def report(self) -> Path:

@@ -20,7 +20,7 @@ from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, c
 from vjob.jobs.conf.parse import find_bounds, get_annotations
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import BUILT_IN, Bound, Container, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, Bound, Container, JobConf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
@@ -300,18 +300,19 @@ def get_value(conf: object, key: str) -> object:
 def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]:
     """Files that the job would miss, but for those that may lie in the image or on the nodes."""
     program = conf.program
-    if program.path is not None and not _may_be_elsewhere(program.path, conf.container, base):
+    path = None if program.kind == FUNCTION else program.path
+    if path is not None and not _may_be_elsewhere(path, conf.container, base):
         key = f"program.{program.kind}"
         if program.kind == "megatron":
-            is_script = program.path.endswith(".py")
-            if not (os.path.isfile if is_script else os.path.isdir)(program.path):
+            is_script = path.endswith(".py")
+            if not (os.path.isfile if is_script else os.path.isdir)(path):
                 message = "is not there; it is the Megatron-LM checkout, or a script in it"
-                yield key, program.path, _explain(message, program.path)
-            elif not is_script and not any(Path(program.path, name).is_file() for name in SCRIPTS):
+                yield key, path, _explain(message, path)
+            elif not is_script and not any(Path(path, name).is_file() for name in SCRIPTS):
                 message = f"has no {SCRIPTS[0]}; name a Megatron-LM checkout, or the script in it"
-                yield key, program.path, message
-        elif not Path(program.path).is_file():
-            yield key, program.path, _explain("is not a file", program.path)
+                yield key, path, message
+        elif not Path(path).is_file():
+            yield key, path, _explain("is not a file", path)
     config = program.config
     if (
         config is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from varuna_core.records.layout import PartitionError, find_problem, parse_counts
 from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
-from vjob.jobs.conf.schema import BUILT_IN, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
 from vjob.jobs.errors import KeyProblem
 
 
@@ -37,7 +37,7 @@ def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.train.global_batch_size is None:
         message = "must be set where a layout is to be chosen: its default would change with it"
         yield "train.global_batch_size", None, message
-    if conf.program.kind == "script":
+    if conf.program.kind in OWN_MODEL:
         yield key, "auto", "is for programs whose model vjob knows; `vjob plan` helps to choose"
     if conf.morph.enabled:
         yield key, "auto", "cannot be together with morph.enabled"

@@ -95,6 +95,7 @@ PROGRAMS = (
         args=st.lists(PLAIN, max_size=3).map(tuple),
         python=st.none() | PATHS,
     )
+    | st.builds(Program, kind=st.just("function"), path=PLAIN, python=st.none() | PATHS)
     | st.builds(Program, kind=st.just("deepspeed"), path=PATHS, config=st.none() | PATHS)
 )
 

@@ -37,7 +37,9 @@ def find_master(attempt: AttemptFolder) -> Master | None:
     value = read_json(attempt.master)
     if not isinstance(value, dict) or value.get("attempt") != attempt.number:
         return None
-    return Master(value["address"], value["port"], value["host"], value["time"])
+    return Master(
+        value["address"], value["port"], value["host"], value["time"], value.get("job_id")
+    )
 
 
 def wait_for_master(attempt: AttemptFolder, signals: Signals, plan: Plan, host: str) -> Master:

@@ -122,8 +122,11 @@ def pick_port(
 
 
 def _number_of(plan: Plan, job_id: str | None) -> int:
-    digits = re.match(r"\d+", job_id or "")
-    return int(digits.group()) if digits else zlib.crc32(plan.run.encode())
+    """A number that differs between jobs; the tasks of an array, `4711_3`, may share a host."""
+    digits = re.match(r"(\d+)(?:_(\d+))?", job_id or "")
+    if digits is None:
+        return zlib.crc32(plan.run.encode())
+    return int(digits[1]) + int(digits[2] or 0)
 
 
 def _scheduler_addresses(env: Mapping[str, str]) -> list[str]:

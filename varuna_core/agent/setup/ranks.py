@@ -38,6 +38,7 @@ class Meeting:
     port: int
     interface: str | None
     host: str
+    job_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,9 @@ def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, s
     return {
         "VJOB_RUN": str(meeting.run),
         "VJOB_RUN_ID": plan.run,
+        "VJOB_JOB_ID": meeting.job_id or plan.run,
         "VJOB_ATTEMPT": str(meeting.attempt),
+        "VJOB_NUM_NODES": str(plan.num_nodes),
         "VJOB_NODE": meeting.host,
         "VJOB_GROUP": node.group.name,
         "VJOB_TRACE": str(meeting.trace / f"{rank}.jsonl"),

@@ -123,3 +123,5 @@ class Master:
     host: str
     opened: float
     """When it was written; this tells one try of an attempt from the next."""
+    job_id: str | None = None
+    """The run's first job, as the scheduler calls it."""

@@ -26,6 +26,9 @@ done
 run=/home/u/exp/log/plain-20260102-030405
 group=''
 attempt=${SLURM_RESTART_COUNT:-0}
+# The tasks of an array share the number that users know; each has a SLURM_JOB_ID besides.
+job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
+job_id=${job_id:-$SLURM_JOB_ID}
 export VJOB_RUN=$run VJOB_GROUP=$group VJOB_ATTEMPT=$attempt
 
 python=
@@ -36,7 +39,7 @@ done
 agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 
 # Makes attempt-N, picks the master's port on this host, publishes master.json.
-if ! agent open --run "$run" --attempt "$attempt" --group "$group" --job-id "$SLURM_JOB_ID"; then
+if ! agent open --run "$run" --attempt "$attempt" --group "$group" --job-id "$job_id"; then
   agent close --run "$run" --attempt "$attempt" --group "$group" --status 112 >/dev/null || true
   exit 112
 fi

@@ -1,0 +1,251 @@
+"""A rank as submitit sees it: its files, its place in the job, and the signals that it answers.
+
+`submitit.JobEnvironment()` finds `VjobJobEnvironment` by the entry point of an installed vjob, or
+of `function.pyz` itself, where ranks have no vjob. Signals:
+
+    USR1, USR2  rank 0: checkpoint() ─► function/submitted.pkl ─► stop.json: requeue ─► exit
+                        after `vjob cancel`: the same, and the run is over
+                others: wait; their agents end them
+    TERM        rank 0: checkpoint() ─► function/submitted.pkl ─► exit, where the scheduler said so
+
+submitit's rule decides whether it was a timeout, and how many of those a function has. A rank does
+not call Slurm: in a container there is none, and a requeue would kill ranks that are not done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from submitit.core import job_environment, logger, utils
+from submitit.core.utils import DelayedSubmission, JobPaths
+
+from varuna_core.functions.pickles import write_pickle
+from varuna_core.records.nodes import read_reports
+from varuna_core.records.plan import read_plan
+from varuna_core.records.record import read_events
+from varuna_core.records.requests import LEFT, REQUEUE, read_stop, write_stop
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+MAY_REQUEUE = "VJOB_REQUEUE"
+"""Set for ranks whose job the batch script may requeue."""
+ASKED_TO_END = ("signal", "cancel")
+"""Stops after which there is something to save; after others a rank has failed."""
+
+
+class VjobPaths(JobPaths):
+    """The files of a run under submitit's names; the folder is the run folder."""
+
+    @property
+    def _run(self) -> RunFolder:
+        return RunFolder(self._folder)
+
+    @property
+    def submission_file(self) -> Path:
+        return self._run.batch_script()
+
+    @property
+    def submitted_pickle(self) -> Path:
+        return self._run.submitted_pickle
+
+    @property
+    def result_pickle(self) -> Path:
+        return self._run.result_pickle(self.task_id)
+
+    @property
+    def stdout(self) -> Path:
+        return self._find_attempt().rank_log(self.task_id, "out")
+
+    @property
+    def stderr(self) -> Path:
+        return self._find_attempt().rank_log(self.task_id, "err")
+
+    def _find_attempt(self) -> AttemptFolder:
+        """The last one, or the first as long as there is none."""
+        attempts = self._run.attempts()
+        return attempts[-1] if attempts else self._run.attempt(0)
+
+
+class VjobJobEnvironment(job_environment.JobEnvironment):
+    """A rank of vjob, of a function or of a script."""
+
+    _env: ClassVar[dict[str, str]] = {
+        "job_id": "VJOB_JOB_ID",
+        "num_tasks": "WORLD_SIZE",
+        "num_nodes": "VJOB_NUM_NODES",
+        "node": "NODE_RANK",
+        "global_rank": "RANK",
+        "local_rank": "LOCAL_RANK",
+    }
+
+    def activated(self) -> bool:
+        return "VJOB_RUN" in os.environ and os.environ.get("SUBMITIT_EXECUTOR", "") in ("", "vjob")
+
+    @property
+    def paths(self) -> VjobPaths:
+        return VjobPaths(os.environ["VJOB_RUN"], job_id=self.job_id, task_id=self.global_rank)
+
+    @property
+    def array_job_id(self) -> str | None:
+        job, line, _ = self.raw_job_id.partition("_")
+        return job if line else None
+
+    @property
+    def array_task_id(self) -> str | None:
+        return self.raw_job_id.partition("_")[2] or None
+
+    @property
+    def attempt(self) -> AttemptFolder:
+        """The files of this start of the ranks."""
+        return RunFolder(Path(os.environ["VJOB_RUN"])).attempt(int(os.environ["VJOB_ATTEMPT"]))
+
+    @property
+    def hostnames(self) -> Sequence[str]:
+        """Host of each node, in the order of `node`.
+
+        The first is where the ranks meet: its address stands for a name that does not lead there.
+        """
+        run = RunFolder(Path(os.environ["VJOB_RUN"]))
+        plan = read_plan(run.plan)
+        if plan is not None and plan.scheduler == "local":  # the nodes are all this machine
+            return [self.hostname] * self.num_nodes
+        reports = read_reports(self.attempt)
+        hosts = [reports[index].host for index in sorted(reports)]
+        if not hosts:
+            return [self.hostname]
+        if not _leads_elsewhere(hosts[0]):
+            hosts[0] = os.environ.get("MASTER_ADDR") or hosts[0]
+        return hosts
+
+    def _handle_signals(self, paths: JobPaths, submission: DelayedSubmission) -> None:
+        Signals(self, paths, submission).listen()
+
+    def _requeue(self, countdown: int) -> None:
+        """Ask for it: the agents end the ranks, then the batch script requeues the job."""
+        left = "" if countdown < 0 else f" ({countdown} remaining timeouts)"
+        self.leave(REQUEUE, f"rank {self.global_rank} asked for a requeue{left}")
+
+    def leave(self, kind: str, reason: str) -> None:
+        """End the attempt well, on all nodes."""
+        write_stop(self.attempt, kind, 0, reason, rank=self.global_rank)
+        logger.get_logger().info("%s", reason)
+
+
+def _leads_elsewhere(host: str) -> bool:
+    """True if other nodes find that host by the name, as far as this one can tell."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(not str(item[4][0]).startswith(("127.", "::1")) for item in found)
+
+
+class Left(SystemExit):
+    """Raised in the function of a rank that has saved its state and leaves."""
+
+
+class Signals(job_environment.SignalHandler):
+    """The signals of one rank, from `listen` to the end of its function."""
+
+    def __init__(
+        self, env: VjobJobEnvironment, paths: JobPaths, submission: DelayedSubmission
+    ) -> None:
+        super().__init__(env, paths, submission)
+        self.vjob_env = env
+        self.exit_code: int | None = None
+        """Of a rank that leaves, whatever its function makes of `Left`."""
+        self._is_leaving = False
+        self._pid = os.getpid()
+        function = submission.function
+        self._can_save = any(
+            hasattr(function, name) for name in ("checkpoint", "__submitit_checkpoint__")
+        )
+
+    def listen(self) -> None:
+        """Put the handlers in place.
+
+        Without a checkpoint() the rank hears USR2 alone, and dies of TERM at once: `vjob cancel`
+        asks ranks that hear USR1 to save, and waits for them.
+        """
+        calls = {self.vjob_env._usr_sig()}
+        if self._can_save:
+            calls |= {signal.SIGUSR1, signal.SIGUSR2}
+            if self.vjob_env.global_rank == 0:
+                signal.signal(signal.SIGTERM, self.save_and_end)
+        for number in calls:
+            signal.signal(number, self.checkpoint_and_try_requeue)
+
+    def checkpoint_and_try_requeue(self, signum: int, frame: Any = None) -> None:
+        """Save and come again, or leave for good where a user asked for the end."""
+        if os.getpid() != self._pid or self._is_leaving:
+            return
+        rank = self.vjob_env.global_rank
+        if rank != 0:
+            self._logger.info("rank %d leaves the checkpoint to rank 0", rank)
+            return
+        self._is_leaving = True
+        try:
+            if self._is_cancelled():
+                reason = self._save(self._delayed._timeout_countdown)
+                self.vjob_env.leave(LEFT, reason or "rank 0 checkpointed the function and left")
+            else:
+                self._try_requeue()
+        except BaseException:
+            self._is_leaving = False
+            raise
+        self._leave(0)
+
+    def save_and_end(self, signum: int, frame: Any = None) -> None:
+        """Save without a requeue: the scheduler that ends the job knows what is next."""
+        if os.getpid() != self._pid:  # a child that was forked from us, such as a data loader
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
+        if self._is_leaving:
+            return
+        self._is_leaving = True
+        stop = read_stop(self.vjob_env.attempt)
+        if stop is None or stop.get("kind") in ASKED_TO_END:
+            self._save(self._delayed._timeout_countdown)
+        self._leave(128 + signum)
+
+    def _try_requeue(self) -> None:
+        timed_out = self.has_timed_out()
+        countdown = self._delayed._timeout_countdown - timed_out
+        refusal = ""
+        if self._can_save:
+            refusal = self._save(countdown)
+        elif timed_out:
+            refusal = "timed-out and not checkpointable"
+        if countdown < 0:
+            refusal = "timed-out too many times"
+        elif not refusal and MAY_REQUEUE not in os.environ:
+            refusal = "cluster.requeue is false; set it to true"
+        if refusal:
+            raise utils.UncompletedJobError(f"Job not requeued because: {refusal}.")
+        saved = "checkpointed the function" if self._can_save else "begins anew"
+        times = f"{countdown} more timeout{'' if countdown == 1 else 's'}"
+        self.vjob_env.leave(REQUEUE, f"rank 0 {saved}; the job is requeued ({times} allowed)")
+
+    def _save(self, countdown: int) -> str:
+        """Write the function with its new state; the reason why there is none, else empty."""
+        self._logger.info("Calling checkpoint method.")
+        saved = self._delayed._checkpoint_function()
+        if saved is None:
+            return "checkpoint function returned None"
+        saved.set_timeout(self._delayed._timeout_min, countdown)
+        write_pickle(self._job_paths.submitted_pickle, saved)
+        return ""
+
+    def _is_cancelled(self) -> bool:
+        """True after `vjob cancel`: its event is written before its signal."""
+        run = RunFolder(Path(os.environ["VJOB_RUN"]))
+        return any(event.get("kind") == "cancel-asked" for event in read_events(run))
+
+    def _leave(self, code: int) -> None:
+        self.exit_code = code
+        raise Left(code)

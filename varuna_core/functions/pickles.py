@@ -1,0 +1,46 @@
+"""Writes pickles that their owner alone can read, whole or not at all.
+
+submitit's own `temporary_save_path` follows the umask, stops at what a killed process left behind,
+and removes the old file before the new one is in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records.files import PRIVATE_FILE
+
+
+def write_pickle(path: Path, value: Any) -> None:
+    """Write with cloudpickle, which must be installed; what it raises leaves the old file."""
+    import cloudpickle
+
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with _open_private(part) as handle:
+            cloudpickle.dump(value, handle, pickle.HIGHEST_PROTOCOL)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to show
+            os.unlink(part)
+        raise
+
+
+def write_error(path: Path, text: str) -> None:
+    """The result of a rank that failed, as submitit reads it; needs no cloudpickle."""
+    part = path.with_name(f".{path.name}.part")
+    with _open_private(part) as handle:
+        pickle.dump(("error", text), handle, pickle.HIGHEST_PROTOCOL)
+    os.replace(part, path)
+
+
+def _open_private(path: Path) -> Any:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+    os.fchmod(fd, PRIVATE_FILE)  # where a file was left, it kept its own
+    return os.fdopen(fd, "wb")
