@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from submitit import helpers
 from submitit.core import job_environment, logger, utils
 from submitit.core.utils import DelayedSubmission, JobPaths
 
@@ -112,12 +113,11 @@ class VjobJobEnvironment(job_environment.JobEnvironment):
         run = RunFolder(Path(os.environ["VJOB_RUN"]))
         plan = read_plan(run.plan)
         if plan is not None and plan.scheduler == "local":  # the nodes are all this machine
-            return [self.hostname] * self.num_nodes
-        reports = read_reports(self.attempt)
-        hosts = [reports[index].host for index in sorted(reports)]
-        if not hosts:
-            return [self.hostname]
-        if not _leads_elsewhere(hosts[0]):
+            hosts = [self.hostname] * self.num_nodes
+        else:
+            reports = read_reports(self.attempt)
+            hosts = [reports[index].host for index in sorted(reports)] or [self.hostname]
+        if not _leads_there(hosts[0], is_alone=len(set(hosts)) == 1):
             hosts[0] = os.environ.get("MASTER_ADDR") or hosts[0]
         return hosts
 
@@ -135,13 +135,33 @@ class VjobJobEnvironment(job_environment.JobEnvironment):
         logger.get_logger().info("%s", reason)
 
 
-def _leads_elsewhere(host: str) -> bool:
-    """True if other nodes find that host by the name, as far as this one can tell."""
+def _leads_there(host: str, *, is_alone: bool) -> bool:
+    """True if the nodes find that host by its name, as far as this one can tell."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(not str(item[4][0]).startswith(("127.", "::1")) for item in found)
+    return is_alone or not all(str(item[4][0]).startswith(("127.", "::1")) for item in found)
+
+
+def export_torch(
+    self: helpers.TorchDistributedEnvironment,
+    set_cuda_visible_devices: bool = True,
+    overwrite: bool = False,
+) -> helpers.TorchDistributedEnvironment:
+    """`TorchDistributedEnvironment.export` in a rank of a function.
+
+    submitit's own refuses where RANK and its like are set, for they may be another job's; these are
+    this one's, and stay. It also takes as many ranks on each node as on the others, and counts a
+    node's GPUs from 0, whichever of them the rank may see.
+    """
+    self.master_addr = os.environ["MASTER_ADDR"]
+    self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    if set_cuda_visible_devices:
+        seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        own = seen[self.local_rank : self.local_rank + 1] or [str(self.local_rank)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = own[0]
+    return self
 
 
 class Left(SystemExit):
@@ -178,6 +198,10 @@ class Signals(job_environment.SignalHandler):
                 signal.signal(signal.SIGTERM, self.save_and_end)
         for number in calls:
             signal.signal(number, self.checkpoint_and_try_requeue)
+
+    def finish(self) -> None:
+        """Pass by what comes now: the function has ended, and its result is being written."""
+        self._is_leaving = True
 
     def checkpoint_and_try_requeue(self, signum: int, frame: Any = None) -> None:
         """Save and come again, or leave for good where a user asked for the end."""

@@ -75,6 +75,7 @@ class FunctionRank:
             return self._fail_with(error)
         if signals.exit_code is not None:  # the function went on in spite of it
             return signals.exit_code
+        signals.finish()
         try:
             write_pickle(self.result, ("success", value))
         except Exception as error:
@@ -96,12 +97,22 @@ class FunctionRank:
         name = "the function" if facts is None else facts.name
         place = self._name_place()
         try:
+            from submitit import helpers
+            from submitit.core import plugins
             from submitit.core.utils import DelayedSubmission
 
-            from varuna_core.functions.environment import Signals, VjobJobEnvironment
-        except ImportError as error:
+            from varuna_core.functions.environment import (
+                Signals,
+                VjobJobEnvironment,
+                export_torch,
+            )
+        except Exception as error:
             needs = f"a function needs submitit and cloudpickle in the Python of its ranks, {place}"
-            raise Refusal(render_error(error, needs, whole=False)) from None
+            whole = not isinstance(error, ImportError)
+            raise Refusal(render_error(error, needs, whole=whole)) from None
+        # submitit 1.5.3 looks for no plugins in archives; later ones do, in spawned children too.
+        plugins.get_job_environment = VjobJobEnvironment
+        helpers.TorchDistributedEnvironment.export = export_torch  # type: ignore[method-assign]
         self._wait_for_pickle()
         try:
             delayed = DelayedSubmission.load(self.run_folder.submitted_pickle)

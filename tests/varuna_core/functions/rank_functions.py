@@ -56,6 +56,26 @@ def find_runtime() -> str:
     return str(varuna_core.schedule.registry.__file__)
 
 
+def meet_by_torch() -> dict[str, Any]:
+    """As submitit's documentation has it, unchanged."""
+    import torch
+
+    dist_env = submitit.helpers.TorchDistributedEnvironment().export()
+    torch.distributed.init_process_group(backend="gloo")
+    total = torch.tensor(dist_env.rank)
+    torch.distributed.all_reduce(total)
+    torch.distributed.destroy_process_group()
+    return {
+        "total": int(total),
+        "rank": dist_env.rank,
+        "world_size": dist_env.world_size,
+        "local_world_size": dist_env.local_world_size,
+        "master": f"{dist_env.master_addr}:{dist_env.master_port}",
+        "devices": os.environ["CUDA_VISIBLE_DEVICES"],
+        "env": f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+    }
+
+
 class Counter:
     """Counts up to a number, a step at a time; says in a file how far each rank is."""
 

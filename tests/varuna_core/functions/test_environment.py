@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import submitit
 from submitit.core.utils import DelayedSubmission
 
+from tests.pythons import list_pythons
 from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.agent.bundle import write_function
 from varuna_core.functions.environment import Signals, VjobJobEnvironment, VjobPaths
@@ -154,6 +156,18 @@ def test_a_rank_without_its_pickle_says_that_the_folder_is_not_seen(
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main([str(run.path)]) == 1
     assert "log_folder must be a folder that every node sees" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", sorted(list_pythons()))
+def test_every_python_says_what_a_rank_lacks(run: RunFolder, version: tuple[int, int]) -> None:
+    """A node's own python3 may be old, and have nothing installed (-S: not even what it has)."""
+    write_function(run.function)
+    argv = [list_pythons()[version], "-S", "-u", str(run.function), str(run.path)]
+    env = {"VJOB_RUN": str(run.path), "VJOB_ATTEMPT": "0", "RANK": "0", "VJOB_NODE": "n0"}
+    done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("ModuleNotFoundError: No module named 'submitit'; a function ")
+    assert pickle.loads(run.result_pickle(0).read_bytes()) == ("error", done.stderr)
 
 
 def test_submitit_finds_our_environment_in_the_archive_alone(tmp_path: Path) -> None:

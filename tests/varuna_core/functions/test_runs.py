@@ -113,6 +113,21 @@ def test_a_function_may_use_the_runtime(runs: Functions) -> None:
     assert read_result(run, 3) == ("success", path)
 
 
+def test_submitits_torch_environment_is_that_of_the_ranks(runs: Functions) -> None:
+    nodes = "[{group: a, count: 1, ranks: 2, devices: [4, 6]}, {group: b, count: 1, ranks: 1}]"
+    run = runs.submit(functions.meet_by_torch, **{"cluster.nodes": nodes})
+    assert runs.wait(run)["verdict"] == "COMPLETED", runs.vjob.explain(run)
+    told = [read_result(run, rank)[1] for rank in range(3)]
+    assert [(item["rank"], item["world_size"], item["total"]) for item in told] == [
+        (0, 3, 3),
+        (1, 3, 3),
+        (2, 3, 3),
+    ]
+    assert [item["local_world_size"] for item in told] == [2, 2, 1]
+    assert [item["devices"] for item in told] == ["4", "6", "0"]
+    assert all(item["master"] == item["env"] for item in told)
+
+
 def send(run: RunFolder, name: str) -> None:
     """A signal to the batch script, as Slurm sends it before the time limit."""
     supervisor = int(re.search(r'"pid": (\d+)', (run.path / "local.json").read_text())[1])  # type: ignore[index]
