@@ -23,4 +23,18 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override one key, such as --set parallel.pipeline=4.",
 )
+after_option = click.option(
+    "--after",
+    multiple=True,
+    metavar="JOB",
+    shell_complete=complete_job,
+    help="Start once JOB has ended well; never if it has not.",
+)
+after_any_option = click.option(
+    "--after-any",
+    multiple=True,
+    metavar="JOB",
+    shell_complete=complete_job,
+    help="Start once JOB has ended, however it did.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vjob.jobs.commands.arguments import conf_argument, json_option, set_option
+from vjob.jobs.commands.arguments import (
+    after_any_option,
+    after_option,
+    conf_argument,
+    json_option,
+    set_option,
+)
 from vjob.jobs.errors import InputError, VjobError
 
 if TYPE_CHECKING:
@@ -34,6 +40,8 @@ CANCEL_S = 60
     metavar="FILE",
     help="A layout that `vjob plan --write` chose; --set counts over it.",
 )
+@after_option
+@after_any_option
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
@@ -42,6 +50,8 @@ def submit(
     conf: Path,
     overrides: tuple[str, ...],
     plan_file: Path | None,
+    after: tuple[str, ...],
+    after_any: tuple[str, ...],
     dry_run: bool,
     test_only: bool,
     follow: bool,
@@ -53,12 +63,15 @@ def submit(
     vjob submit conf.yaml --dry-run | less
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
     vjob submit conf.yaml --set cluster.machine_list=available_machines.out
+    vjob submit conf.yaml --after last               starts when that has ended well
     """
     from vjob.jobs.planning.plan_file import describe_promise, read_plan_file
     from vjob.jobs.planning.resolve_auto import resolve_conf
     from vjob.jobs.programs.start import refuse_function
     from vjob.jobs.submit import submit as submitting
+    from vjob.jobs.submit.chain import find_after
 
+    before = find_after(after, after_any, Path.cwd())
     plan = None if plan_file is None else read_plan_file(plan_file, overrides)
     resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
     refuse_function(resolved.conf)
@@ -72,7 +85,7 @@ def submit(
 
         click.echo(ask(submitting.prepare(resolved)))
         return
-    run, record = submitting.submit(resolved)
+    run, record = submitting.submit(resolved, after=before)
     promise = None if as_json else describe_promise(run)
     more = {"plan": promise} if promise else {}
     print_submitted(run, record, more, as_json=as_json, follow=follow)

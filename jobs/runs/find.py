@@ -83,6 +83,11 @@ class RunView:
         return str((words[0] if words else JobState.UNKNOWN).value)
 
 
+def is_over(view: RunView) -> bool:
+    """True where nothing of the run goes on."""
+    return view.record.state in (records.ENDED, records.REFUSED)
+
+
 def find_run(job: str, here: Path) -> RunFolder:
     """JOB is an id, a name, a run id, `last`, or the path of a run folder."""
     path = Path(job).expanduser()
@@ -294,10 +299,30 @@ def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
 def _end(
     run: RunFolder, record: RunRecord, verdict: str, fallback: str, outcome: Outcome | None
 ) -> RunRecord:
-    message = explain_end(run, verdict, outcome) or fallback
+    message = _explain_chain(run, record, verdict) or explain_end(run, verdict, outcome)
+    message = message or fallback
     ended = replace(record, state=records.ENDED, verdict=verdict, message=message, outcome=outcome)
     _save(run, ended)
     return ended
+
+
+def _explain_chain(run: RunFolder, record: RunRecord, verdict: str) -> str:
+    """A sentence for a run that was cancelled as one before it did not end well; else empty."""
+    if not record.after or verdict != JobState.CANCELLED.value or run.attempts():
+        return ""
+    views = view_runs([RunFolder(Path(path)) for path in record.after])
+    ends = dict.fromkeys(record.after, "its folder was removed")
+    for view in views:
+        # One job of a split run that failed is enough, though the others go on.
+        jobs = (info.state.value for info in view.infos if info.state in OVER)
+        well = JobState.COMPLETED.value
+        bad = next((state for state in jobs if state != well), well)
+        ends[str(view.run.path)] = view.state if is_over(view) else bad
+    for path, end in ends.items():
+        if end != JobState.COMPLETED.value:
+            name = Path(path).name
+            return f"never started: {name}, which it waited for, did not end well ({end})"
+    return ""
 
 
 def _save(run: RunFolder, record: RunRecord) -> None:

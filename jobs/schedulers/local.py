@@ -27,7 +27,7 @@ from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Scheduler, Submission
-from vjob.jobs.schedulers.slurm_commands import JobInfo, parse_state
+from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState, parse_state
 
 
 def resolve_machine_list(conf: JobConf, *, is_preview: bool) -> JobConf:
@@ -85,6 +85,10 @@ class LocalScheduler(Scheduler):
     def make_command(self, submission: Submission) -> list[str]:
         """A shell that starts the supervisor in a session of its own, and prints the job's id."""
         run, group = submission.run, submission.group
+        waits = {
+            "succeeded": [str(_find_state_file(job)) for job in submission.after.succeeded],
+            "ended": [str(_find_state_file(job)) for job in submission.after.ended],
+        }
         try:
             job = index.next_local_job()
             index.add_job(run, job)
@@ -93,7 +97,8 @@ class LocalScheduler(Scheduler):
                 f"{index.folder()} cannot be written: {error.strerror}; local jobs are counted "
                 "there: set XDG_STATE_HOME to a folder that you may write"
             ) from None
-        write_json(state_file(run, group), {"job": job, "state": "PENDING", "time": time.time()})
+        state = {"job": job, "state": "PENDING", "time": time.time(), "after": waits}
+        write_json(state_file(run, group), state)
         command = process.build_own_command(
             "-m", "vjob.jobs.schedulers.local_supervisor", str(run.path), job, group or ""
         )
@@ -124,36 +129,62 @@ class LocalScheduler(Scheduler):
         return {}  # the supervisor's state file lies in the run folder itself
 
 
-def _read_state(job: str) -> dict[str, Any] | None:
+def _find_state_file(job: str) -> Path:
+    """The state file of a job that another one waits for."""
     run = index.find_job(job)
-    if run is None:
+    for path in sorted(run.path.glob("local*.json")) if run is not None else ():
+        if _read_file(path).get("job") == job:
+            return path
+    raise VjobError(f"job {job} is to be waited for, and its run folder is not there any more")
+
+
+def _read_state(job: str) -> dict[str, Any] | None:
+    try:
+        return _read_file(_find_state_file(job))
+    except VjobError:
         return None
-    for path in sorted(run.path.glob("local*.json")):
-        state = read_json(path)
-        if isinstance(state, dict) and state.get("job") == job:
-            return state
-    return None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    state = read_json(path)
+    return state if isinstance(state, dict) else {}
 
 
 def _read_job(job: str) -> list[JobInfo]:
     state = _read_state(job)
-    if state is None:
-        return []
-    word = str(state.get("state", ""))
-    reason = ""
+    return [] if state is None else [judge_state(state)]
+
+
+def judge_state(state: dict[str, Any]) -> JobInfo:
+    """The job by its state file; one whose supervisor has died has failed."""
+    word, reason = str(state.get("state", "")), str(state.get("reason", ""))
     is_here = state.get("machine") == identify_machine()
-    if word == "RUNNING" and is_here and not is_alive(state):
+    if word in ("PENDING", "RUNNING") and is_here and not is_alive(state):
         word, reason = "NODE_FAIL", "the supervisor of this job was killed"
-    if word == "PENDING" and time.time() - float(state["time"]) > START_S:
+    if word == "PENDING" and not state.get("pid") and time.time() - state["time"] > START_S:
         word, reason = "FAILED", "its supervisor did not start; its scheduler.out says why"
-    return [
-        JobInfo(
-            id=job,
-            state=parse_state(word),
-            word=word,
-            nodes=str(state.get("nodes", "")),
-            reason=reason,
-            restarts=int(state.get("restarts", 0)),
-            exit_code=str(state.get("exit_code", "")),
-        )
-    ]
+    return JobInfo(
+        id=str(state.get("job", "")),
+        state=parse_state(word),
+        word=word,
+        nodes=str(state.get("nodes", "")),
+        reason=reason,
+        restarts=int(state.get("restarts", 0)),
+        exit_code=str(state.get("exit_code", "")),
+    )
+
+
+def is_waiting(after: dict[str, list[str]]) -> bool:
+    """True while a job of these state files is not over; one whose folder is gone is."""
+    states = [_read_file(Path(path)) for paths in after.values() for path in paths]
+    return any(state and judge_state(state).state not in OVER for state in states)
+
+
+def find_failed(after: dict[str, list[str]]) -> str:
+    """The run of a job that had to end well and is over without that; empty where there is none."""
+    for path in map(Path, after.get("succeeded", ())):
+        state = _read_file(path)
+        end = judge_state(state).state if state else JobState.UNKNOWN
+        if not state or end in OVER - {JobState.COMPLETED}:
+            return path.parent.name
+    return ""

@@ -3,7 +3,8 @@
     python -m vjob.jobs.schedulers.local_supervisor RUN JOB [GROUP]
 
 Runs the rendered batch script with stand-ins for srun and scontrol first on PATH, passes signals
-on, keeps the time limit, runs it again on `scontrol requeue`, and writes its state atomically.
+on, keeps the time limit, runs it again on `scontrol requeue`, and writes its state atomically. It
+first waits for the jobs that must be over, by their state files.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ from pathlib import Path
 from types import FrameType
 
 from varuna_core.launch.ssh import keep_ssh_agent
-from varuna_core.records.files import write_atomic, write_json
+from varuna_core.records.files import read_json, write_atomic, write_json
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
 from varuna_core.records.morphing import add_joins, read_joins
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError
-from vjob.jobs.schedulers.local import read_machines, state_file
+from vjob.jobs.schedulers.local import find_failed, is_waiting, read_machines, state_file
 from vjob.jobs.schedulers.local_srun import OFFSET
 
 MARGIN_S = 10.0
 """Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""
+
+WAIT_S = 0.5
+"""Between two looks at the jobs that must be over first."""
 
 STEP = "vjob.jobs.schedulers.local_srun"
 WATCH = "varuna_core.launch.watch"
@@ -49,6 +53,8 @@ class LocalJob:
         self.restarts = 0
         self.asked: str | None = None
         """CANCELLED or TIMEOUT once the job was told to end."""
+        self.reason = ""
+        """Why it waits, or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
         self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
 
@@ -59,10 +65,10 @@ class LocalJob:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        if self._machine_list is not None:
-            write_atomic(self.run.master_pid, f"{os.getpid()}\n")
-        self._write_state("RUNNING")
+        self._wait_for_others()
         code = 128 + signal.SIGTERM
+        if self.asked is None and self._machine_list is not None:
+            write_atomic(self.run.master_pid, f"{os.getpid()}\n")
         while self.asked is None:
             code = self._run_once()
             if self.asked or not self._requeue_marker.exists():
@@ -72,6 +78,21 @@ class LocalJob:
         word = self.asked or ("COMPLETED" if code == 0 else "FAILED")
         self._write_state(word, exit_code=f"{code}:0")
         return code
+
+    def _wait_for_others(self) -> None:
+        """Return once it may start, or is cancelled: by somebody, or as one did not end well."""
+        state = read_json(state_file(self.run, self.group))
+        after = state.get("after", {}) if isinstance(state, dict) else {}
+        if is_waiting(after):
+            self.reason = "Dependency"
+            self._write_state("PENDING")
+        while self.asked is None and is_waiting(after):
+            time.sleep(WAIT_S)
+        failed = find_failed(after)
+        self.reason = ""
+        if self.asked is None and failed:
+            self.asked = "CANCELLED"
+            self.reason = f"{failed}, which it waited for, did not end well"
 
     @property
     def _requeue_marker(self) -> Path:
@@ -189,6 +210,7 @@ class LocalJob:
                 "time": time.time(),
                 "restarts": self.restarts,
                 "exit_code": exit_code,
+                "reason": self.reason,
                 "nodes": Path(self._machine_list or f"local[{groups[0].first_node}-{last}]").name,
             },
         )

@@ -122,6 +122,11 @@ REFUSALS = (
         "the controller is down or SLURM_CONF points elsewhere: try `scontrol ping`",
     ),
     (
+        "dependency problem",
+        "Slurm has forgotten a job that this one is to wait for: `vjob status` of that run shows "
+        "how it ended; then submit again",
+    ),
+    (
         "configuration source",
         "Slurm's commands are here and know no cluster: submit where `sinfo` answers, or set "
         "cluster.scheduler: local to run on this machine",

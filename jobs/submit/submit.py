@@ -42,6 +42,7 @@ from vjob.jobs.schedulers.local import resolve_machine_list
 from vjob.jobs.schedulers.slurm_commands import NOTHING, After, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
 from vjob.jobs.submit.build_plan import PlanContext, build_plan, reserve_spare_nodes
+from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
 from vjob.jobs.submit.scripts import Scripts, render_scripts
 
 if TYPE_CHECKING:
@@ -148,9 +149,12 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     return asked
 
 
-def submit(resolved: Resolved, words: Sequence[str] = ()) -> tuple[RunFolder, RunRecord]:
+def submit(
+    resolved: Resolved, words: Sequence[str] = (), *, after: AfterRuns = NO_RUNS
+) -> tuple[RunFolder, RunRecord]:
     """Make the run folder, write it, and submit its jobs; on VjobError no job is lost."""
     ready = prepare(resolved, words)
+    waits = resolve_after(after, ready.plan.scheduler)
     try:
         run = make_run_folder(ready.run.path)
     except OSError as error:
@@ -173,6 +177,8 @@ def submit(resolved: Resolved, words: Sequence[str] = ()) -> tuple[RunFolder, Ru
         version=__version__,
         pid=os.getpid(),
         pid_start=start_time(os.getpid()),
+        after=tuple(str(run.path) for run in after.succeeded),
+        after_any=tuple(str(run.path) for run in after.ended),
     )
     try:
         write_run_folder(ready, run)
@@ -182,7 +188,7 @@ def submit(resolved: Resolved, words: Sequence[str] = ()) -> tuple[RunFolder, Ru
         shutil.rmtree(run.path, ignore_errors=True)
         raise VjobError(_explain_write(run.path, error)) from None
     _add_to_index(run, ready.conf.name)
-    return run, submit_jobs(run, record, groups)
+    return run, submit_jobs(run, record, groups, waits)
 
 
 def submit_jobs(

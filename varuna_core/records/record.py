@@ -13,7 +13,7 @@ from-memory; of `vjob watch` verdict, notice, action; a later one (checkpoint) j
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
@@ -65,6 +65,14 @@ class RunRecord:
     """The scheduler's last word on an ended run."""
     outcome: Outcome | None = None
     """How the last attempt ended, the culprit named."""
+    after: tuple[str, ...] = ()
+    """Folders of the runs that must end well before this one starts."""
+    after_any: tuple[str, ...] = ()
+    """Folders of the runs that must be over before this one starts."""
+    sweep: str = ""
+    """Name of the sweep that it is a run of; empty where it is of none."""
+    swept: Mapping[str, str] = field(default_factory=dict)
+    """The keys of the sweep and the values that this run has of them."""
 
 
 def write_record(run: RunFolder, record: RunRecord) -> None:
@@ -84,7 +92,10 @@ def read_record(run: RunFolder) -> RunRecord | None:
 
 def _parse(value: dict[str, Any]) -> RunRecord:
     outcome = value.pop("outcome")
-    record = RunRecord(**{**value, "jobs": tuple(JobRecord(**job) for job in value["jobs"])})
+    value["jobs"] = tuple(JobRecord(**job) for job in value["jobs"])
+    for name in ("after", "after_any"):  # not in old records
+        value[name] = tuple(value.get(name, ()))
+    record = RunRecord(**value)
     return record if outcome is None else replace(record, outcome=Outcome(**outcome))
 
 

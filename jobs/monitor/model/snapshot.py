@@ -279,6 +279,10 @@ class Snapshot(AttemptView):
     message: str = ""
     """Why it was refused, or how it ended."""
     layout: str = ""
+    after: tuple[str, ...] = ()
+    """Runs that must end well before it starts."""
+    after_any: tuple[str, ...] = ()
+    """Runs that must be over before it starts."""
     submitted: float | None = None
     walltime_s: float | None = None
     scheduler: Scheduler

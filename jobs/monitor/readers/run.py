@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from varuna_core.records import record as records
@@ -129,6 +130,8 @@ class RunReader:
             record_verdict=record.verdict,
             message=_explain(record, view, scheduler, shown),
             layout=record.layout,
+            after=tuple(Path(path).name for path in record.after),
+            after_any=tuple(Path(path).name for path in record.after_any),
             submitted=record.submitted,
             walltime_s=self._asked.walltime_s,
             scheduler=scheduler,

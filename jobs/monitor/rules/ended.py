@@ -61,6 +61,9 @@ NEXT = {
 }
 
 
+NEXT_IN_CHAIN = "submit again after a run that ends well; --after-any starts after any end"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """Cause of a bad end."""
@@ -232,13 +235,16 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
     line = next((x for x in snapshot.errors if x.kind == kinds.get(word)), None)
     reason = f"{WORDS[word]} at {format_step(snapshot)}"
     if snapshot.message and snapshot.message != WORDS[word]:
-        reason = f"{snapshot.message}, at {format_step(snapshot)}"
+        at = "" if snapshot.attempt is None else f", at {format_step(snapshot)}"
+        reason = f"{snapshot.message}{at}"
     node = line.node if line is not None else ""
     root = first_root(snapshot.errors)
     if root is not None and is_kind(root, "root") and root.kind not in OF_SCHEDULER:
         reason = f"{reason}; before that, {format_root(root)}"
         line = line or root
-    return Cause(reason=reason, line=line, node=node, remedy=NEXT.get(word, ""))
+    is_chain = snapshot.after and snapshot.attempt is None
+    remedy = NEXT_IN_CHAIN if is_chain else NEXT.get(word, "")
+    return Cause(reason=reason, line=line, node=node, remedy=remedy)
 
 
 def _by_root(snapshot: Snapshot) -> Cause | None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Snapshot, Verdict
-from vjob.jobs.monitor.rules.base import RUNNING, advise, is_between, is_over, rows_in
+from vjob.jobs.monitor.rules.base import (
+    RUNNING,
+    advise,
+    format_names,
+    is_between,
+    is_over,
+    rows_in,
+)
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
 
@@ -89,10 +97,11 @@ def requeued(snapshot: Snapshot) -> Verdict | None:
     times = max(max(row.restarts for row in rows), len(snapshot.earlier), 1)
     last = snapshot.earlier[-1].reason if snapshot.earlier else ""
     why = f", after: {last}" if last else ""
+    waits = _format_wait(snapshot, rows[0])
     return Verdict(
         health=Health.REQUEUED,
         rule="requeued",
-        reason=f"it waits to start again, requeued {times} time(s){why}; {_format_wait(rows[0])}",
+        reason=f"it waits to start again, requeued {times} time(s){why}; {waits}",
         facts=_facts(snapshot),
         advice=advise(snapshot, "logs JOB --errors"),
     )
@@ -111,9 +120,9 @@ def pending(snapshot: Snapshot) -> Verdict | None:
     return Verdict(
         health=Health.PENDING,
         rule="pending",
-        reason=f"job {row.id}{whose} pends: {_format_wait(row)}{start}{beside}",
+        reason=f"job {row.id}{whose} pends: {_format_wait(snapshot, row)}{start}{beside}",
         facts=_facts(snapshot),
-        advice="wait; `squeue --start` tells more",
+        advice=_advise_wait(snapshot, row),
     )
 
 
@@ -139,12 +148,28 @@ def morphing(snapshot: Snapshot) -> Verdict | None:
     )
 
 
-def _format_wait(row: JobRow) -> str:
+def _format_wait(snapshot: Snapshot, row: JobRow) -> str:
     reason = row.reason.strip("()")
+    if reason == "Dependency" and (snapshot.after or snapshot.after_any):
+        return f"{reason}: it waits for {format_chain(snapshot.after, snapshot.after_any)}"
     for pattern, meaning in WAITS:
         if reason and re.match(pattern, reason):
             return f"{reason}: {meaning}"
     return reason or "the scheduler gives no reason"
+
+
+def _advise_wait(snapshot: Snapshot, row: JobRow) -> str:
+    before = (*snapshot.after, *snapshot.after_any)
+    if row.reason == "Dependency" and before:
+        return f"wait; vjob status {before[0]}"
+    return "wait; `squeue --start` tells more"
+
+
+def format_chain(after: Sequence[str], after_any: Sequence[str]) -> str:
+    """`a to end well, and for b to end`, of runs that must be over first."""
+    parts = [f"{format_names(after)} to end well"] if after else []
+    parts += [f"{format_names(after_any)} to end"] if after_any else []
+    return ", and for ".join(parts)
 
 
 def _facts(snapshot: Snapshot) -> tuple[str, ...]:

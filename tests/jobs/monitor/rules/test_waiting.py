@@ -13,6 +13,7 @@ from tests.jobs.monitor.builders import (
 )
 from vjob.jobs.monitor.model.snapshot import Attempt, Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
+from vjob.jobs.monitor.rules.waiting import format_chain
 
 
 def waiting(reason: str, **facts: object) -> Snapshot:
@@ -92,3 +93,9 @@ def test_a_job_started_anew_is_not_judged_by_the_attempt_before() -> None:
     assert judge(again).health is Health.REQUEUED
     assert judge(replace(again, attempt=1)).health is Health.DEAD
     assert judge(replace(again, attempt=1, outcome=None)).health is Health.HEALTHY
+
+
+def test_a_job_of_a_chain_says_which_runs_it_waits_for() -> None:
+    assert format_chain(["a"], []) == "a to end well"
+    assert format_chain(["a", "b"], ["c"]) == "a, b to end well, and for c to end"
+    assert format_chain([], ["c"]) == "c to end"

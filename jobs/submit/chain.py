@@ -1,0 +1,108 @@
+"""Chains: the runs that must be over before a run starts, as job ids for its scheduler.
+
+A run that is over already needs no dependency, and gets none: Slurm forgets old jobs, and refuses
+what names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from varuna_core.records import record as records
+from varuna_core.records.plan import read_plan
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.runs.find import RunView, find_run, is_over, view_runs
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers.slurm_commands import After, JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class AfterRuns:
+    """Runs that a run waits for; all of them."""
+
+    succeeded: tuple[RunFolder, ...] = ()
+    """They must end well; where one does not, the waiting run is cancelled."""
+    ended: tuple[RunFolder, ...] = ()
+    """They must end."""
+
+    @property
+    def runs(self) -> tuple[RunFolder, ...]:
+        return (*self.succeeded, *self.ended)
+
+
+NO_RUNS = AfterRuns()
+
+
+def find_after(after: Sequence[str], after_any: Sequence[str], here: Path) -> AfterRuns:
+    """The runs that JOB words name; InputError for a word that names none."""
+    return AfterRuns(
+        succeeded=tuple(find_run(job, here) for job in after),
+        ended=tuple(find_run(job, here) for job in after_any),
+    )
+
+
+def resolve_after(after: AfterRuns, scheduler: str) -> After:
+    """The jobs that a run of this scheduler is to wait for; all problems at once as InputError.
+
+    Asks each scheduler once, and records what has ended.
+    """
+    runs = after.runs
+    views = {str(view.run.path): view for view in (view_runs(runs) if runs else ())}
+    problems: list[str] = []
+    succeeded: list[str] = []
+    ended: list[str] = []
+    for run in runs:
+        must_succeed = run in after.succeeded
+        view = views.get(str(run.path))
+        problem = _explain_problem(run, view, scheduler, must_succeed=must_succeed)
+        if problem:
+            problems.append(problem)
+        elif view is not None and not is_over(view):
+            jobs = [job.id for job in view.record.jobs]
+            if must_succeed:
+                succeeded += jobs[:1] if _may_lose_jobs(run) else jobs
+            else:
+                ended += jobs
+    if problems:
+        raise InputError("\n  ".join(["nothing was submitted:", *problems]))
+    return After(succeeded=tuple(dict.fromkeys(succeeded)), ended=tuple(dict.fromkeys(ended)))
+
+
+def _explain_problem(
+    run: RunFolder, view: RunView | None, scheduler: str, *, must_succeed: bool
+) -> str:
+    """The reason why a run cannot be waited for; empty where it can."""
+    if view is None:
+        return f"{run.path} holds no readable record.json; is it a run folder of vjob?"
+    if view.record.state == records.INTENT:
+        return (
+            f"{run.name} is being submitted, and its job is not known yet; `vjob list` shows when "
+            "it is, then submit again"
+        )
+    if is_over(view):
+        if not must_succeed or view.state == JobState.COMPLETED.value:
+            return ""
+        why = " ".join(view.record.message.split())
+        how = "was refused" if view.record.state == records.REFUSED else f"has ended {view.state}"
+        return (
+            f"{run.name} {how}{f': {why}' if why else ''}; a run --after it would never start, "
+            "--after-any starts all the same"
+        )
+    theirs = schedulers.get_scheduler(view.record.scheduler).name
+    if theirs != schedulers.get_scheduler(scheduler).name:
+        words = {"local": "this machine", "slurm": "Slurm"}
+        return (
+            f"{run.name} is a run of {words[theirs]}, and this one would be of "
+            f"{words[schedulers.get_scheduler(scheduler).name]}: neither waits for the other; "
+            "set cluster.scheduler alike, or submit when it has ended"
+        )
+    return ""
+
+
+def _may_lose_jobs(run: RunFolder) -> bool:
+    """True for a run that may morph: only its first job says how it ended."""
+    plan = read_plan(run.plan)
+    return plan is not None and bool(plan.morph)

@@ -1,0 +1,84 @@
+"""Chains and sweeps on the real Slurm of the lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.lab import Lab
+from tests.cluster.test_jobs import LAYOUTS, conf, wait_ready
+from tests.command import Vjob, read_out, wait_for
+from varuna_core.records.record import read_record
+from varuna_core.records.runfolder import RunFolder
+
+pytestmark = pytest.mark.slurm
+ONE = "    - {group: one, count: 1, queue: gpu2, cpus: 1}"
+HANG = ["-1", "hang", "catch"]
+
+
+@pytest.fixture
+def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
+    return Vjob(tmp_path, clean_lab.env)
+
+
+def read_state(vjob: Vjob, run: RunFolder) -> str:
+    return str(vjob.status(run.name)["state"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_starts_once_all_of_the_one_before_has_ended_well(vjob: Vjob, layout: str) -> None:
+    first = vjob.submit(conf("fail_as_told.py", HANG, layout))
+    wait_ready(vjob, first, 12 if layout == "single" else 16)
+    run = vjob.submit(conf(nodes=ONE), "--after", first.name)
+    wait_for(lambda: "waits for" in vjob.status(run.name)["verdict"]["reason"], 60)
+    said = vjob("status", run.name).stdout
+    assert f"it waits for {first.name} to end well" in said
+    vjob("cancel", first.name)
+    assert vjob.wait_over(first)["verdict"] == "COMPLETED"
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_never_starts_after_a_bad_end_and_says_why(
+    vjob: Vjob, clean_lab: Lab, layout: str
+) -> None:
+    first = vjob.submit(conf("fail_as_told.py", HANG, layout))
+    wait_ready(vjob, first, 12 if layout == "single" else 16)
+    run = vjob.submit(conf(nodes=ONE), "--after", first.name)
+    others = [
+        vjob.submit(conf(nodes=ONE), "--after-any", first.name),
+        vjob.submit(conf(nodes=ONE), "--after", run.name),
+    ]
+    record = read_record(first)
+    assert record is not None
+    clean_lab.run(["scancel", *(job.id for job in record.jobs)])
+    record_of = {each.name: vjob.wait_over(each) for each in (run, *others)}
+    assert record_of[run.name]["message"].startswith(
+        f"never started: {first.name}, which it waited for, did not end well ("
+    )
+    assert record_of[others[0].name]["verdict"] == "COMPLETED"
+    assert record_of[others[1].name]["message"] == (
+        f"never started: {run.name}, which it waited for, did not end well (CANCELLED)"
+    )
+    assert not run.attempts() and not others[1].attempts()
+
+
+def test_a_run_goes_on_waiting_while_the_one_before_is_requeued(vjob: Vjob, clean_lab: Lab) -> None:
+    first = vjob.submit(conf("fail_as_told.py", HANG, requeue=True, nodes=ONE))
+    wait_ready(vjob, first, 1)
+    run = vjob.submit(conf(nodes=ONE), "--after", first.name)
+    record = read_record(first)
+    assert record is not None
+    clean_lab.run(["scontrol", "requeue", record.jobs[0].id])
+    wait_ready(vjob, first, 1, attempt=1)
+    assert "ready" not in read_out(run) and read_state(vjob, run) == "PENDING"
+    vjob("cancel", first.name)
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+
+
+def test_what_slurm_has_forgotten_needs_no_wait(vjob: Vjob) -> None:
+    first = vjob.submit(conf(nodes=ONE))
+    vjob.wait_over(first)
+    run = vjob.submit(conf(nodes=ONE), "--after", first.name, "--after-any", first.name)
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED"
