@@ -86,6 +86,7 @@ BELOW = {
         "jobs/elastic",
         "jobs/monitor/screen",
         "jobs/monitor/watch",
+        "jobs/api",
         "jobs/commands",
     ],
 }

@@ -24,7 +24,9 @@ from vjob.jobs.errors import InputError, VjobError
 if TYPE_CHECKING:
     from varuna_core.records.record import RunRecord
     from varuna_core.records.runfolder import RunFolder
+    from vjob.jobs.api.executor import VjobExecutor
     from vjob.jobs.conf.schema import JobConf
+    from vjob.jobs.planning.resolve_auto import Resolved
 
 CANCEL_S = 60
 """For ranks to save in after Ctrl-C."""
@@ -85,10 +87,17 @@ def submit(
 
         click.echo(ask(submitting.prepare(resolved)))
         return
-    run, record = submitting.submit(resolved, after=before)
+    run, record = submitting.submit(resolved, after=before, executor=make_executor(resolved))
     promise = None if as_json else describe_promise(run)
     more = {"plan": promise} if promise else {}
     print_submitted(run, record, more, as_json=as_json, follow=follow)
+
+
+def make_executor(resolved: Resolved) -> VjobExecutor:
+    """The one that `submitit.AutoExecutor(cluster="vjob")` finds too."""
+    from vjob.jobs.api.executor import VjobExecutor  # submitit, which only a submit pays for
+
+    return VjobExecutor(resolved.conf.log_folder)
 
 
 def print_submitted(
@@ -201,7 +210,7 @@ def profile(
         ready = submitting.prepare(resolved, words, for_preview=True)
         click.echo(render_preview(ready), nl=False)
         return
-    run, record = submitting.submit(resolved, words)
+    run, record = submitting.submit(resolved, words, executor=make_executor(resolved))
     print_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
 
 

@@ -21,8 +21,8 @@ from vjob.containers.catalogue import CATALOGUE, find_trouble
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import Commands, ImageKind, Mount, Request, Runtime
 from vjob.jobs.conf.schema import Container
-from vjob.jobs.diagnosis import Diagnosis, ask, read_text, try_out
 from vjob.jobs.images.store import remove_tree
+from vjob.jobs.schedulers.diagnosis import Diagnosis, ask, read_text, try_out
 
 VERSIONS: Mapping[str, tuple[str, ...]] = {
     "enroot": ("enroot", "version"),

@@ -13,8 +13,8 @@ import socket
 import sys
 
 from varuna_core.agent.checks.gpus import DRIVER
-from vjob.jobs.diagnosis import Diagnosis, ask, read_text
 from vjob.jobs.doctor.containers import examine_containers
+from vjob.jobs.schedulers.diagnosis import Diagnosis, ask, read_text
 from vjob.jobs.schedulers.slurm_settings import examine_slurm
 
 

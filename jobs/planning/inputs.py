@@ -40,9 +40,9 @@ PROFILE_FOLDER = "profiles"
 """Next to the conf."""
 
 
-def read_open_conf(path: Path, overrides: Sequence[str]) -> ReadConf:
+def read_open_conf(path: Path, overrides: Sequence[str], *, text: str | None = None) -> ReadConf:
     """A conf whose layout need not fit its nodes yet; ConfError where planning cannot start."""
-    read = load_conf(path, overrides)
+    read = load_conf(path, overrides, text=text)
     conf = read.conf
     findings = [*check_numbers(conf), *check_groups(conf), *check_program(close_layout(conf))]
     if findings:

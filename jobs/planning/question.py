@@ -360,9 +360,11 @@ class PlanOptions:
     queue: str | None = None
 
 
-def read_question(path: Path, options: PlanOptions) -> tuple[JobConf, Question]:
+def read_question(
+    path: Path, options: PlanOptions, *, text: str | None = None
+) -> tuple[JobConf, Question]:
     """Read a conf file; return the conf with the nodes that are planned for, and the question."""
-    read = read_open_conf(path, options.overrides)
+    read = read_open_conf(path, options.overrides, text=text)
     conf, fixed, base = read.conf, read.lines.keys(), path.resolve().parent
     if not options.from_slurm:
         return conf, load_question(conf, fixed, base, options)

@@ -79,13 +79,15 @@ def resolve_conf(
     overrides: Sequence[str],
     *,
     plan: PlanFile | None = None,
+    text: str | None = None,
     require_env: bool = True,
 ) -> Resolved:
-    """Read, plan and check a conf. `overrides` count over the keys of a plan's file.
+    """Read, plan and check a conf. `overrides` count over the keys of a plan's file; `text` is a
+    conf that is no file.
 
     ConfError, or InputError where the layout is open and nothing fits.
     """
-    read = read_open_conf(path, [*(plan.overrides if plan else ()), *overrides])
+    read = read_open_conf(path, [*(plan.overrides if plan else ()), *overrides], text=text)
     if plan is None or is_open(read.conf):
         chosen = choose_layout(read)
     else:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -30,6 +30,8 @@ from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import find_run, view_run
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from vjob.reports.analysis.measures import Analysis
     from vjob.reports.load.tables import Job
 
@@ -201,6 +203,32 @@ def write_png(page: Path, target: Path) -> None:
         if not shot.exists():
             raise VjobError(f"{browser} wrote no picture: {done.err.strip()[-300:]}")
         shutil.copyfile(shot, target)
+
+
+def load_tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """Every table of a job's report but its events, by name."""
+    check_libraries()
+    from vjob.reports.analysis.measures import analyse
+    from vjob.reports.export.tables import build_tables
+    from vjob.reports.load.sources import SourceError
+    from vjob.reports.load.tables import load_job
+
+    try:
+        found = load_job(folder)
+    except SourceError as error:
+        raise InputError(str(error)) from None
+    return build_tables(found, analyse(found))
+
+
+def compare_as_json(names: Sequence[str], here: Path) -> dict[str, Any]:
+    """The comparison of jobs as `vjob compare --json` prints it."""
+    if len(names) < 2:
+        raise InputError("two jobs at least, such as: vjob compare 4711 last")
+    folders = [find_folder(name, here) for name in names]
+    check_libraries("plotly", "jinja2")
+    from vjob.reports.page import comparison
+
+    return comparison.build_json([_load(folder, run) for folder, run in folders])
 
 
 def compare_jobs(

@@ -243,8 +243,14 @@ def _is_submitting(record: RunRecord) -> bool:
 def find_jobs(run: RunFolder, record: RunRecord) -> tuple[JobRecord, ...]:
     """Every job of the run that shows anywhere: in the record, the queue, or the run folder."""
     groups = {job.id: job.group for job in record.jobs}
-    for info in schedulers.get_scheduler(record.scheduler).find_orphans().get(run.name, []):
-        groups.setdefault(info.leader, None)
+    place = record.array
+    for info in (
+        schedulers.get_scheduler(record.scheduler)
+        .find_orphans()
+        .get(run.name if place is None else place.name, [])
+    ):
+        if place is None or info.leader.endswith(f"_{place.index}"):
+            groups.setdefault(info.leader, None)
     for event in read_events(run):
         if event.get("kind") == "started" and event.get("job_id"):
             groups.setdefault(str(event["job_id"]), event.get("group") or None)
@@ -290,6 +296,9 @@ def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
     if outcome is not None:
         verdict = JobState.COMPLETED.value if outcome.code == 0 else JobState.FAILED.value
         return _end(run, record, verdict, "", outcome)
+    was_asked = any(event.get("kind") == "cancel-asked" for event in read_events(run))
+    if was_asked and not attempts:  # Slurm forgets at once an array's element that never began
+        return _end(run, record, JobState.CANCELLED.value, "", None)
     if time.time() - record.submitted < ORPHAN_S:
         return record
     message = f"{record.scheduler} has forgotten the job, and it left no outcome"

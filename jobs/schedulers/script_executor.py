@@ -14,6 +14,7 @@ import io
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from submitit.core.core import Job, PicklingExecutor
 from submitit.core.utils import FailedJobError, JobPaths
@@ -48,7 +49,7 @@ class ScriptJob(Job[None]):
 class ScriptExecutor(PicklingExecutor):
     """Submits batch scripts of runs, to Slurm or to this machine."""
 
-    job_class = ScriptJob
+    job_class: type[Job[Any]] = ScriptJob
     _submission: Submission
     _scheduler: Scheduler
 
@@ -56,6 +57,7 @@ class ScriptExecutor(PicklingExecutor):
         """The id of the new job. UncertainError where it may have been made all the same."""
         bound = copy.copy(self)
         bound.folder = submission.run.path
+        bound.job_class = ScriptJob  # a run may have several of them
         bound._submission = submission
         bound._scheduler = schedulers.get_scheduler(scheduler)
         try:

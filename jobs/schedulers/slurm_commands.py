@@ -70,7 +70,7 @@ class JobInfo:
     """One job, or one component of a het job."""
 
     id: str
-    """As the user types it: 12, or 12+1 for a component."""
+    """As the user types it: 12, 12+1 for a component, 12_3 for an element of an array."""
     state: JobState
     word: str
     """The scheduler's own word."""
@@ -168,9 +168,9 @@ def parse_sbatch_output(text: str) -> str:
 
 def build_squeue_command(jobs: Sequence[str], *, user: str | None = None) -> list[str]:
     """All asked jobs in one call."""
-    fields = "JobID,HetJobID,HetJobOffset,State,NodeList,Reason,RestartCnt,StartTime,Comment"
+    fields = "JobArrayID,HetJobID,HetJobOffset,State,NodeList,Reason,RestartCnt,StartTime,Comment"
     layout = ",".join(f"{name}:|" for name in fields.split(","))
-    command = ["squeue", "--noheader", "--states=all", "-O", layout]
+    command = ["squeue", "--noheader", "--array", "--states=all", "-O", layout]
     if user is not None:
         return [*command, f"--user={user}"]
     return [*command, "--jobs=" + ",".join(jobs)]
@@ -231,11 +231,14 @@ def parse_show_job_output(text: str) -> list[JobInfo]:
         if "JobId" not in facts:
             continue
         het, offset = facts.get("HetJobId", ""), facts.get("HetJobOffset", "")
+        job, index = facts["JobId"], facts.get("ArrayTaskId", "")
+        if index.isdigit():  # of one that pends as part of the whole it is a range
+            job = f"{facts.get('ArrayJobId', job)}_{index}"
         nodes = facts.get("NodeList", "")
         word = facts.get("JobState", "")
         found.append(
             JobInfo(
-                id=f"{het}+{offset}" if het.isdigit() and offset else facts["JobId"],
+                id=f"{het}+{offset}" if het.isdigit() and offset else job,
                 state=parse_state(word),
                 word=word,
                 nodes="" if nodes == "(null)" else nodes,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from vjob.jobs.conf.schema import Cluster
-from vjob.jobs.diagnosis import Diagnosis, ask
+from vjob.jobs.schedulers.diagnosis import Diagnosis, ask
 
 EXIT_S = 5
 """What the agents need after the grace, to end what is left and to write the exits."""

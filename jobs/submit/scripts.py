@@ -156,6 +156,39 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
     )
 
 
+def render_array(
+    conf: JobConf, plan: Plan, run: RunFolder, name: str, size: int, at_most: int
+) -> str:
+    """Render the script of a Slurm array, whose element i runs the batch script of run `name`-i.
+
+    `run` is one of them, and all are alike.
+    """
+    (group,), (asked,) = plan.groups, conf.cluster.nodes
+    own = ("#SBATCH --output=", "#SBATCH --comment=")
+    shared = [
+        line for line in build_shared_options(conf, plan, run, None) if not line.startswith(own)
+    ]
+    elements = str(run.path.with_name(name))
+    values = {
+        "array": f"0-{size - 1}%{min(at_most, size)}",
+        "comment": f"{COMMENT_PREFIX}{name}",
+        "output": f"{elements}-%a/{run.scheduler_log().name}",
+    }
+    options = [*shared, *_render_options(values)]
+    options += build_component_options(group, asked, conf.cluster)
+    return (
+        _environment()
+        .get_template("array.sh.j2")
+        .render(
+            version=Raw(__version__),
+            name=Raw(name),
+            options=[Raw(line) for line in options],
+            elements=elements,
+            batch_script=run.batch_script().name,
+        )
+    )
+
+
 def find_step_container(plan: Plan) -> ContainerPlan | None:
     """The container whose runtime srun itself starts, around the agent; None for other runtimes."""
     return next((container for container in plan.containers if container.step), None)

@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,13 @@ from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
-from varuna_core.records.record import JobRecord, RunRecord, append_event, write_record
+from varuna_core.records.record import (
+    ArrayPlace,
+    JobRecord,
+    RunRecord,
+    append_event,
+    write_record,
+)
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
@@ -53,6 +59,14 @@ log = logging.getLogger(__name__)
 START_CHECK_S = 3.0
 """Slurm gives a reason only after its scheduler has considered the job."""
 START_POLL_S = 0.3
+
+
+Fill = Callable[[RunFolder], None]
+"""Writes what a run needs besides, before its job is submitted."""
+
+
+def no_more(run: RunFolder) -> None:
+    """Write nothing more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +164,17 @@ def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
 
 
 def submit(
-    resolved: Resolved, words: Sequence[str] = (), *, after: AfterRuns = NO_RUNS
+    resolved: Resolved,
+    words: Sequence[str] = (),
+    *,
+    after: AfterRuns = NO_RUNS,
+    executor: ScriptExecutor | None = None,
+    fill: Fill = no_more,
 ) -> tuple[RunFolder, RunRecord]:
-    """Make the run folder, write it, and submit its jobs; on VjobError no job is lost."""
+    """Make the run folder, write it, and submit its jobs; on VjobError no job is lost.
+
+    `fill` writes what else the run needs; where it fails, nothing is left and nothing submitted.
+    """
     ready = prepare(resolved, words)
     waits = resolve_after(after, ready.plan.scheduler)
     try:
@@ -161,34 +183,50 @@ def submit(
         raise VjobError(_explain_write(ready.run.path, error)) from None
     if run.name != ready.run.name:  # another submit of this second has the name
         ready = move(ready, run)
-    groups: list[str | None] = list(ready.scripts.batch)
+    record = write_run(ready, run, fill, after)
+    return run, submit_jobs(run, record, list(ready.scripts.batch), waits, executor)
+
+
+def write_run(
+    ready: Prepared,
+    run: RunFolder,
+    fill: Fill = no_more,
+    after: AfterRuns = NO_RUNS,
+    array: ArrayPlace | None = None,
+) -> RunRecord:
+    """Write a run's files and its record into its new folder; where that fails, remove it."""
     record = RunRecord(
         run=run.name,
         name=ready.conf.name,
         state=records.INTENT,
         scheduler=ready.plan.scheduler,
         layout=ready.plan.layout,
-        num_jobs=len(groups),
+        num_jobs=len(ready.scripts.batch),
         jobs=(),
         submitted=time.time(),
         user=_find_user(),
         host=platform.node(),
-        conf=str(resolved.path),
+        conf=str(ready.resolved.path),
         version=__version__,
         pid=os.getpid(),
         pid_start=start_time(os.getpid()),
         after=tuple(str(run.path) for run in after.succeeded),
         after_any=tuple(str(run.path) for run in after.ended),
+        array=array,
     )
     try:
         write_run_folder(ready, run)
+        fill(run)
         write_record(run, record)
         append_event(run.vjob_events, "intent", scheduler=record.scheduler, layout=record.layout)
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)
         raise VjobError(_explain_write(run.path, error)) from None
+    except BaseException:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
     _add_to_index(run, ready.conf.name)
-    return run, submit_jobs(run, record, groups, waits)
+    return record
 
 
 def submit_jobs(
@@ -224,10 +262,16 @@ def submit_jobs(
             _write_submitted(run, record)
             with suppress(OSError):  # logged when the run was added
                 index.add_job(run, job)
-        record = replace(record, state=records.SUBMITTED)
-        _write_submitted(run, record)
-        append_event(run.vjob_events, "submitted", jobs=[job.id for job in record.jobs])
-        link_run(run, record)
+        record = record_submitted(run, record)
+    return record
+
+
+def record_submitted(run: RunFolder, record: RunRecord) -> RunRecord:
+    """Record that all jobs of a run are with the scheduler."""
+    record = replace(record, state=records.SUBMITTED)
+    _write_submitted(run, record)
+    append_event(run.vjob_events, "submitted", jobs=[job.id for job in record.jobs])
+    link_run(run, record)
     return record
 
 

@@ -13,7 +13,7 @@ from-memory; of `vjob watch` verdict, notice, action; a later one (checkpoint) j
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
@@ -35,6 +35,15 @@ class JobRecord:
     id: str
     group: str | None
     """The group that this job holds in a split run; None where one job holds all."""
+
+
+@dataclass(frozen=True)
+class ArrayPlace:
+    """A run's place in a Slurm array, each element of which is a run of its own."""
+
+    name: str
+    """What the elements' names begin with; it stands in the comment of their jobs."""
+    index: int
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class RunRecord:
     """Name of the sweep that it is a run of; empty where it is of none."""
     swept: Mapping[str, str] = field(default_factory=dict)
     """The keys of the sweep and the values that this run has of them."""
+    array: Optional[ArrayPlace] = None
 
 
 def write_record(run: RunFolder, record: RunRecord) -> None:
@@ -91,12 +101,17 @@ def read_record(run: RunFolder) -> RunRecord | None:
 
 
 def _parse(value: dict[str, Any]) -> RunRecord:
-    outcome = value.pop("outcome")
-    value["jobs"] = tuple(JobRecord(**job) for job in value["jobs"])
-    for name in ("after", "after_any"):  # not in old records
-        value[name] = tuple(value.get(name, ()))
-    record = RunRecord(**value)
-    return record if outcome is None else replace(record, outcome=Outcome(**outcome))
+    outcome, array = value["outcome"], value.get("array")
+    return RunRecord(
+        **{
+            **value,
+            "jobs": tuple(JobRecord(**job) for job in value["jobs"]),
+            "outcome": None if outcome is None else Outcome(**outcome),
+            "after": tuple(value.get("after", ())),  # not in old records, nor are those below
+            "after_any": tuple(value.get("after_any", ())),
+            "array": None if array is None else ArrayPlace(**array),
+        }
+    )
 
 
 def append_event(path: Path, kind: str, **facts: Any) -> None:

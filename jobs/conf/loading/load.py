@@ -81,10 +81,18 @@ def read_conf(
 
 
 def load_conf(
-    path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    path: Path,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    text: str | None = None,
 ) -> ReadConf:
-    """Read and parse a conf file; ConfError where a key cannot be read."""
-    text = read_text(path, str(path))
+    """Read and parse a conf file; ConfError where a key cannot be read.
+
+    With `text` there is no file: the path is what messages call it, and its folder is where
+    relative paths start.
+    """
+    text = read_text(path, str(path)) if text is None else text
     base = Path(os.path.abspath(path)).parent
     conf, lines = parse_conf_lines(text, str(path), base, overrides, environ)
     return ReadConf(path=path, text=text, conf=conf, lines=lines)

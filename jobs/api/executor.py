@@ -1,0 +1,242 @@
+"""`VjobExecutor`: submitit's executor for vjob, and what the command line submits with.
+
+    a function ─► conf with program.function ─┐
+    conf.yaml, a dict ────────────────────────┴► resolve_conf ─► submit ─► ScriptExecutor ─► sbatch
+                                                                    └─ fill: function/submitted.pkl
+
+`submitit.AutoExecutor(folder, cluster="vjob")` finds it by its entry point. The conf is
+`vjob_conf`; submitit's shared parameters go over its keys, and `vjob_set` over those. Without a
+conf they alone make a uniform one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from submitit.core.core import Job
+from submitit.core.utils import DelayedSubmission, JobPaths
+
+from varuna_core.functions.facts import write_facts
+from varuna_core.functions.pickles import write_pickle
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.api.confs import ConfLike, ConfText, read_source, resolve
+from vjob.jobs.api.job import VjobJob
+from vjob.jobs.errors import InputError
+from vjob.jobs.schedulers.script_executor import ScriptExecutor
+from vjob.jobs.submit import submit as submitting
+from vjob.jobs.submit.array import submit_array
+from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, find_after
+
+if TYPE_CHECKING:
+    from vjob.jobs.conf.schema import JobConf
+    from vjob.jobs.planning.resolve_auto import Resolved
+
+log = logging.getLogger(__name__)
+SHARED: Mapping[str, Any] = {
+    "name": None,
+    "timeout_min": 5,
+    "mem_gb": None,
+    "nodes": None,
+    "cpus_per_task": None,
+    "gpus_per_node": None,
+    "tasks_per_node": None,
+    "stderr_to_stdout": False,
+}
+"""submitit's, with its defaults; the last has no effect: each rank keeps two files."""
+OWN: Mapping[str, Any] = {
+    "conf": None,
+    "set": None,
+    "env": None,
+    "after": None,
+    "array_parallelism": 256,
+}
+"""`vjob_conf` and so on in `AutoExecutor.update_parameters`."""
+WARN_S = 90
+"""Before the time limit, for a function that can checkpoint; submitit's signal_delay_s."""
+GB = 1024**3
+
+
+class VjobExecutor(ScriptExecutor):
+    """Runs functions and confs as runs of vjob, on Slurm or on this machine.
+
+    `folder` is where run folders are made. A `%j` in it, as submitit allows, is left out: each run
+    has a folder of its own anyway.
+    """
+
+    job_class = VjobJob
+
+    def __init__(
+        self, folder: Path | str, max_num_timeout: int = 3, max_pickle_size_gb: float = 1.0
+    ) -> None:
+        super().__init__(JobPaths.get_first_id_independent_folder(folder))
+        self.max_num_timeout = max_num_timeout
+        self.max_pickle_size_gb = max_pickle_size_gb
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Never chosen by itself: scripts of submitit's that name no cluster go on as they did."""
+        return 0
+
+    @classmethod
+    def _valid_parameters(cls) -> set[str]:
+        return set(OWN)
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        known = {**SHARED, **OWN}
+        unknown = sorted(set(kwargs) - set(known))
+        if unknown:
+            listed = "".join(f"\n  - {name} (default: {value!r})" for name, value in known.items())
+            raise ValueError(f"Unavailable parameter(s): {unknown}\nValid parameters are:{listed}")
+        super()._internal_update_parameters(**kwargs)
+
+    # A conf's own program.
+
+    def submit_conf(
+        self, resolved: Resolved, words: Sequence[str] = (), *, after: AfterRuns = NO_RUNS
+    ) -> VjobJob[None]:
+        """Submit a conf's program; `words` are further arguments of it."""
+        run, _ = submitting.submit(resolved, words, after=after, executor=self)
+        return VjobJob.open(run)
+
+    # Functions.
+
+    def _internal_process_submissions(
+        self, delayed_submissions: list[DelayedSubmission]
+    ) -> list[Job[Any]]:
+        if len(delayed_submissions) == 1:
+            return [self._submit_function(delayed_submissions[0])]
+        return list(self._submit_array(delayed_submissions))
+
+    def _submit_function(self, delayed: DelayedSubmission) -> VjobJob[Any]:
+        resolved = self.resolve_function(delayed)
+        self._throttle()
+        run, _ = submitting.submit(
+            resolved,
+            after=self._find_after(),
+            executor=self,
+            fill=functools.partial(self._write_function, delayed, resolved.conf),
+        )
+        return VjobJob.open(run)
+
+    def _submit_array(self, all_delayed: Sequence[DelayedSubmission]) -> list[VjobJob[Any]]:
+        """One run for each; all have the conf of the first, which can checkpoint if any can."""
+        like = next((one for one in all_delayed if can_checkpoint(one.function)), all_delayed[0])
+        resolved = self.resolve_function(like)
+        folders = submit_array(
+            resolved,
+            [functools.partial(self._write_function, one, resolved.conf) for one in all_delayed],
+            at_most=self.parameters.get("array_parallelism") or OWN["array_parallelism"],
+            executor=self,
+            after=self._find_after(),
+        )
+        return [VjobJob.open(run) for run in folders]
+
+    def _find_after(self) -> AfterRuns:
+        return find_after(name_jobs(self.parameters.get("after") or ()), (), Path.cwd())
+
+    def resolve_function(self, delayed: DelayedSubmission) -> Resolved:
+        """The conf that a function runs with."""
+        name = name_function(delayed.function)
+        source = self.read_parameters(name)
+        overrides = [*source.overrides, f"program={{function: {name!r}}}"]
+        resolved = resolve(ConfText(path=source.path, text=source.text, overrides=tuple(overrides)))
+        if not can_checkpoint(delayed.function):
+            return resolved
+        # Its protocol is to be called before the end, and to come back.
+        overrides.append("cluster.requeue=true")
+        if not resolved.conf.cluster.signal_before_end_s:
+            warn_s = min(WARN_S, 30 * resolved.conf.cluster.walltime_min)
+            overrides.append(f"cluster.signal_before_end_s={warn_s}")
+        return resolve(ConfText(path=source.path, text=source.text, overrides=tuple(overrides)))
+
+    def read_parameters(self, name: str) -> ConfText:
+        """The conf that the parameters ask for; `name` where they give none."""
+        asked = {name: value for name, value in self.parameters.items() if value is not None}
+        conf: ConfLike | None = asked.get("conf")
+        settings: dict[str, Any] = {"log_folder": str(self.folder)}
+        if conf is None:
+            group = spell_group({"nodes": 1, "tasks_per_node": 1, **asked})
+            limit = asked.get("timeout_min", SHARED["timeout_min"])
+            conf = {
+                "name": spell_name(asked.get("name") or name),
+                "program": {"function": name},
+                "cluster": {"walltime_min": limit, "nodes": [{"group": "all", **group}]},
+            }
+        else:
+            if "name" in asked:
+                settings["name"] = spell_name(asked["name"])
+            if "timeout_min" in asked:
+                settings["cluster.walltime_min"] = asked["timeout_min"]
+            group = spell_group(asked)
+            settings.update({f"cluster.nodes[0].{key}": value for key, value in group.items()})
+        settings.update(asked.get("set") or {})
+        return read_source(conf, set=settings, env=asked.get("env"))
+
+    def _write_function(self, delayed: DelayedSubmission, conf: JobConf, run: RunFolder) -> None:
+        name = name_function(delayed.function)
+        write_facts(run, name)
+        delayed.set_timeout(conf.cluster.walltime_min, self.max_num_timeout)
+        try:
+            write_pickle(run.submitted_pickle, delayed)
+        except OSError:
+            raise
+        except Exception as error:  # pickling runs code of the objects' own
+            raise InputError(
+                f"{name} cannot be pickled with its arguments: {type(error).__name__}: {error}; "
+                "open files, locks and sockets inside the function, and pass what is needed to "
+                "open them. Nothing was submitted"
+            ) from error
+        size_gb = run.submitted_pickle.stat().st_size / GB
+        if size_gb > self.max_pickle_size_gb:
+            raise RuntimeError(  # as submitit
+                f"{name} and its arguments take {size_gb:.2f} GB as a pickle, more than "
+                f"max_pickle_size_gb={self.max_pickle_size_gb}: write large data to a file, or "
+                "raise it: AutoExecutor(folder, cluster='vjob', vjob_max_pickle_size_gb=...)"
+            )
+
+
+def name_jobs(jobs: Any) -> list[str]:
+    """JOB words for a job or several, each a VjobJob, a word or a path."""
+    several = jobs if isinstance(jobs, (list, tuple)) else [jobs]
+    return [str(one.folder) if isinstance(one, VjobJob) else str(one) for one in several]
+
+
+def name_function(function: Any) -> str:
+    """What messages call it: `train`, `Trainer` for a callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def spell_name(name: str) -> str:
+    """A name that a conf takes, as near as can be: `<lambda>` becomes `lambda`."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "function"
+
+
+def can_checkpoint(function: Any) -> bool:
+    """True for an object of submitit's checkpoint protocol."""
+    return hasattr(function, "checkpoint") or hasattr(function, "__submitit_checkpoint__")
+
+
+def spell_group(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a conf's group of nodes for submitit's shared parameters, those that are given."""
+    tasks = asked.get("tasks_per_node", 1)
+    found: dict[str, Any] = {}
+    if "nodes" in asked:
+        found["count"] = asked["nodes"]
+    if "tasks_per_node" in asked:
+        found["ranks"] = tasks
+    if asked.get("gpus_per_node"):
+        found["gpus"] = asked["gpus_per_node"]
+    if "cpus_per_task" in asked:
+        found["cpus"] = asked["cpus_per_task"] * tasks
+    if "mem_gb" in asked:
+        found["memory_gb"] = math.ceil(asked["mem_gb"])
+    return found

@@ -1,0 +1,121 @@
+"""The functions of `import vjob`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from vjob.jobs.api.confs import ConfLike, read_source, resolve
+
+if TYPE_CHECKING:
+    from vjob.jobs.api.job import VjobJob
+    from vjob.jobs.conf.schema import JobConf
+    from vjob.jobs.planning.answer import Answer
+
+JobLike = Union[str, Path, "VjobJob[Any]"]
+"""A job, or how `vjob status` names one: an id, a name, a run id, `last`, a run folder."""
+
+
+def submit(
+    conf: ConfLike,
+    *,
+    set: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    name: str | None = None,
+    after: JobLike | Sequence[JobLike] = (),
+    after_any: JobLike | Sequence[JobLike] = (),
+) -> VjobJob[None]:
+    """Submit a conf's program, as `vjob submit` does.
+
+    `set` goes over the keys of the conf, `env` is added to its environment. The job waits for the
+    good end of the jobs `after`, and for any end of `after_any`.
+
+        job = vjob.submit("conf.yaml", set={"train.steps": 100})
+        job.wait()
+    """
+    from vjob.jobs.api.executor import VjobExecutor, name_jobs
+    from vjob.jobs.submit.chain import find_after
+
+    before = find_after(name_jobs(after), name_jobs(after_any), Path.cwd())
+    resolved = resolve(read_source(conf, set=set, env=env, name=name))
+    return VjobExecutor(resolved.conf.log_folder).submit_conf(resolved, after=before)
+
+
+def load(conf: ConfLike, *, set: Mapping[str, Any] | None = None) -> JobConf:
+    """Read and check a conf; ConfError tells every problem of it at once.
+
+    conf = vjob.load("conf.yaml", set={"parallel.pipeline": 4})
+    print(conf.parallel.pipeline)
+    """
+    from vjob.jobs.conf.loading.load import load_conf, require_valid
+
+    source = read_source(conf, set=set)
+    read = load_conf(source.path, source.overrides, text=source.text)
+    require_valid(read, require_env=False)
+    return read.conf
+
+
+def plan(
+    conf: ConfLike,
+    *,
+    set: Mapping[str, Any] | None = None,
+    top: int = 5,
+    limit_s: float = 60.0,
+    budget: float | None = None,
+    deadline_h: float | None = None,
+) -> Answer:
+    """The fastest layouts of a conf's model on its nodes, as `vjob plan`; needs numpy.
+
+    answer = vjob.plan("conf.yaml")
+    print(answer.best.step_s, answer.best.partition)
+    """
+    from vjob.jobs.planning.inputs import explain_errors
+
+    source = read_source(conf, set=set)
+    with explain_errors():
+        from vjob.jobs.planning.answer import find_answer
+        from vjob.jobs.planning.question import PlanOptions, read_question
+
+        options = PlanOptions(overrides=source.overrides, prices={})
+        _, question = read_question(source.path, options, text=source.text)
+        return find_answer(question, limit_s=limit_s, top=top, budget=budget, deadline_h=deadline_h)
+
+
+def job(which: JobLike = "last") -> VjobJob[Any]:
+    """A job that was submitted, here or by `vjob submit`.
+
+    vjob.job("4711").status()
+    vjob.job("log/gpt2-20260102-030405").results()
+    """
+    from vjob.jobs.api.job import VjobJob
+    from vjob.jobs.runs.find import find_run
+
+    if isinstance(which, VjobJob):
+        return which
+    return VjobJob.open(find_run(str(which), Path.cwd()))
+
+
+def runs(limit: int | None = None) -> list[VjobJob[Any]]:
+    """Your runs, the newest last; with `limit` the newest of them.
+
+    for job in vjob.runs(10):
+        print(job.name, job.record.state, job.record.message)
+    """
+    from varuna_core.records.record import read_record
+    from vjob.jobs.api.job import VjobJob
+    from vjob.jobs.schedulers import run_index
+
+    run_index.check_readable()
+    found = [run for run in run_index.list_runs() if read_record(run) is not None]
+    return [VjobJob.open(run) for run in (found[-limit:] if limit else found)]
+
+
+def compare(*jobs: JobLike) -> dict[str, Any]:
+    """Figures, settings and losses of two or more jobs, as `vjob compare --json` has them.
+
+    vjob.compare("4711", "last")
+    """
+    from vjob.jobs.reporting.report import compare_as_json
+
+    return compare_as_json([str(job(one).folder) for one in jobs], Path.cwd())

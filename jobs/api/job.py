@@ -1,0 +1,386 @@
+"""`VjobJob`: a run as Python sees it. submitit's Job, and what vjob knows on top.
+
+A job of submitit is one with a function whose result is pickled; a run of a script has neither, and
+nothing of it is unpickled: its results are None where it ended well.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from submitit.core.core import Job
+from submitit.core.utils import FailedJobError, UncompletedJobError
+
+from varuna_core.functions.environment import VjobPaths
+from varuna_core.records import record as records
+from varuna_core.records.exits import read_exits
+from varuna_core.records.files import list_names
+from varuna_core.records.plan import read_attempt_plan, read_plan
+from varuna_core.records.record import RunRecord, read_record
+from varuna_core.records.requests import write_signal
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.api.watcher import VjobInfoWatcher
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.runs.cancel import cancel_run
+from vjob.jobs.runs.find import RunView, view_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from vjob.jobs.conf.schema import JobConf
+    from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
+    from vjob.jobs.monitor.stacks.group import Stacks
+
+R = TypeVar("R", covariant=True)
+log = logging.getLogger(__name__)
+SAVE_S = 60
+"""For ranks to checkpoint in after `cancel`."""
+LAST_LINES = 40
+"""Of a rank's log, in an exception."""
+LANDING_S = 15.0
+"""For the result of a rank that ended well to show up on a slow file system."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """How a job is: what was seen, and what the rules make of it."""
+
+    snapshot: Snapshot
+    verdict: Verdict
+    """Its health, the reason, and the evidence."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `vjob status --json` prints it."""
+        import json
+
+        from vjob.jobs.monitor.model.text import render_json
+
+        found: dict[str, Any] = json.loads(render_json(self.snapshot, self.verdict))
+        return found
+
+    def __str__(self) -> str:
+        """As `vjob status --once` prints it."""
+        from vjob.jobs.monitor.model.text import render
+
+        return render(self.snapshot, self.verdict, all_nodes=False)
+
+
+class _RunPaths(VjobPaths):
+    def move_temporary_file(
+        self, tmp_path: Path | str, name: str, keep_as_symlink: bool = False
+    ) -> None:
+        """Remove submitit's copy of the script; the scheduler got the run folder's own."""
+        os.unlink(tmp_path)
+
+
+class VjobJob(Job[R]):
+    """A run: the job or jobs that it has, its ranks, its files.
+
+    `task(rank)` is one rank of it, with the same interface.
+    """
+
+    watcher = VjobInfoWatcher()
+
+    def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
+        self.run = RunFolder(Path(folder))
+        super().__init__(folder, job_id, tasks)
+        self._paths = _RunPaths(folder, job_id, self.task_id)
+
+    @classmethod
+    def open(cls, run: RunFolder) -> VjobJob[Any]:
+        """The job of a run that was submitted, by whatever means."""
+        record = read_record(run)
+        if record is None:
+            raise InputError(f"{run.path} has no record.json that this vjob can read")
+        plan = read_plan(run.plan)
+        world = plan.world if plan is not None else 1
+        job_id = record.jobs[0].id if record.jobs else run.name
+        return cls(run.path, job_id, range(world))
+
+    # What it is.
+
+    @property
+    def name(self) -> str:
+        """Run id, which is also the name of the run folder."""
+        return self.run.name
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.run.path
+
+    @property
+    def record(self) -> RunRecord:
+        """What is known of the run since the last look; no scheduler is asked."""
+        record = read_record(self.run)
+        if record is None:
+            raise VjobError(f"{self.run.record} cannot be read; was the run folder removed?")
+        return record
+
+    @property
+    def conf(self) -> JobConf:
+        """The resolved conf, secrets left out."""
+        from vjob.jobs.conf.loading.load import parse_conf
+
+        text = self.run.resolved.read_text(encoding="utf-8")
+        return parse_conf(text, str(self.run.resolved), self.run.path)
+
+    @property
+    def has_function(self) -> bool:
+        """True where the program is a pickled function."""
+        return self.run.submitted_pickle.exists()
+
+    def _register_in_watcher(self) -> None:
+        if not self._tasks[0]:
+            self.watcher.register_run(self.job_id, self.run)
+
+    # How it goes.
+
+    def done(self, force_check: bool = False) -> bool:
+        """True once the run is over, or every rank of its function has left a result."""
+        if self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"):
+            return True
+        if not self.has_function:
+            return False
+        there = set(list_names(self.run.result_pickle(0).parent))
+        return all(self.run.result_pickle(rank).name in there for rank in self._tasks)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the end. TimeoutError after `timeout_s`, if one is given."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.done():
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} is {self.state} after {timeout_s:g} s")
+            time.sleep(1)
+
+    def status(self) -> JobStatus:
+        """How the job is now, with verdict and evidence, as `vjob status`."""
+        from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
+
+        if not hasattr(self, "_reader"):
+            self._reader = JudgedReader(open_reader(str(self.run.path), self.run.path))
+        snapshot, verdict = self._reader.read()
+        return JobStatus(snapshot=snapshot, verdict=verdict)
+
+    def follow(self, say: Callable[[str], object] = print) -> int:
+        """Hand on the lines of all ranks as they come, to the end; 0 where the run ended well."""
+        from vjob.jobs.monitor.log_lines.print_logs import follow_run
+
+        return follow_run(self.run, say)
+
+    def logs(
+        self,
+        *,
+        rank: int | None = None,
+        pattern: str | None = None,
+        lines: int | None = None,
+        errors: bool = False,
+    ) -> str:
+        """Lines of all ranks or one, as `vjob logs`; with `errors` the first error."""
+        from vjob.jobs.monitor.log_lines import print_logs
+
+        wanted = print_logs.LineFilter.make(
+            ranks=() if rank is None else (rank,), pattern=pattern, raw=rank is not None
+        )
+        found: list[str] = []
+        if errors:
+            print_logs.print_errors(self.run, found.append, wanted, attempt=None)
+        else:
+            print_logs.print_logs(self.run, found.append, wanted, attempt=None, num_lines=lines)
+        return "\n".join(found)
+
+    def stacks(self, *, native: bool = False) -> Stacks:
+        """Python stacks of all ranks, equal ones together, as `vjob stacks`."""
+        from vjob.jobs.monitor.stacks.collect import collect_stacks
+
+        return collect_stacks(view_run(self.run), native=native)
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Write the report's page, `report.html` in the run folder if no path is given."""
+        from vjob.jobs.reporting.report import ReportOutputs, write_report
+
+        target = self.run.report if path is None else Path(path).expanduser().absolute()
+        here = Path.cwd()
+        write_report(str(self.run.path), here, log.info, ReportOutputs(page=target))
+        return target
+
+    @property
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """The tables of `vjob report --csv` as DataFrames, by name; read anew each time."""
+        from vjob.jobs.reporting.report import load_tables
+
+        return load_tables(self.run.path)
+
+    # What is done to it.
+
+    def cancel(self, check: bool = True, *, now: bool = False) -> None:
+        """End the job; ranks that can are asked to checkpoint first, unless `now`.
+
+        With `check` it has ended, or been told to, when this returns. A job that is over already
+        stays as it is.
+        """
+        record = self.record
+        if record.state in (records.ENDED, records.REFUSED):
+            return
+        try:
+            log.info(
+                "%s", cancel_run(self.run, now=now, wait_s=SAVE_S if check else 0, say=log.info)
+            )
+        except InputError:  # it ended meanwhile
+            pass
+        except VjobError:
+            if check:
+                raise
+
+    def _interrupt(self, timeout: bool = False) -> None:
+        """Call the ranks as before a preemption or the time limit; submitit's documentation has it
+        for trying out a checkpoint(). Which of the two it was, submitit tells by the time."""
+        attempts = self.run.attempts()
+        if not attempts:
+            raise InputError(f"{self.name} has started no rank yet")
+        write_signal(attempts[-1], "USR2", f"interrupt-{uuid.uuid4().hex}")
+
+    def grow(self, count: int, *, queue: str | None = None) -> str:
+        """Submit a job of `count` nodes that joins this run, which may morph; its id."""
+        from vjob.jobs.elastic import membership
+
+        return membership.grow(self.run, count=count, queue=queue, walltime_min=None)[1]
+
+    def shrink(self, count: int | None = None, *, nodes: Sequence[str] = ()) -> list[str]:
+        """Let nodes go at the next checkpoint; what was asked for, in sentences."""
+        from vjob.jobs.elastic import membership
+
+        if (count is None) == (not nodes):
+            raise InputError("say how many nodes (count) or which (nodes), one of the two")
+        return membership.shrink(self.run, count=count, hosts=nodes)
+
+    # What came of it.
+
+    def results(self) -> list[R]:
+        """What the function returned, by rank, and None by rank of a script; raises its failure."""
+        self.wait()
+        problem = self.exception()
+        if problem is not None:
+            raise problem
+        if not self.has_function:
+            return [None for _ in self._tasks]  # type: ignore[misc]  # R is None for scripts
+        return [self._read_result(rank)[1] for rank in self._tasks]
+
+    def exception(self) -> UncompletedJobError | FailedJobError | None:
+        """None where all is well; else the culprit's own traceback, and the verdict."""
+        self.wait()
+        view = self._look()
+        failed = self._find_failed(view)
+        if failed is None:
+            return None
+        rank, trace = failed
+        told = f"{self.name}: {view.record.message or view.state}"
+        if view.record.state == records.REFUSED:
+            return UncompletedJobError(told)
+        where = self._describe_rank(rank)
+        if trace:
+            return FailedJobError(
+                f"{told}\n{where}\n{trace.rstrip()}\nAll lines: {self._hint(rank)}"
+            )
+        said = read_text(_RunPaths(self.folder, self.job_id, rank).stderr)
+        last = "\n".join((said or "").splitlines()[-LAST_LINES:])
+        shown = f"\nIt wrote last:\n{last}" if last else ""
+        return UncompletedJobError(f"{told}\n{where}{shown}\nAll lines: {self._hint(rank)}")
+
+    def _find_failed(self, view: RunView) -> tuple[int, str] | None:
+        """The rank to name and its traceback, if it left one; None where nothing failed.
+
+        The culprit by the verdict comes first: others fail because it did.
+        """
+        outcome = view.record.outcome
+        is_over = view.record.state in (records.ENDED, records.REFUSED)
+        is_bad = is_over and view.record.verdict != "COMPLETED"
+        culprit = outcome.culprit_rank if outcome is not None and outcome.code else None
+        order = [rank for rank in (culprit,) if rank in self._tasks]
+        order += [rank for rank in self._tasks if rank not in order]
+        if self.has_function:
+            unknown: tuple[int, str] | None = None
+            for rank in order:
+                kind, value = self._read_result(rank)
+                if kind == "error":
+                    return rank, str(value)
+                if kind == "" and rank == culprit:
+                    return rank, ""
+                if kind == "" and unknown is None:
+                    unknown = rank, ""
+            return unknown
+        return (order[0], "") if is_bad else None
+
+    def _read_result(self, rank: int) -> tuple[str, Any]:
+        """`success` or `error`, and the value; an empty word where the rank left no result."""
+        path = self.run.result_pickle(rank)
+        deadline = time.monotonic() + (LANDING_S if self._ended_well(rank) else 0.0)
+        while path.name not in list_names(path.parent):  # listing makes NFS look anew
+            if time.monotonic() > deadline:
+                return "", None
+            time.sleep(0.5)
+        kind, value = read_pickle(path)
+        return kind, value
+
+    def _ended_well(self, rank: int) -> bool:
+        attempts = self.run.attempts()
+        plan = read_attempt_plan(self.run, attempts[-1].number) if attempts else None
+        if plan is None:
+            return False
+        found = read_exits(attempts[-1], plan.world).get(rank)
+        return found is not None and found.code == 0
+
+    def _look(self) -> RunView:
+        """The run as it is now; not asked for again once it has ended."""
+        if not self.watcher.is_done(self.job_id, mode="cache"):
+            self.watcher.get_info(self.job_id, mode="force")
+        return self.watcher.view(self.job_id) or view_run(self.run)
+
+    def _describe_rank(self, rank: int) -> str:
+        from vjob.jobs.runs.outcome import read_node_names
+
+        attempts = self.run.attempts()
+        plan = read_attempt_plan(self.run, attempts[-1].number) if attempts else None
+        if plan is None or not attempts:
+            return "no rank had started"
+        index = plan.node_of_rank(rank).index
+        host = read_node_names(attempts[-1], plan).get(index, f"node {index}")
+        return f"rank {rank} on {host}:"
+
+    def _hint(self, rank: int) -> str:
+        return f"vjob logs {self.run.path} --rank {rank}"
+
+    def _get_logs_string(self, name: str) -> str | None:
+        return read_text(getattr(self.paths, name))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_reader"}
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a log; None before it is there."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def read_pickle(path: Path) -> Any:
+    """Unpickle a result; VjobError unless file and folder are the caller's own."""
+    import pickle
+
+    with path.open("rb") as handle:
+        owners = {os.fstat(handle.fileno()).st_uid, path.parent.stat().st_uid}
+        if owners != {os.getuid()}:
+            raise VjobError(
+                f"{path} is another user's: a pickle runs code, so it is not read; ask them to "
+                "hand on the result in a file of another kind"
+            )
+        return pickle.load(handle)

@@ -1,0 +1,104 @@
+"""States of the runs that Python watches, by one question to a scheduler for all of them.
+
+submitit asks sacct, which knows het jobs by other names and is not everywhere. Here the runs' own
+view is asked (jobs/runs/find.py): squeue once for all that have not ended, and the run folder. The
+interval grows as submitit's does (2 s, then half of the time since the last job came, at most
+`delay_s`); a run whose ranks have just ended is looked at at once.
+"""
+
+from __future__ import annotations
+
+import time
+
+from submitit.core.core import InfoWatcher
+
+from varuna_core.records import record as records
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.runs.find import RunView, view_runs
+
+DELAY_S = 30
+SOONEST_S = 2.0
+"""Between two looks that the end of an attempt asks for."""
+
+
+class VjobInfoWatcher(InfoWatcher):
+    """Shared by all jobs of this process, as submitit's watchers are."""
+
+    def __init__(self, delay_s: int = DELAY_S) -> None:
+        super().__init__(delay_s)
+        self._runs: dict[str, RunFolder] = {}
+        self._views: dict[str, RunView] = {}
+        self._ends: dict[str, float] = {}
+        """When the last attempt of a run had its outcome written, as it was at the last look."""
+
+    def register_run(self, job_id: str, run: RunFolder) -> None:
+        """Watch a job of this run."""
+        known = self._runs.get(job_id)
+        if known is not None and known.path != run.path:  # another cluster's job of this id
+            self._finished.discard(job_id)
+            self._info_dict.pop(job_id, None)
+            self._views.pop(job_id, None)
+        self._runs[job_id] = run
+        if job_id not in self._registered:
+            self.register_job(job_id)
+
+    def view(self, job_id: str) -> RunView | None:
+        """The run's view of the last look."""
+        return self._views.get(job_id)
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        return self.get_info(job_id, mode).get("State") or "UNKNOWN"
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        """True once the run's end is on record: a state alone may be one that a requeue leaves."""
+        if job_id in self._finished:
+            return True
+        self.get_info(job_id, mode)
+        return job_id in self._finished
+
+    def update_if_long_enough(self, mode: str) -> None:
+        since = time.time() - self._last_status_check
+        if mode == "standard" and since > SOONEST_S and self._sees_an_end():
+            mode = "force"
+        super().update_if_long_enough(mode)
+
+    def update(self) -> None:
+        """Look at all runs that have not ended; one call of squeue, or none."""
+        live = {job: self._runs[job] for job in self._registered - self._finished}
+        if not live:
+            return
+        self._num_calls += 1
+        self._ends = {job: self._find_end(run) for job, run in live.items()}
+        by_path = {str(view.run.path): view for view in view_runs(list(live.values()))}
+        for job, run in live.items():
+            view = by_path.get(str(run.path))
+            if view is None:
+                continue  # its record cannot be read just now
+            self._views[job] = view
+            self._info_dict[job] = _describe(job, view)
+            if view.record.state in (records.ENDED, records.REFUSED):
+                self._finished.add(job)
+        self._last_status_check = time.time()
+
+    def _sees_an_end(self) -> bool:
+        live = self._registered - self._finished
+        return any(self._find_end(self._runs[job]) != self._ends.get(job, 0.0) for job in live)
+
+    @staticmethod
+    def _find_end(run: RunFolder) -> float:
+        attempts = run.attempts()
+        try:
+            return attempts[-1].outcome.stat().st_mtime if attempts else 0.0
+        except OSError:
+            return 0.0
+
+
+def _describe(job: str, view: RunView) -> dict[str, str]:
+    """With the names that submitit's Slurm watcher has."""
+    return {
+        "JobID": job,
+        "State": view.state,
+        "NodeList": ",".join(info.nodes for info in view.infos if info.nodes),
+        "Reason": ", ".join(sorted({info.reason for info in view.infos} - {""})),
+        "Message": view.record.message,
+    }

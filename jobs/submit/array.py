@@ -1,0 +1,176 @@
+"""Alike runs at once: a Slurm array where it can be one, else one job each.
+
+    one conf, many fills ─► run folders name-0, name-1, ... ─► array.sh ─► sbatch --array
+                                                            └► batch.sh ─► sbatch, one by one
+
+A het job cannot be an array's element, nor can a run that may morph, and this machine has no
+arrays: those are jobs of their own, of which at most so many run at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from varuna_core.records import record as records
+from varuna_core.records.files import PRIVATE_FOLDER, write_atomic
+from varuna_core.records.record import (
+    ArrayPlace,
+    JobRecord,
+    RunRecord,
+    append_event,
+    read_record,
+    write_record,
+)
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import UncertainError, VjobError
+from vjob.jobs.planning.resolve_auto import Resolved
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.base import Submission
+from vjob.jobs.schedulers.script_executor import ScriptExecutor
+from vjob.jobs.schedulers.slurm_commands import After
+from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
+from vjob.jobs.submit.scripts import render_array
+from vjob.jobs.submit.submit import (
+    Fill,
+    Prepared,
+    cancel_submitted,
+    defer_interrupts,
+    move,
+    prepare,
+    record_submitted,
+    submit_jobs,
+    write_run,
+)
+
+log = logging.getLogger(__name__)
+
+
+def submit_array(
+    resolved: Resolved,
+    fills: Sequence[Fill],
+    *,
+    at_most: int,
+    executor: ScriptExecutor,
+    after: AfterRuns = NO_RUNS,
+) -> list[RunFolder]:
+    """Submit a run for each of `fills`, all or none; at most so many run at once."""
+    ready = prepare(resolved)
+    waits = resolve_after(after, ready.plan.scheduler)
+    name, folders = make_folders(ready.run.path, len(fills))
+    is_array = find_obstacle(ready) == ""
+    runs, written = [], []
+    try:
+        for number, (run, fill) in enumerate(zip(folders, fills, strict=True)):
+            place = ArrayPlace(name=name, index=number) if is_array else None
+            written.append(write_run(move(ready, run), run, fill, after, place))
+            runs.append(run)
+    except BaseException:
+        for run in folders:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    if is_array:
+        first = move(ready, runs[0])
+        script = runs[0].path / "array.sh"
+        text = render_array(first.conf, first.plan, runs[0], name, len(runs), at_most)
+        write_atomic(script, text)
+        _submit_elements(runs, written, script, waits, executor)
+    else:
+        log.warning(
+            "%s: submitted as %d jobs of their own, at most %d at once",
+            find_obstacle(ready), len(runs), at_most,
+        )  # fmt: skip
+        _submit_one_by_one(runs, written, list(ready.scripts.batch), at_most, waits, executor)
+    return runs
+
+
+def find_obstacle(ready: Prepared) -> str:
+    """Why these runs cannot be a Slurm array; empty where they can."""
+    if ready.plan.scheduler != "slurm":
+        return "this machine has no job arrays"
+    if ready.plan.layout != "single":
+        return "Slurm has no arrays of het jobs"
+    if ready.plan.morph:
+        return "a run that may morph cannot be an element of a job array"
+    return ""
+
+
+def make_folders(path: Path, count: int) -> tuple[str, list[RunFolder]]:
+    """Folders path-0, path-1, ... that are ours alone, and what their names begin with."""
+    try:
+        path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        for number in range(1000):
+            base = path if number == 0 else path.with_name(f"{path.name}-{number}")
+            made: list[RunFolder] = []
+            try:
+                for element in range(count):
+                    folder = base.with_name(f"{base.name}-{element}")
+                    folder.mkdir(mode=PRIVATE_FOLDER)
+                    made.append(RunFolder(folder))
+                return base.name, made
+            except FileExistsError:
+                for run in made:
+                    run.path.rmdir()
+        raise OSError(errno.EEXIST, "a thousand arrays of this second are here")
+    except OSError as error:
+        raise VjobError(
+            f"{path.parent} cannot be written: {error.strerror}; nothing was submitted. Set "
+            "log_folder to a folder on the shared file system with room that you may write"
+        ) from None
+
+
+def _submit_elements(
+    runs: Sequence[RunFolder],
+    written: Sequence[RunRecord],
+    script: Path,
+    after: After,
+    executor: ScriptExecutor,
+) -> None:
+    submission = Submission(run=runs[0], array=script, after=after)
+    with defer_interrupts():
+        try:
+            job = executor.submit_script(submission, written[0].scheduler)
+        except UncertainError:
+            raise  # their records say intent: the next command looks for the jobs
+        except VjobError as error:
+            for run, record in zip(runs, written, strict=True):
+                write_record(run, replace(record, state=records.REFUSED, message=str(error)))
+                append_event(run.vjob_events, "refused", message=str(error))
+            raise VjobError(f"{error}\n  The script is {script}") from None
+        for number, (run, record) in enumerate(zip(runs, written, strict=True)):
+            element = JobRecord(id=f"{job}_{number}", group=None)
+            record_submitted(run, replace(record, jobs=(element,)))
+            with suppress(OSError):  # logged when the run was added
+                index.add_job(run, element.id)
+
+
+def _submit_one_by_one(
+    runs: Sequence[RunFolder],
+    written: Sequence[RunRecord],
+    groups: Sequence[str | None],
+    at_most: int,
+    after: After,
+    executor: ScriptExecutor,
+) -> None:
+    """Where one is refused, or Ctrl-C comes, those before it are cancelled."""
+    done: list[RunRecord] = []
+    try:
+        for number, (run, record) in enumerate(zip(runs, written, strict=True)):
+            before = done[number - at_most].jobs if number >= at_most else ()
+            waits = replace(after, ended=(*after.ended, *(job.id for job in before)))
+            done.append(submit_jobs(run, record, groups, waits, executor))
+    except BaseException as error:
+        scheduler = schedulers.get_scheduler(written[0].scheduler)
+        for record in done:
+            cancel_submitted(scheduler, record)
+        told = str(error) or type(error).__name__
+        for run, record in list(zip(runs, written, strict=True))[len(done) :]:
+            if read_record(run) == record:  # never given to the scheduler
+                write_record(run, replace(record, state=records.REFUSED, message=told))
+        raise
