@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from varuna_core.records.exits import RankExit
+from varuna_core.records.requests import REQUEUE
 from vjob.jobs.monitor.model.snapshot import JobRow, Line, Node, Rank, Snapshot, Verdict
 from vjob.jobs.schedulers.slurm_commands import OVER
 
@@ -86,7 +87,7 @@ def is_over(snapshot: Snapshot) -> bool:
         if all(row.state in OVER_WORDS for row in jobs):
             return True
         is_waiting = bool(rows_in(snapshot, ("PENDING", "REQUEUED", "CONFIGURING")))
-        is_next = snapshot.morph or is_between(snapshot)
+        is_next = snapshot.morph or is_between(snapshot) or is_coming_again(snapshot)
         return snapshot.outcome is not None and not is_waiting and not is_next
     # Who cannot ask cannot know whether it starts again.
     return snapshot.outcome is not None and not snapshot.scheduler.problem
@@ -96,6 +97,11 @@ def is_between(snapshot: Snapshot) -> bool:
     """The job was started again, and the attempt that is known is the one before."""
     restarts = max((row.restarts for row in rows_in(snapshot, RUNNING)), default=0)
     return snapshot.attempt is not None and restarts > snapshot.attempt
+
+
+def is_coming_again(snapshot: Snapshot) -> bool:
+    """A function saved its state, and the batch script asks for the job's next start."""
+    return (snapshot.stop or {}).get("kind") == REQUEUE and bool(rows_in(snapshot, RUNNING))
 
 
 def is_live(snapshot: Snapshot) -> bool:

@@ -63,7 +63,7 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
 
 def told_to_end(snapshot: Snapshot) -> Verdict | None:
     stop = snapshot.stop
-    if not stop or not is_live(snapshot):
+    if not stop or stop.get("code") == 0 or not is_live(snapshot):  # 0: all is saved
         return None
     node, rank = stop.get("node"), stop.get("rank")
     root = first_root(snapshot.errors) if stop.get("kind") in ("rank", "lost", "group") else None

@@ -12,6 +12,7 @@ from vjob.jobs.monitor.rules.base import (
     advise,
     format_names,
     is_between,
+    is_coming_again,
     is_over,
     rows_in,
 )
@@ -88,6 +89,12 @@ def requeued(snapshot: Snapshot) -> Verdict | None:
             health=Health.REQUEUED,
             rule="requeued",
             reason="the scheduler started it again, its next attempt is about to begin",
+        )
+    if is_coming_again(snapshot) and not is_over(snapshot):
+        return Verdict(
+            health=Health.REQUEUED,
+            rule="requeued",
+            reason=str((snapshot.stop or {}).get("reason")),
         )
     rows = rows_in(snapshot, ("PENDING", "REQUEUED"))
     if not rows or rows_in(snapshot, RUNNING) or is_over(snapshot):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.command import read_out, wait_for
 from tests.varuna_core.functions import rank_functions as functions
-from tests.varuna_core.functions.local_function import CONF, Functions, read_result
+from tests.varuna_core.functions.function_run import CONF, Functions, read_result
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.runfolder import RunFolder
 

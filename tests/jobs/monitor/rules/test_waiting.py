@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.jobs.monitor.builders import (
     NOW,
     healthy,
@@ -11,6 +13,7 @@ from tests.jobs.monitor.builders import (
     starting,
     with_state,
 )
+from varuna_core.records.exits import Outcome
 from vjob.jobs.monitor.model.snapshot import Attempt, Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
 from vjob.jobs.monitor.rules.waiting import format_chain
@@ -63,6 +66,23 @@ def test_a_requeued_job_counts_its_starts() -> None:
     verdict = judge(snapshot)
     assert verdict.health is Health.REQUEUED
     assert "2 time(s)" in verdict.reason and "n001" in verdict.reason
+
+
+@pytest.mark.parametrize("outcome", [None, make_outcome(0, "rank 0 checkpointed the function")])
+def test_a_function_that_saved_and_comes_again_is_neither_failing_nor_done(
+    outcome: Outcome | None,
+) -> None:
+    stop = {"kind": "requeue", "code": 0, "reason": "rank 0 checkpointed the function", "rank": 0}
+    snapshot = healthy(stop=stop, outcome=outcome)
+    verdict = judge(snapshot)
+    assert verdict.health is Health.REQUEUED
+    assert verdict.reason == "rank 0 checkpointed the function" and not verdict.remarks
+    assert judge(with_state(snapshot, "FAILED")).health is not Health.REQUEUED
+
+
+def test_a_function_that_saved_and_left_is_not_failing() -> None:
+    stop = {"kind": "left", "code": 0, "reason": "rank 0 checkpointed and left", "rank": 0}
+    assert judge(healthy(stop=stop)).health is not Health.FAILING
 
 
 def test_a_suspended_job_waits() -> None:

@@ -1,9 +1,9 @@
-"""Functions as jobs on this machine, written as a submit from Python does."""
+"""Functions as jobs, written as a submit from Python does."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,13 @@ env: {{PYTHONPATH: {ROOT}}}
 class Functions:
     """Submits functions in a folder of their own."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, env: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
-        self.vjob = Vjob(folder)
+        self.vjob = Vjob(folder, env)
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
         self.monkeypatch = monkeypatch
         self.timeout_min, self.num_timeouts = 60, 3
         self.spoil: Callable[[RunFolder], object] = lambda run: None
