@@ -106,6 +106,8 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         prefix=start.build_profiler_prefix(conf, marks_steps=starter.marks_steps(conf, here.found)),
         prefixed=None if conf.profile.ranks == "all" else conf.profile.ranks,
         morphing=build_morphing(conf) if conf.morph.enabled else None,
+        restarts=conf.cluster.restarts,
+        restart_same=conf.cluster.restart_same,
     )
 
 

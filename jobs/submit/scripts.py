@@ -99,7 +99,7 @@ def render_batch(
     ]
     shared = build_shared_options(conf, plan, run, only)
     inside = find_step_container(plan)
-    kind = "fixed" if not plan.morph else "joining" if is_joining else "elastic"
+    kind = "joining" if is_joining else "elastic" if plan.morph else choose_fixed(plan)
     return (
         _environment()
         .get_template(f"batch_{kind}.sh.j2")
@@ -219,6 +219,10 @@ def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str |
     if cluster.signal_before_end_s:
         values["signal"] = f"B:USR1@{cluster.signal_before_end_s}"  # the batch script passes it on
     return [*_render_options(values), *_render_options(_pick(cluster.sbatch, per_component=False))]
+
+
+def choose_fixed(plan: Plan) -> str:
+    return "restarts" if plan.restarts else "fixed"
 
 
 def find_min_nodes(conf: JobConf, plan: Plan) -> int | None:

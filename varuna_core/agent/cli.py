@@ -11,6 +11,7 @@ from pathlib import Path
 from varuna_core.agent.closing import close_attempt, is_requeue
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
+from varuna_core.agent.restarts import number_attempt
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
 from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
@@ -60,13 +61,26 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--run", required=True, type=Path, metavar="DIR", help="the run folder")
+    folder = argparse.ArgumentParser(add_help=False)
+    folder.add_argument("--run", required=True, type=Path, metavar="DIR", help="the run folder")
+    shared = argparse.ArgumentParser(add_help=False, parents=[folder])
     shared.add_argument(
         "--attempt", required=True, type=int, metavar="N", help="which start of the ranks, from 0"
     )
     group = argparse.ArgumentParser(add_help=False)
     group.add_argument("--group", metavar="G", help="in split runs, the group of this job")
+
+    add = commands.add_parser(
+        "attempt",
+        parents=[folder],
+        help="print the number of the attempt that a batch script begins with",
+        description="Print how often ranks of this run were started before: by Slurm, as told, and "
+        "by `cluster.restarts`, as its events tell.",
+    )
+    add.add_argument(
+        "--requeues", required=True, type=int, metavar="N", help="SLURM_RESTART_COUNT, else 0"
+    )
+    add.set_defaults(run_command=_run_attempt)
 
     add = commands.add_parser(
         "open",
@@ -111,9 +125,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="judge how the attempt ended and print its exit code",
         description="Read the ranks' exits, write outcome.json, say on stderr in one line who "
         "failed, and print the exit code as the last line of stdout, or `requeue` where the job is "
-        "to come again. Exits 0 itself.",
+        "to come again. Where the attempt is to be started anew (cluster.restarts) two words "
+        "follow: the next attempt's number, and seconds to wait before it. Exits 0 itself.",
     )
     add.add_argument("--status", required=True, type=int, metavar="RC", help="srun's exit code")
+    add.add_argument(
+        "--called", default="", metavar="NAMES", help="signals that told the batch script to end"
+    )
     add.set_defaults(run_command=_run_close)
 
     add = commands.add_parser(
@@ -181,8 +199,29 @@ def _run_node(args: argparse.Namespace) -> int:
 
 def _run_close(args: argparse.Namespace) -> int:
     run = open_run(args.run)
-    code = close_attempt(run, load_plan(run, args.attempt), args.attempt, args.group, args.status)
-    print("requeue" if is_requeue(run.attempt(args.attempt)) else code, flush=True)
+    closed = close_attempt(
+        run,
+        load_plan(run, args.attempt),
+        args.attempt,
+        args.group,
+        args.status,
+        called=bool(args.called.strip()),
+        end_time=_read_end_time(),
+    )
+    again = closed.again
+    code = "requeue" if is_requeue(run.attempt(args.attempt)) else closed.code
+    print(*([code] if again is None else [code, again.number, f"{again.wait_s:g}"]), flush=True)
+    return 0
+
+
+def _read_end_time() -> float | None:
+    """The job's end by its time limit, where Slurm tells."""
+    text = os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(text) if text.isdigit() else None
+
+
+def _run_attempt(args: argparse.Namespace) -> int:
+    print(number_attempt(open_run(args.run), args.requeues), flush=True)
     return 0
 
 

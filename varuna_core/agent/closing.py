@@ -11,9 +11,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 from varuna_core.agent.checks.host import FULL_BYTES
 from varuna_core.agent.meeting.watch import Peer
+from varuna_core.agent.restarts import Again, continue_run
 from varuna_core.agent.setup.site import group_of
 from varuna_core.records.exits import (
     NODE_LOST,
@@ -48,20 +50,40 @@ class Scene:
     """srun's exit code."""
 
 
+@dataclass(frozen=True)
+class Closed:
+    """What the batch script is to do: exit with this code, or go on."""
+
+    code: int
+    again: Optional[Again] = None
+
+
 def close_attempt(
-    run: RunFolder, plan: Plan, number: int, group_name: str | None, status: int
-) -> int:
-    """The exit code for the batch script."""
+    run: RunFolder,
+    plan: Plan,
+    number: int,
+    group_name: str | None,
+    status: int,
+    *,
+    called: bool = False,
+    end_time: float | None = None,
+) -> Closed:
+    """`called`: the batch script was told to end; `end_time`: of the job, by its time limit."""
     group = group_of(plan, group_name)
     scene = Scene(run, plan, run.attempt(number), status)
     scene.attempt.make()
     if group is not None:
-        return _close_group(scene, plan.group(group))
+        return Closed(_close_group(scene, plan.group(group)))
     first = plan.groups[0] if plan.layout == "split" else None
     _wait_for_exits(scene, first)
-    outcome = judge(scene)
+    outcome, again = continue_run(
+        run, plan, scene.attempt, judge(scene), called=called, end_time=end_time
+    )
     _tell(scene, None, outcome)
-    return outcome.code
+    if again is not None:
+        said = f"attempt {again.number} starts in {again.wait_s:g} s on the same nodes"
+        print(said, file=sys.stderr)
+    return Closed(outcome.code, again)
 
 
 def is_requeue(attempt: AttemptFolder) -> bool:

@@ -24,7 +24,7 @@ STANDBY = "--standby"
 """The built-in programs take it (varuna_core/programs/pretrain.py)."""
 _PLACE = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
-    "MASTER_ADDR", "MASTER_PORT", *INTERFACE_NAMES,
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", *INTERFACE_NAMES,
 )  # fmt: skip
 """Read when ranks meet, and by us: not at import."""
 

@@ -117,11 +117,11 @@ class Session:
         status = max((128 - code if code < 0 else code for code in codes), default=0)
         words = io.StringIO()
         with contextlib.redirect_stderr(words):  # ours may be closed
-            code = close_attempt(self._run, self._plan, self._attempt.number, None, status)
+            closed = close_attempt(self._run, self._plan, self._attempt.number, None, status)
         self._console.look(final=True)
         for line in words.getvalue().splitlines():
             self._console.pass_on(line)
-        return code
+        return closed.code
 
     def _words(self, command: str, *rest: str) -> list[str]:
         number = str(self._attempt.number)

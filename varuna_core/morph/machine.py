@@ -5,7 +5,7 @@
       │      │ nothing fits for wait_s, called to end               │  │ nodes joined, one│
       │      ▼                                                      │  │ or all are to go │
       │    ENDED ◄── done, called to end or leave,                  │  ▼                  │
-      │      ▲       3 attempts without a new checkpoint            │ SAVING ─────────────┤
+      │      ▲       too many attempts without a new checkpoint     │ SAVING ─────────────┤
       │      │                                     a node lost,     ▼  │ save_s is over    │
       └── JUDGING ◄── all have ended or are ── a rank failed ► STOPPING◄┘                  │
              ▲        fenced, at stop_s the latest                                         │

@@ -27,6 +27,7 @@ from varuna_core.morph.messages import (
     DONE,
     FAILED,
     LEFT,
+    MOST_FRUITLESS,
     Action,
     AskToSave,
     CalledToEnd,
@@ -105,6 +106,7 @@ class Manager:
             stop_s=timing.grace_s + FINISH_S,
             finish_s=FINISH_S,
             may_requeue=limits.requeue,
+            most_fruitless=MOST_FRUITLESS if plan.restarts is None else plan.restarts + 1,
         )
         self._signals = Signals()
         self._observer = NodeObserver(timing.lost_s, beat_s(plan), poll_s(plan))

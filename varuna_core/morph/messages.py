@@ -9,6 +9,10 @@ DONE, LEFT, FAILED = "done", "left", "failed"
 """How an attempt ended: trained to its last step; saved and left when asked to; anything else."""
 
 
+MOST_FRUITLESS = 3
+"""Attempts in a row without a new checkpoint, where the conf does not say (`cluster.restarts`)."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """Bounds of one run; all times in seconds."""
@@ -29,8 +33,8 @@ class Rules:
     may_requeue: bool
     settle_s: float = 3.0
     """For more nodes after one that joined while ranks train: a morph for all of them."""
-    most_fruitless: int = 3
-    """Attempts in a row without a new checkpoint."""
+    most_fruitless: int = MOST_FRUITLESS
+    """Attempts in a row without a new checkpoint: one, and its restarts."""
 
 
 # Inputs. A node is named by seat and key (`orders.name_node`): one that comes back is another one.

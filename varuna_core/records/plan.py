@@ -210,6 +210,11 @@ class Plan:
     nodes than all, by `name_nodes`; replicas of a stage adjoin."""
     layout_steps: Optional[Dict[str, float]] = None
     """Seconds that a step was predicted to take on such nodes, and on all."""
+    restarts: Optional[int] = None
+    """How often a failed attempt is started anew in the same job: in all, and in a run that may
+    morph in a row without a new checkpoint; None is the default of each."""
+    restart_same: bool = False
+    """Whether an error that came in the same step twice running is no reason to stop."""
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """Command of this rank, its placeholders still to be filled in."""

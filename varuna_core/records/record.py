@@ -5,7 +5,7 @@ outcome once somebody looks); what happens on the nodes is in the attempt folder
 is one writer a file and one line an event, in order.
 
 Kinds: intent, submitted, refused, adopted, started, preflight, stopping, ended, cancel-asked,
-requeued, morph, left-out, grow-asked, shrink-asked, slow-asked, withdrawn,
+requeued, restarted, morph, left-out, grow-asked, shrink-asked, slow-asked, withdrawn,
 from-memory; of `vjob watch` verdict, notice, action; a later one (checkpoint) joins the list.
 `time` is seconds since the epoch, UTC.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from varuna_core.records.exits import Outcome
 from varuna_core.records.files import append_line, read_json, read_lines, write_json
@@ -127,6 +127,15 @@ def read_events(run: RunFolder) -> list[dict[str, Any]]:
         if isinstance(event, dict) and isinstance(event.get("time"), (int, float))
     ]
     return sorted(events, key=lambda event: float(event["time"]))
+
+
+def read_restarts(run: RunFolder) -> List[Dict[str, Any]]:
+    """Events of failed attempts that were started anew in the same job, oldest first."""
+    return [
+        event
+        for event in read_lines(run.events())
+        if isinstance(event, dict) and event.get("kind") == "restarted"
+    ]
 
 
 MORPH_PARTS = ("notice_s", "stop_s", "plan_s", "start_s", "load_s", "first_step_s")

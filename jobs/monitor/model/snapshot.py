@@ -288,6 +288,11 @@ class Snapshot(AttemptView):
     scheduler: Scheduler
     attempt: int | None = None
     earlier: tuple[Attempt, ...] = ()
+    restarts: int = 0
+    """How often failed attempts were started anew in the same job."""
+    max_restarts: int | None = None
+    """How often they may be (`cluster.restarts`); None where nothing limits it but the rules of a
+    run that may morph."""
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
     left_out: tuple[str, ...] = ()

@@ -106,6 +106,8 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         lines.append(f"  {scheduler.name} calls {name} {_one_line(why)}")
     if snapshot.world:
         start = f"attempt {snapshot.attempt}, " if snapshot.attempt is not None else ""
+        if snapshot.max_restarts:
+            start += f"{snapshot.restarts} of {snapshot.max_restarts} restarts used, "
         lines.append(f"  {start}{snapshot.world} ranks{_count_ends(snapshot)}")
     for earlier in snapshot.earlier:
         step = "" if earlier.step is None else f" at step {earlier.step}"

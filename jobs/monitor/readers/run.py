@@ -23,7 +23,7 @@ from varuna_core.records.morphing import (
     read_state,
 )
 from varuna_core.records.plan import read_attempt_plan, read_plan
-from varuna_core.records.record import RunRecord, format_morph, read_record
+from varuna_core.records.record import RunRecord, format_morph, read_record, read_restarts
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
@@ -137,6 +137,8 @@ class RunReader:
             scheduler=scheduler,
             attempt=attempts[-1].number if attempts else None,
             earlier=self._read_earlier(attempts[:-1]),
+            restarts=self._count_restarts(),
+            max_restarts=None if plan is None or plan.morph else plan.restarts,
             morph=self._read_morph(record, shown),
             left_out=self._read_left_out(),
             morphs=self._read_morphs(),
@@ -234,6 +236,11 @@ class RunReader:
             for event in events
             if isinstance(event, dict) and event.get("kind") == "morph"
         )
+
+    def _count_restarts(self) -> int:
+        if self._plan is None or not self._plan.restarts or self._plan.morph:
+            return 0
+        return len(read_restarts(self.run))
 
     def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
         """Nodes that should beat and do not: the scheduler may know why."""

@@ -94,9 +94,12 @@ def is_over(snapshot: Snapshot) -> bool:
 
 
 def is_between(snapshot: Snapshot) -> bool:
-    """The job was started again, and the attempt that is known is the one before."""
-    restarts = max((row.restarts for row in rows_in(snapshot, RUNNING)), default=0)
-    return snapshot.attempt is not None and restarts > snapshot.attempt
+    """The job was started again, or its ranks are to be, and the attempt that is known is the one
+    before."""
+    rows = rows_in(snapshot, RUNNING)
+    if snapshot.attempt is None or not rows:
+        return False
+    return max(row.restarts for row in rows) + snapshot.restarts > snapshot.attempt
 
 
 def is_coming_again(snapshot: Snapshot) -> bool:

@@ -85,11 +85,12 @@ def never_starts(snapshot: Snapshot) -> Verdict | None:
 
 def requeued(snapshot: Snapshot) -> Verdict | None:
     if is_between(snapshot):
-        return Verdict(
-            health=Health.REQUEUED,
-            rule="requeued",
-            reason="the scheduler started it again, its next attempt is about to begin",
-        )
+        reason = "the scheduler started it again, its next attempt is about to begin"
+        if snapshot.outcome is not None and snapshot.restarts:
+            number = f"{snapshot.restarts} of {snapshot.max_restarts}"
+            reason = f"it starts again in a moment, restart {number}, after: "
+            reason += snapshot.outcome.reason
+        return Verdict(health=Health.REQUEUED, rule="requeued", reason=reason)
     if is_coming_again(snapshot) and not is_over(snapshot):
         return Verdict(
             health=Health.REQUEUED,

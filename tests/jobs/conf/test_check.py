@@ -311,6 +311,15 @@ def test_split_jobs_cannot_be_requeued_one_by_one() -> None:
     assert problem.startswith("c:3: cluster.requeue = True: cannot be with cluster.hetero: split")
 
 
+def test_split_jobs_are_not_started_anew_and_the_same_error_only_where_others_are() -> None:
+    nodes = "nodes: [{group: a}, {group: b}]"
+    assert find_problems(f"cluster: {{hetero: hetjob, restarts: 2, {nodes}}}\n") == []
+    [problem] = find_problems(f"cluster: {{hetero: split, restarts: 2, {nodes}}}\n")
+    assert problem.startswith("c:3: cluster.restarts = 2: cannot be with cluster.hetero: split")
+    [problem] = find_problems("cluster: {restart_same: true, nodes: [{group: a}]}\n")
+    assert problem.endswith("cluster.restart_same = True: needs cluster.restarts, such as 3")
+
+
 def test_a_built_in_program_needs_a_model_and_data() -> None:
     head = "name: run\nprogram: pretrain_gpt\n"
     assert [problem.split(":")[2].strip() for problem in find_problems("", head=head)] == [

@@ -34,6 +34,7 @@ LAYOUTS = {
     "single": SINGLE,
     "hetjob": HETJOB,
     "split": SPLIT,
+    "restarts": HETJOB.replace("  qos: high", "  restarts: 3\n  requeue: true"),
     "morph": MORPH,
     "morph-hetjob": MORPH_HETJOB,
     "morph-split": MORPH_SPLIT,
@@ -94,6 +95,7 @@ WARNED = """#!/bin/sh
 # An agent whose job is warned while it opens the attempt, or while its ranks start.
 echo "$*" >>calls
 case "$*" in
+  *" attempt "*) echo 0 ;;
   *open*) kill -USR1 "$PPID" ;;
   *close*) echo 0 ;;
 esac
@@ -105,6 +107,7 @@ esac
     [
         ("single", "signal --run {run} --attempt 0 --name USR1 --key batch-USR1-1"),
         ("hetjob", "signal --run {run} --attempt 0 --name USR1 --key batch-USR1-1"),
+        ("restarts", "signal --run {run} --attempt 0 --name USR1 --key batch-USR1-1"),
         ("morph", "morph manage --run {run} --session 7.0 --heard  USR1 --expected 2"),
     ],
 )

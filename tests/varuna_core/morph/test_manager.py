@@ -42,6 +42,7 @@ class Elastic:
         warm: bool = False,
         memory: bool = False,
         python: str = "",
+        restarts: int | None = None,
         **timing: float,
     ) -> None:
         """Ranks that are a line of shell, or with `python` a program in it."""
@@ -54,6 +55,7 @@ class Elastic:
             if python
             else ("sh", "-c", text, store),
             timing=replace(TIMING, **{"lost_s": 6.0, "join_s": 20.0, **timing}),
+            restarts=restarts,
             morph=True,
             morphing=MorphPlan(
                 min_nodes=2, max_nodes=3, requeue=False, save_s=5, warm=warm, memory=memory
@@ -370,5 +372,20 @@ def test_what_is_laid_in_memory_is_no_progress_and_goes_with_the_run(tmp_path: P
         assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
         own = Path(f"/dev/shm/vjob-{os.getuid()}")
         assert not list(own.glob(f"{elastic.run.path.name}.*"))
+    finally:
+        elastic.end()
+
+
+def test_restarts_of_the_conf_are_the_limit_of_attempts_without_a_new_checkpoint(
+    tmp_path: Path,
+) -> None:
+    elastic = Elastic(tmp_path, "exit 7", restarts=1)
+    try:
+        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+        code, _, said = elastic.finish(manager)
+        assert (code, elastic.answer()) == (0, "7"), said
+        assert "no new checkpoint in 2 attempts" in read_json(elastic.run.morph.manager)["why"]
+        assert [attempt.number for attempt in elastic.run.attempts()] == [0, 1]
+        assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
     finally:
         elastic.end()

@@ -175,6 +175,9 @@ def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, s
         "VJOB_JOB_ID": meeting.job_id or plan.run,
         "VJOB_ATTEMPT": str(meeting.attempt),
         "VJOB_NUM_NODES": str(plan.num_nodes),
+        # As torchrun's, for programs that ask whether they are started again.
+        "TORCHELASTIC_RESTART_COUNT": str(meeting.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.restarts or 0),
         "VJOB_NODE": meeting.host,
         "VJOB_GROUP": node.group.name,
         "VJOB_TRACE": str(meeting.trace / f"{rank}.jsonl"),

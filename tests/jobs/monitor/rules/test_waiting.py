@@ -119,3 +119,14 @@ def test_a_job_of_a_chain_says_which_runs_it_waits_for() -> None:
     assert format_chain(["a"], []) == "a to end well"
     assert format_chain(["a", "b"], ["c"]) == "a, b to end well, and for c to end"
     assert format_chain([], ["c"]) == "c to end"
+
+
+def test_a_job_that_waits_to_start_its_ranks_anew_is_not_over() -> None:
+    outcome = make_outcome(9, "rank 2 on n000 exited 9", 2, "n000")
+    between = with_state(healthy(outcome=outcome, restarts=1, max_restarts=3), "RUNNING")
+    verdict = judge(between)
+    assert verdict.health is Health.REQUEUED
+    assert "restart 1 of 3, after: rank 2 on n000 exited 9" in verdict.reason
+    assert judge(replace(between, attempt=1, outcome=None)).health is Health.HEALTHY
+    assert judge(replace(between, attempt=1)).health is Health.DEAD
+    assert judge(with_state(between, "FAILED")).health is Health.DEAD

@@ -1,0 +1,255 @@
+"""Restart budget: whether a failed attempt of a fixed run is started anew in the same job.
+
+    close ─► find_obstacle ─► decide ─► `restarted` event ─► outcome.json ─► the batch script waits,
+                                 │                                           opens the next attempt
+                                 └─ no: the reason of the outcome says why
+
+One budget for the whole run, counted by its `restarted` events: a requeue does not fill it again,
+and where that event cannot be written nothing is started. It is written before the outcome, so that
+nobody takes an outcome for the end of a run that goes on. In a run that may morph the manager keeps
+the same number, as a limit of its own (`Rules.most_fruitless`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Mapping, Optional, Tuple
+
+from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
+from varuna_core.records.exits import NODE_LOST, Outcome
+from varuna_core.records.files import is_listed, read_json
+from varuna_core.records.logs.progress import parse_progress
+from varuna_core.records.logs.tail import last_lines
+from varuna_core.records.nodes import read_reports
+from varuna_core.records.plan import Plan
+from varuna_core.records.record import append_event, read_events, read_restarts
+from varuna_core.records.requests import read_signal, read_stop
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+FIRST_WAIT_S = 3.0
+LONGEST_WAIT_S = 60.0
+TRACE_BYTES = 256 * 1024
+"""Of a trace's end, looked through for the last step: more than the details of one step."""
+LAST_LINES = 400
+CALLS = ("signal", "cancel")
+"""Kinds of a stop by which the job is told to end."""
+
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_STEP = re.compile(rb'^\{"step": ?(\d{1,15})\b', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What one failed attempt has in common with another that failed of the same."""
+
+    error: str
+    """Signal or exit code and the last line of the first rank that failed, its numbers left out:
+    addresses, times and ranks differ from one attempt to the next."""
+    step: Optional[int]
+    """The last step that was done; None where nothing tells of steps."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Restarts of the run: those that the conf allows, and those that are used."""
+
+    allowed: int
+    used: int
+    starts_same: bool
+    """Whether the same failure twice running is no reason to stop."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`wait_s` until the next start, or why there is none; both empty where that needs no word."""
+
+    wait_s: Optional[float]
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Again:
+    """The attempt that follows a failed one."""
+
+    number: int
+    wait_s: float
+
+
+def decide(
+    obstacle: Optional[str],
+    failure: Failure,
+    before: Optional[Failure],
+    budget: Budget,
+    left_s: Optional[float],
+) -> Decision:
+    """Whether an attempt is started anew after `failure`.
+
+    `obstacle` is what forbids it whatever the budget, `before` the failure of the attempt whose
+    restart this one was, `left_s` the time up to the job's time limit, where that is known. Where
+    no step is known nothing is taken for the same: then the budget alone counts.
+    """
+    if budget.allowed <= 0:
+        return Decision(None)
+    if obstacle is not None:
+        return Decision(None, obstacle)
+    if budget.used >= budget.allowed:
+        return Decision(None, f"cluster.restarts: {budget.allowed} is used up")
+    if failure == before and failure.step is not None and not budget.starts_same:
+        return Decision(
+            None,
+            f"the same error after step {failure.step} twice running: not started again "
+            "(cluster.restart_same: true starts it all the same)",
+        )
+    wait_s = get_wait_s(budget.used)
+    if left_s is not None and left_s <= wait_s:
+        return Decision(None, "the time limit comes first: not started again")
+    return Decision(wait_s)
+
+
+def get_wait_s(used: int) -> float:
+    """Backoff before the next start: 3 s, then twice as long each time, a minute at most."""
+    return float(min(FIRST_WAIT_S * 2 ** min(used, 10), LONGEST_WAIT_S))
+
+
+def find_obstacle(
+    outcome: Outcome, stop: Optional[Mapping[str, Any]], *, began: bool, called: bool
+) -> Optional[str]:
+    """Why no budget starts this attempt anew: None if nothing is in the way, empty if that needs
+    no word.
+
+    `began`: all nodes were ready and the ranks were started. `called`: the job was told to end.
+    """
+    kind = (stop or {}).get("kind")
+    if outcome.code == 0 or called or (outcome.culprit_rank is None and kind in CALLS):
+        return ""
+    if not began:
+        return "the ranks never started, and what kept them would do so again: not started again"
+    if outcome.code == NODE_LOST:
+        return (
+            "a fixed run has no other node to start again on: cluster.requeue gets one, morph goes "
+            "on without it"
+        )
+    if outcome.code == STOPPED:
+        return "SIGTERM is a call to end: not started again"
+    if outcome.code == WRONG_INPUT:
+        return f"exit code {WRONG_INPUT} stands for wrong input: not started again"
+    if outcome.culprit_rank is None and kind != "rank":
+        return "no rank failed: not started again"
+    return None
+
+
+def continue_run(
+    run: RunFolder,
+    plan: Plan,
+    attempt: AttemptFolder,
+    outcome: Outcome,
+    *,
+    called: bool,
+    end_time: Optional[float],
+) -> Tuple[Outcome, Optional[Again]]:
+    """The attempt to go on with, if any, and the outcome with the reason why there is none.
+
+    `called`: the batch script was told to end; `end_time`: of the job, by its time limit.
+    """
+    if not plan.restarts or plan.morph:
+        return outcome, None
+    stop = read_stop(attempt)
+    events = read_restarts(run)
+    budget = Budget(plan.restarts, len(events), plan.restart_same)
+    obstacle = find_obstacle(
+        outcome,
+        stop,
+        began=is_listed(attempt.go),
+        called=called or _is_asked_to_leave(run, attempt),
+    )
+    failure = describe_failure(plan, attempt, outcome, stop)
+    last = events[-1] if events else {}
+    before = None
+    if last.get("next") == attempt.number:  # else this attempt was Slurm's: nothing came twice
+        before = Failure(str(last.get("error")), last.get("step"))
+    left_s = None if end_time is None else end_time - time.time()
+    decision = decide(obstacle, failure, before, budget, left_s)
+    if decision.wait_s is None:
+        return _add(outcome, decision.why_not), None
+    again = Again(attempt.number + 1, decision.wait_s)
+    try:
+        append_event(
+            run.events(),
+            "restarted",
+            attempt=attempt.number,
+            reason=outcome.reason,
+            error=failure.error,
+            step=failure.step,
+            next=again.number,
+            left=budget.allowed - budget.used - 1,
+            wait_s=again.wait_s,
+        )
+    except OSError as error:
+        return _add(outcome, f"not started again, as that cannot be recorded: {error}"), None
+    return outcome, again
+
+
+def _add(outcome: Outcome, clause: str) -> Outcome:
+    return replace(outcome, reason=f"{outcome.reason}; {clause}") if clause else outcome
+
+
+def number_attempt(run: RunFolder, requeues: int) -> int:
+    """Number of the attempt with which a batch script begins: never one that was there before."""
+    return requeues + len(read_restarts(run))
+
+
+def _is_asked_to_leave(run: RunFolder, attempt: AttemptFolder) -> bool:
+    """True if somebody cancels the run, or SIGUSR1 asked its ranks to save and leave."""
+    signal = read_json(attempt.signal) if read_signal(attempt) is not None else {}
+    is_asked = signal.get("name") == "USR1"
+    return is_asked or any(event.get("kind") == "cancel-asked" for event in read_events(run))
+
+
+# How an attempt failed, by its files.
+
+
+def describe_failure(
+    plan: Plan, attempt: AttemptFolder, outcome: Outcome, stop: Optional[Mapping[str, Any]]
+) -> Failure:
+    """Error and step of a failed attempt."""
+    rank = outcome.culprit_rank
+    found = read_json(attempt.exit(rank)) if rank is not None else None
+    if isinstance(found, dict):
+        # A rank that was killed had no last word: its last line may be any.
+        said = found.get("signal") or f"exit {outcome.code}: {found.get('last_error')}"
+    else:
+        said = (stop or {}).get("reason", outcome.reason)
+    return Failure(_NUMBERS.sub("#", str(said)), find_last_step(plan, attempt, rank))
+
+
+def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> Optional[int]:
+    """The last step of which the trace of this rank, or a log of its node, of the first or of the
+    last node tells; a thousand nodes are not read for it."""
+    last = plan.num_nodes - 1
+    indices = {0, last, last if rank is None else plan.node_of_rank(rank).index}
+    reports = read_reports(attempt)
+    hosts = sorted({reports[index].host for index in indices if index in reports})
+    found = [_find_traced(attempt, plan.world - 1 if rank is None else rank)]
+    found += [_find_printed(attempt, host, kind) for host in hosts for kind in ("out", "err")]
+    return max((step for step in found if step is not None), default=None)
+
+
+def _find_traced(attempt: AttemptFolder, rank: int) -> Optional[int]:
+    try:
+        with attempt.trace(rank).open("rb") as handle:
+            handle.seek(max(0, handle.seek(0, 2) - TRACE_BYTES))
+            steps = _STEP.findall(handle.read(TRACE_BYTES))
+    except OSError:
+        return None
+    return int(steps[-1]) if steps else None
+
+
+def _find_printed(attempt: AttemptFolder, host: str, kind: str) -> Optional[int]:
+    """By the last line about a step, such as `step 10/100 loss 2.3`."""
+    for line in reversed(last_lines(attempt.node_log(host, kind), LAST_LINES)):
+        found = parse_progress(line)
+        if found is not None and found.step >= 0:
+            return found.step
+    return None
