@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.record import read_events, read_restarts
-from varuna_core.records.runfolder import RunFolder
 
 CONF = """
 name: again
@@ -35,24 +33,12 @@ def conf(fates: str, restarts: int = 3, more: str = "") -> str:
     return CONF.format(script=script, fates=fates, restarts=restarts, more=more)
 
 
-def wait_over(vjob: Vjob, run: RunFolder) -> dict[str, Any]:
-    """The record of a run whose attempts may fail, once it is over."""
-
-    def is_over() -> bool:
-        vjob.status(str(run.path))
-        return bool(json.loads(run.record.read_text())["state"] == "ended")
-
-    wait_for(is_over, 90, lambda: vjob.explain(run))
-    found: dict[str, Any] = json.loads(run.record.read_text())
-    return found
-
-
 def test_a_rank_that_fails_twice_is_started_twice_and_the_job_ends_well(vjob: Vjob) -> None:
     run = vjob.submit(conf("9,7"))
     wait_for(lambda: read_restarts(run), 60, lambda: vjob.explain(run))
     verdict = vjob.status("last")["verdict"]
     assert verdict["health"] in ("REQUEUED", "STARTING"), verdict
-    assert wait_over(vjob, run)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert vjob.wait_over(run, may_fail=True)["verdict"] == "COMPLETED", vjob.explain(run)
     said = [line for line in read_out(run, 2).splitlines() if "ready" in line]
     assert len(said) == 4 and all("attempt 2, restart 2 of 3" in line for line in said)
     assert [item.number for item in run.attempts()] == [0, 1, 2]
@@ -74,7 +60,7 @@ def test_the_same_error_in_the_same_step_twice_running_ends_the_job_and_says_so(
     vjob: Vjob,
 ) -> None:
     run = vjob.submit(conf("9@3,9@4,9@4"))
-    record = wait_over(vjob, run)
+    record = vjob.wait_over(run, may_fail=True)
     assert record["outcome"]["code"] == 9
     assert "the same error after step 4 twice running: not started again" in record["message"]
     assert [event["step"] for event in read_restarts(run)] == [3, 4]
@@ -85,11 +71,11 @@ def test_the_same_error_in_the_same_step_twice_running_ends_the_job_and_says_so(
 
 def test_the_budget_ends_and_wrong_input_is_not_tried_again(vjob: Vjob) -> None:
     run = vjob.submit(conf("9@4,9@4", 1, "  restart_same: true"))
-    record = wait_over(vjob, run)
+    record = vjob.wait_over(run, may_fail=True)
     assert record["message"].endswith("; cluster.restarts: 1 is used up")
     assert [item.number for item in run.attempts()] == [0, 1]
     run = vjob.submit(conf("2"))
-    record = wait_over(vjob, run)
+    record = vjob.wait_over(run, may_fail=True)
     assert "exit code 2 stands for wrong input: not started again" in record["message"]
     assert not read_restarts(run)
 
@@ -98,7 +84,7 @@ def test_a_cancel_while_it_waits_to_start_again_ends_the_job_at_once(vjob: Vjob)
     run = vjob.submit(conf("9,9,9,9,9"))
     wait_for(lambda: len(read_restarts(run)) == 2, 90, lambda: vjob.explain(run))
     assert "is cancelled" in vjob("cancel", "last", "--now").stdout
-    record = wait_over(vjob, run)
+    record = vjob.wait_over(run, may_fail=True)
     assert record["verdict"] == "CANCELLED"
     assert record["message"].startswith("told to end (TERM) before attempt 2 started"), record
     assert not run.attempt(2).master.exists()
@@ -120,7 +106,7 @@ def test_a_requeued_job_goes_on_counting_attempts(vjob: Vjob) -> None:
     run = vjob.submit(conf("9,9,9", 2))
     wait_for(lambda: read_restarts(run), 60, lambda: vjob.explain(run))
     (run.path / "local-requeue.L1").touch()
-    wait_over(vjob, run)
+    vjob.wait_over(run, may_fail=True)
     started = [event["attempt"] for event in read_events(run) if event["kind"] == "started"]
     assert started == [0, 1, 2, 3] and len(read_restarts(run)) == 2
     assert read_out(run, 3).count("ready, attempt 3") == 4

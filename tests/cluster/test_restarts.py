@@ -1,0 +1,59 @@
+"""`cluster.restarts` on the lab: failed ranks are started anew as steps of the same job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.lab import Lab
+from tests.cluster.test_jobs import TWO_NODES, conf
+from tests.command import Vjob, read_out, wait_for
+from varuna_core.records.record import read_events, read_restarts
+from varuna_core.records.runfolder import RunFolder
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
+    return Vjob(tmp_path, clean_lab.env)
+
+
+def submit(vjob: Vjob, fates: str, layout: str = "single", nodes: str | None = None) -> RunFolder:
+    text = conf("fail_at_first.py", ["3", fates], layout, more="  restarts: 3", nodes=nodes)
+    return vjob.submit(text)
+
+
+def test_failed_ranks_are_started_anew_in_the_same_job(vjob: Vjob, clean_lab: Lab) -> None:
+    """A plain job and a het job whose rank 3 fails twice; one that fails alike twice, and one that
+    is cancelled as it waits: side by side."""
+    well = {layout: submit(vjob, "9@3,7@5", layout) for layout in ("single", "hetjob")}
+    alike = submit(vjob, "9@3,9@3", nodes=TWO_NODES)
+    ended = submit(vjob, "9,9,9,9", nodes=TWO_NODES)
+
+    wait_for(lambda: len(read_restarts(ended)) == 2, 120, lambda: vjob.explain(ended))
+    vjob("cancel", ended.name, "--now")
+    record = vjob.wait_over(ended, timeout_s=150, may_fail=True)
+    assert record["verdict"] == "CANCELLED", record
+    assert record["message"].startswith("told to end (TERM) before attempt 2 started"), record
+    kinds = [event["kind"] for event in read_events(ended)]
+    assert kinds.count("started") == 2, "nothing starts after the cancel"
+
+    record = vjob.wait_over(alike, timeout_s=150, may_fail=True)
+    assert record["outcome"]["code"] == 9
+    assert "the same error after step 3 twice running: not started again" in record["message"]
+    assert [attempt.number for attempt in alike.attempts()] == [0, 1]
+
+    for layout, run in well.items():
+        record = vjob.wait_over(run, timeout_s=150, may_fail=True)
+        assert record["verdict"] == "COMPLETED", vjob.explain(run)
+        assert len(record["jobs"]) == 1
+        job = record["jobs"][0]["id"]
+        said = clean_lab.run(["scontrol", "-o", "show", "job", job]).stdout
+        assert "ExitCode=0:0" in said and "Restarts=0" in said
+        world = 12 if layout == "single" else 16
+        assert read_out(run, 2).count("ready, attempt 2, restart 2 of 3") == world
+        assert [event["reason"].split(":")[0] for event in read_restarts(run)] == [
+            f"rank 3 on {'a2' if layout == 'single' else 'b2'} exited {code}" for code in (9, 7)
+        ]
