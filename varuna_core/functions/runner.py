@@ -127,7 +127,7 @@ class FunctionRank:
     def _wait_for_pickle(self) -> None:
         deadline = time.monotonic() + LANDING_S
         path = self.run_folder.submitted_pickle
-        while not is_listed(path):
+        while not path.exists() and not is_listed(path):
             if time.monotonic() > deadline:
                 raise Refusal(
                     f"FileNotFoundError: {path} is not there, seen from {self._name_place()}: "

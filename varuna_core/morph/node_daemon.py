@@ -302,7 +302,8 @@ class NodeDaemon:
         try:
             if task.node == 0:  # where rank 0 will be: its address and a port that is free here
                 plan = load_plan(self._run, task.attempt)
-                open_attempt(self._run, plan, task.attempt, None, self._me.session)
+                job = self._me.session.rpartition(".")[0]  # behind it is the restart
+                open_attempt(self._run, plan, task.attempt, None, job or None)
         except Refusal as refusal:
             self._say(refusal.reason)
             self._change(state=ENDED, code=refusal.code)

@@ -40,7 +40,6 @@ class Functions:
         self.vjob = Vjob(folder, env)
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
-        self.monkeypatch = monkeypatch
         self.timeout_min, self.num_timeouts = 60, 3
         self.spoil: Callable[[RunFolder], object] = lambda run: None
         """Done to the run folder before the job is submitted."""
@@ -56,17 +55,13 @@ class Functions:
         overrides += [f"{key}={value}" for key, value in options.items()]
         delayed = DelayedSubmission(function, *args)
         delayed.set_timeout(self.timeout_min, self.num_timeouts)
-        write = submitting.write_run_folder
 
-        def write_with_pickle(ready: submitting.Prepared, run: RunFolder) -> None:
-            write(ready, run)
+        def fill(run: RunFolder) -> None:
             write_facts(run, name)
             write_pickle(run.submitted_pickle, delayed)
             self.spoil(run)
 
-        with self.monkeypatch.context() as patch:
-            patch.setattr(submitting, "write_run_folder", write_with_pickle)
-            return submitting.submit(resolve_conf(path, overrides))[0]
+        return submitting.submit(resolve_conf(path, overrides), fill=fill)[0]
 
     def wait(self, run: RunFolder) -> dict[str, Any]:
         return self.vjob.wait_over(run)

@@ -122,6 +122,17 @@ def test_a_node_that_fell_silent_is_fenced_and_goes_home_when_it_wakes(elastic: 
     assert (morph["from"], morph["to"], morph["nodes"]) == ("3 x 1", "2 x 1", [0, 1])
 
 
+def test_every_attempt_names_the_job_and_not_the_session(elastic: Elastic) -> None:
+    """A submit that was cut off adopts the jobs that `started` names: the job's second name, its
+    session, would count as another job, and both would be cancelled as one too many."""
+    manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+    wait_until(lambda: elastic.has_started(0), "the first attempt")
+    nodes[2].kill()
+    assert elastic.finish(manager)[0] == 0
+    started = [event for event in read_events(elastic.run) if event["kind"] == "started"]
+    assert [event["job_id"] for event in started] == ["7", "7"]
+
+
 def test_a_manager_killed_again_and_again_loses_nothing(elastic: Elastic) -> None:
     manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
     for mark in ("manager", "orders"):
