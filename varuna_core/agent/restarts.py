@@ -216,12 +216,13 @@ def describe_failure(
     """Error and step of a failed attempt."""
     rank = outcome.culprit_rank
     found = read_json(attempt.exit(rank)) if rank is not None else None
+    how, said = f"exit {outcome.code}", (stop or {}).get("reason", outcome.reason)
     if isinstance(found, dict):
-        # A rank that was killed had no last word: its last line may be any.
-        said = found.get("signal") or f"exit {outcome.code}: {found.get('last_error')}"
-    else:
-        said = (stop or {}).get("reason", outcome.reason)
-    return Failure(_NUMBERS.sub("#", str(said)), find_last_step(plan, attempt, rank))
+        said = found.get("last_error", "")
+        if found.get("signal"):  # it had no last word: its last line may be any
+            how, said = str(found["signal"]), ""
+    error = f"{how}: {_NUMBERS.sub('#', str(said))}".rstrip(": ")
+    return Failure(error, find_last_step(plan, attempt, rank))
 
 
 def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> Optional[int]:

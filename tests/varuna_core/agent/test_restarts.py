@@ -143,7 +143,7 @@ def test_close_says_the_next_attempt_and_then_why_there_is_none(tmp_path: Path) 
     (event,) = read_restarts(stage.run)
     assert (event["attempt"], event["next"], event["left"]) == (0, 1, 2)
     assert (event["step"], event["wait_s"]) == (7, 3)
-    assert "lost shard" in event["reason"] and "#" in event["error"]
+    assert "lost shard" in event["reason"] and event["error"] == "exit 4: at #: lost shard #"
     assert (number_attempt(stage.run, 0), number_attempt(stage.run, 2)) == (1, 3)
     assert play(stage, 1) == "4"
     said = (stage.run.attempt(1).outcome).read_text()
