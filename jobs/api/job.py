@@ -358,7 +358,10 @@ class VjobJob(Job[R]):
         return f"vjob logs {self.run.path} --rank {rank}"
 
     def _get_logs_string(self, name: str) -> str | None:
-        return read_text(getattr(self.paths, name))
+        """One rank's lines of all attempts: submitit's logs go on after a requeue, too."""
+        attempts = self.run.attempts()
+        logs = [one.rank_log(self.paths.task_id, name[3:]) for one in attempts]
+        return "".join(read_text(path) or "" for path in logs) if attempts else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_reader"}
