@@ -14,6 +14,13 @@ def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return [word for word in known_jobs() if word.startswith(incomplete)]
 
 
+def complete_sweep(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of a sweep's name."""
+    from vjob.jobs.schedulers.run_index import list_sweeps
+
+    return [word for word in list_sweeps() if word.startswith(incomplete)]
+
+
 job_argument = click.argument("job", shell_complete=complete_job)
 conf_argument = click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 set_option = click.option(
@@ -36,5 +43,11 @@ after_any_option = click.option(
     metavar="JOB",
     shell_complete=complete_job,
     help="Start once JOB has ended, however it did.",
+)
+sweep_option = click.option(
+    "--sweep",
+    metavar="NAME",
+    shell_complete=complete_sweep,
+    help="The runs of this sweep.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")

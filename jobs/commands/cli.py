@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from varuna_core import __version__
-from vjob.jobs.commands.arguments import job_argument, json_option
+from vjob.jobs.commands.arguments import complete_job, json_option, sweep_option
 from vjob.jobs.commands.container import container
 from vjob.jobs.commands.data import data
 from vjob.jobs.commands.elastic import grow, shrink, tend
@@ -66,23 +66,30 @@ def cli() -> None:
 
 @click.command(name="list")
 @click.option("--all", "-a", "show_all", is_flag=True, help="All known runs, not the last 20.")
+@sweep_option
 @json_option
-def list_(show_all: bool, as_json: bool) -> None:
+def list_(show_all: bool, sweep: str | None, as_json: bool) -> None:
     """List your runs, the newest last.
 
     \b
     vjob list
     vjob list --all --json | jq -r '.[].run'
+    vjob list --sweep lr-search                      with the values that were swept
     """
     from vjob.jobs.runs import listing
 
-    rows = listing.list_runs(limit=None if show_all else 20)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if sweep is not None:
+        rows = listing.list_sweep(sweep)
+        click.echo(json.dumps(rows, indent=1) if as_json else listing.render_sweep(rows, width))
+        return
+    rows = listing.list_runs(limit=None if show_all else 20)
     click.echo(json.dumps(rows, indent=1) if as_json else listing.render(rows, width))
 
 
 @click.command()
-@job_argument
+@click.argument("job", required=False, shell_complete=complete_job)
+@sweep_option
 @click.option("--now", is_flag=True, help="Do not ask the ranks to checkpoint first.")
 @click.option(
     "--wait",
@@ -92,17 +99,25 @@ def list_(show_all: bool, as_json: bool) -> None:
     metavar="SECONDS",
     help="How long the ranks may take to checkpoint and leave.",
 )
-def cancel(job: str, now: bool, wait_s: int) -> None:
-    """Cancel JOB, asking it to checkpoint first (SIGUSR1) where it says that it can.
+def cancel(job: str | None, sweep: str | None, now: bool, wait_s: int) -> None:
+    """Cancel JOB, or all runs of a sweep that go on; asks first to checkpoint (SIGUSR1) where the
+    ranks say that they can.
 
     \b
     vjob cancel last
     vjob cancel 4711 --wait 300      a large checkpoint on a slow file system
     vjob cancel gpt2-xl --now
+    vjob cancel --sweep lr-search
     """
-    from vjob.jobs.runs.cancel import cancel_run
+    from vjob.jobs.runs.cancel import cancel_run, cancel_runs
     from vjob.jobs.runs.find import find_run
+    from vjob.jobs.runs.listing import find_sweep
 
+    if sweep is not None and job is None:
+        click.echo(cancel_runs(find_sweep(sweep), now=now, wait_s=wait_s, say=click.echo))
+        return
+    if job is None or sweep is not None:
+        raise InputError("give a JOB or --sweep NAME, one of them")
     click.echo(cancel_run(find_run(job, Path.cwd()), now=now, wait_s=wait_s, say=click.echo))
 
 

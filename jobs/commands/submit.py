@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vjob.jobs.api.executor import VjobExecutor
     from vjob.jobs.conf.schema import JobConf
     from vjob.jobs.planning.resolve_auto import Resolved
+    from vjob.jobs.submit.chain import AfterRuns
+    from vjob.jobs.submit.sweep import Submitted, Sweep
 
 CANCEL_S = 60
 """For ranks to save in after Ctrl-C."""
@@ -44,6 +46,26 @@ CANCEL_S = 60
 )
 @after_option
 @after_any_option
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="A run for each value; of several keys, for each combination.",
+)
+@click.option(
+    "--sweep-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="A run a row; the first row has the keys.",
+)
+@click.option("--sweep-name", metavar="NAME", help="Of these runs; default: by conf and time.")
+@click.option(
+    "--at-most",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="So many runs of a sweep at once; each waits for the one N before it.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
@@ -54,6 +76,10 @@ def submit(
     plan_file: Path | None,
     after: tuple[str, ...],
     after_any: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    sweep_file: Path | None,
+    sweep_name: str | None,
+    at_most: int | None,
     dry_run: bool,
     test_only: bool,
     follow: bool,
@@ -66,6 +92,7 @@ def submit(
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
     vjob submit conf.yaml --set cluster.machine_list=available_machines.out
     vjob submit conf.yaml --after last               starts when that has ended well
+    vjob submit conf.yaml --sweep train.optimizer.lr=1e-4,3e-4 --at-most 4
     """
     from vjob.jobs.planning.plan_file import describe_promise, read_plan_file
     from vjob.jobs.planning.resolve_auto import resolve_conf
@@ -75,6 +102,24 @@ def submit(
 
     before = find_after(after, after_any, Path.cwd())
     plan = None if plan_file is None else read_plan_file(plan_file, overrides)
+    if sweeps or sweep_file:
+        from vjob.jobs.submit.sweep import find_rows, prepare_sweep
+
+        if test_only or follow:
+            raise InputError("--test-only and --follow are of one run, and a sweep has many")
+        sweep = prepare_sweep(
+            conf,
+            find_rows(sweeps, sweep_file, overrides),
+            overrides=overrides,
+            name=sweep_name,
+            plan=plan,
+            at_most=at_most,
+            for_preview=dry_run,
+        )
+        _submit_sweep(sweep, before, dry_run=dry_run, as_json=as_json)
+        return
+    if sweep_name is not None or at_most is not None:
+        raise InputError("--sweep-name and --at-most are of a sweep: give --sweep or --sweep-file")
     resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
     refuse_function(resolved.conf)
     if dry_run:
@@ -91,6 +136,47 @@ def submit(
     promise = None if as_json else describe_promise(run)
     more = {"plan": promise} if promise else {}
     print_submitted(run, record, more, as_json=as_json, follow=follow)
+
+
+def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: bool) -> None:
+    """Show a sweep, or submit it: its runs as they go, then where to look."""
+    if dry_run:
+        from vjob.jobs.submit.preview import render_sweep_preview
+
+        click.echo(render_sweep_preview(sweep), nl=False)
+        return
+    from vjob.jobs.submit.submit import find_warnings
+    from vjob.jobs.submit.sweep import build_json, render_submitted, submit_sweep
+
+    total, shows, count = len(sweep.runs), sys.stderr.isatty(), 0
+
+    def tell(done: int, last: Submitted) -> None:
+        nonlocal count
+        count = done
+        if shows:
+            click.echo(f"\r{done} of {total} submitted", err=True, nl=False)
+
+    try:
+        executor = make_executor(sweep.runs[0].ready.resolved)
+        submitted = submit_sweep(sweep, executor=executor, after=after, tell=tell)
+    except KeyboardInterrupt:
+        if count == 0:
+            raise
+        click.echo(
+            f"\nvjob: interrupted; {count} of {total} runs of {sweep.name} were submitted and go "
+            f"on: `vjob cancel --sweep {sweep.name}` ends them",
+            err=True,
+        )
+        sys.exit(130)
+    finally:
+        if shows:
+            click.echo("\r\033[K", err=True, nl=False)
+    if as_json:
+        click.echo(json.dumps(build_json(submitted), indent=1))
+    else:
+        click.echo(render_submitted(sweep, submitted))
+    for warning in find_warnings(submitted[0][0]):
+        click.echo(f"vjob: {warning}", err=True)
 
 
 def make_executor(resolved: Resolved) -> VjobExecutor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from varuna_core.records import record as records
 from varuna_core.records.files import read_json
@@ -13,7 +14,7 @@ from varuna_core.records.record import append_event
 from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.runs.find import RunView, cancel_joined, view_run
+from vjob.jobs.runs.find import RunView, cancel_joined, is_over, view_run, view_runs
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.slurm_commands import OVER, JobState
 
@@ -47,6 +48,70 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
     return f"{run.name} was told to end and has not yet; `vjob status {run.name}` shows it"
 
 
+def cancel_runs(
+    runs: Sequence[RunFolder], *, now: bool, wait_s: int, say: Callable[[str], object]
+) -> str:
+    """`cancel_run` of many at once; returns one sentence. Those that wait are cancelled first, the
+    last of them before the others: none starts because one before it ends."""
+    views = [view for view in view_runs(runs) if not is_over(view)]
+    if not views:
+        raise InputError("all of these runs are over already")
+    problems = [f"{view.run.name} has no job yet" for view in views if not view.record.jobs]
+    views = [view for view in views if view.record.jobs]
+    for view in views:
+        with contextlib.suppress(OSError):  # a full disk must not keep a run from its end
+            append_event(view.run.vjob_events, "cancel-asked", now=now)
+    running = [view for view in views if any(i.state is JobState.RUNNING for i in view.infos)]
+    for view in reversed([view for view in views if view not in running]):
+        problems += _try_cancel(view)
+    asked = [] if now else _ask_all(_find_saving(running))
+    for view in reversed([view for view in running if view not in asked]):
+        problems += _try_cancel(view)
+    late: set[str] = set()
+    if asked:
+        say(f"asking {len(asked)} runs to checkpoint and leave, for at most {wait_s} s")
+        late = {view.run.name for view in _wait_all(asked, wait_s)}
+        for view in asked:
+            problems += _try_cancel(view) if view.run.name in late else []
+    going = _wait_all(views, wait_s)
+    problems += [f"{view.run.name} was told to end and has not yet" for view in going]
+    if problems:
+        raise VjobError("\n  ".join(["not all of them are cancelled:", *problems]))
+    left = view_runs([view.run for view in asked if view.run.name not in late])
+    num_saved = sum(view.state == JobState.COMPLETED.value for view in left)
+    saved = f", {num_saved} of them after a checkpoint" if num_saved else ""
+    return f"{len(views)} runs are cancelled{saved}"
+
+
+def _ask_all(views: Sequence[RunView]) -> list[RunView]:
+    """Ask runs to checkpoint and leave; returns those that could be asked."""
+    asked = []
+    for view in views:
+        with contextlib.suppress(OSError):
+            write_signal(view.run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
+            asked.append(view)
+    return asked
+
+
+def _try_cancel(view: RunView) -> list[str]:
+    """Cancel a run's jobs; the problems of one that goes on all the same."""
+    problems = _cancel_all(view, schedulers.get_scheduler(view.record.scheduler).cancel)
+    if not problems or is_over(view_run(view.run)):
+        return []
+    return [f"{view.run.name}: {problem}" for problem in problems[:1]]
+
+
+def _wait_all(views: Sequence[RunView], wait_s: int) -> list[RunView]:
+    """Wait for the end of runs, with one question a look; returns those that go on."""
+    deadline = time.monotonic() + wait_s
+    going = list(views)
+    while True:
+        going = [view for view in view_runs([each.run for each in going]) if not is_over(view)]
+        if not going or time.monotonic() > deadline:
+            return going
+        time.sleep(POLL_S)
+
+
 def _tell_how_it_left(view: RunView) -> str:
     record = view.record
     if record.verdict == JobState.COMPLETED.value:
@@ -69,24 +134,38 @@ def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]
 
 
 def _can_checkpoint(view: RunView) -> bool:
-    """True if the ranks of every node catch SIGUSR1; it would end others without a save."""
+    return bool(_find_saving([view]))
+
+
+def _find_saving(views: Sequence[RunView]) -> list[RunView]:
+    """Those of which the ranks of every node catch SIGUSR1; it would end others without a save."""
+    begun = time.monotonic()
+    found: list[RunView] = []
+    open_ = list(views)
+    while open_:
+        answers = [(view, _catches(view, time.monotonic() - begun)) for view in open_]
+        found += [view for view, answer in answers if answer]
+        open_ = [view for view, answer in answers if answer is None]
+        if open_:
+            time.sleep(POLL_S)
+    return found
+
+
+def _catches(view: RunView, waited_s: float) -> bool | None:
+    """True if the ranks of every node catch SIGUSR1; None where a later look may tell more."""
     running = any(info.state is JobState.RUNNING for info in view.infos)
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number) if attempts else None
     if not running or not attempts or plan is None:
         return False
+    beats = [read_json(attempts[-1].beat(number)) for number in range(plan.num_nodes)]
+    known = [beat for beat in beats if isinstance(beat, dict)]
+    at_work = [beat for beat in known if beat.get("ranks_alive")]
+    everybody = len(known) == len(beats) and all(beat.get("count") for beat in known)
+    if everybody and at_work and all(beat.get("catches_usr1") for beat in at_work):
+        return True
     # A handler that was installed this second shows in a beat of the next ones.
-    begun = time.monotonic()
-    while True:
-        beats = [read_json(attempts[-1].beat(number)) for number in range(plan.num_nodes)]
-        known = [beat for beat in beats if isinstance(beat, dict)]
-        at_work = [beat for beat in known if beat.get("ranks_alive")]
-        everybody = len(known) == len(beats) and all(beat.get("count") for beat in known)
-        if everybody and at_work and all(beat.get("catches_usr1") for beat in at_work):
-            return True
-        if time.monotonic() - begun > (FRESH_S if everybody else 2 * plan.timing.beat_s):
-            return False
-        time.sleep(POLL_S)
+    return False if waited_s > (FRESH_S if everybody else 2 * plan.timing.beat_s) else None
 
 
 def _wait_over(run: RunFolder, wait_s: int) -> bool:

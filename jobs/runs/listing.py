@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from varuna_core.records.formatting import align_columns
 from varuna_core.records.logs.tail import clean
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
 from vjob.jobs.runs.find import RunView, view_runs
 from vjob.jobs.schedulers import run_index as index
+
+MOST_NAMED = 5
+"""Sweeps that are named where one is not known."""
 
 
 def list_runs(
@@ -35,6 +40,57 @@ def list_runs(
     return rows
 
 
+def find_sweep(name: str) -> list[RunFolder]:
+    """The runs of a sweep; InputError where there is none of this name."""
+    index.check_readable()
+    runs = index.find_sweep(name)
+    if not runs:
+        known = ", ".join(index.list_sweeps()[-MOST_NAMED:])
+        said = f"the last are {known}" if known else "`vjob submit --sweep` makes one"
+        raise InputError(f"no sweep {name!r} is known: {said}")
+    return runs
+
+
+def list_sweep(name: str) -> list[dict[str, Any]]:
+    """The runs of a sweep as plain rows, with the values that they have of its keys."""
+    return [
+        {
+            "run": view.record.run,
+            "jobs": [job.id for job in view.record.jobs],
+            "state": view.state,
+            "swept": dict(view.record.swept),
+            "submitted": view.record.submitted,
+            "message": view.record.message,
+            "folder": str(view.run.path),
+        }
+        for view in view_runs(find_sweep(name))
+    ]
+
+
+def render_sweep(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
+    """A table with a column for each key of the sweep."""
+    keys = dict.fromkeys(key for row in rows for key in row["swept"])
+    cells = [("JOB", "STATE", "RUN", *shorten_keys(keys).values(), "")]
+    for row in rows:
+        values = (clean(row["swept"].get(key, "-")) for key in keys)
+        message = clean(" ".join(str(row["message"]).split()))
+        cells.append((",".join(row["jobs"]) or "-", row["state"], row["run"], *values, message))
+    return "\n".join(_fit(cells, width))
+
+
+def shorten_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Each key by its last parts, as few as tell it from the others: lr, optimizer.name."""
+    split = {key: key.split(".") for key in keys}
+    found = {}
+    for key, parts in split.items():
+        ends = (".".join(parts[-count:]) for count in range(1, len(parts)))
+        others = [other for other in split if other != key]
+        found[key] = next(
+            (x for x in ends if not any(f".{o}".endswith(f".{x}") for o in others)), key
+        )
+    return found
+
+
 def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
     """A table, or what to do where there is nothing; lines end at `width`, where one is given."""
     if not rows:
@@ -44,11 +100,16 @@ def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
         message = clean(" ".join(str(row["message"]).split()))
         cells.append((",".join(row["jobs"]) or "-", row["state"], when, row["run"], message))
+    return "\n".join(_fit(cells, width))
+
+
+def _fit(cells: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """The lines of a table whose last column is cut at `width`."""
     lines = align_columns(cells)
-    if width is not None:
-        start = 2 + max(map(len, align_columns([row[:-1] for row in cells])))
-        lines = [_cut_message(line, start, width) for line in lines]
-    return "\n".join(lines)
+    if width is None:
+        return lines
+    start = 2 + max(map(len, align_columns([row[:-1] for row in cells])))
+    return [_cut_message(line, start, width) for line in lines]
 
 
 def _cut_message(line: str, start: int, width: int) -> str:

@@ -48,9 +48,10 @@ def _entries() -> list[dict[str, Any]]:
     return [entry for entry in read_lines(_file()) if isinstance(entry, dict)]
 
 
-def add_run(run: RunFolder, name: str) -> None:
+def add_run(run: RunFolder, name: str, sweep: str = "") -> None:
+    entry = {"run": run.name, "name": name, "path": str(run.path)}
     with _lock():
-        append_line(_file(), {"run": run.name, "name": name, "path": str(run.path)})
+        append_line(_file(), {**entry, "sweep": sweep} if sweep else entry)
 
 
 def add_job(run: RunFolder, job: str) -> None:
@@ -80,6 +81,22 @@ def find_run(run: str) -> RunFolder | None:
 def find_latest(name: str | None) -> RunFolder | None:
     """The newest run, of this name if one is given."""
     return _find("name", name)
+
+
+def find_sweep(sweep: str) -> list[RunFolder]:
+    """The runs of a sweep whose folders still exist, in their order."""
+    paths = dict.fromkeys(str(x["path"]) for x in _entries() if x.get("sweep") == sweep)
+    return [RunFolder(Path(path)) for path in paths if Path(path).is_dir()]
+
+
+def list_sweeps() -> list[str]:
+    """Names of all sweeps of which a run is still there, oldest first."""
+    names = {
+        str(entry["sweep"]): None
+        for entry in _entries()
+        if entry.get("sweep") and Path(str(entry["path"])).is_dir()
+    }
+    return list(names)
 
 
 def list_runs() -> list[RunFolder]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from varuna_core.records.formatting import align_columns
+from varuna_core.records.logs.tail import clean
 from varuna_core.records.plan import render_plan
 from vjob.jobs.conf.redact import REDACTED, redact_string, redact_value
 from vjob.jobs.errors import InputError
+from vjob.jobs.runs.listing import shorten_keys
 from vjob.jobs.submit.scripts import render_node
 from vjob.jobs.submit.submit import Prepared
+
+if TYPE_CHECKING:
+    from vjob.jobs.submit.sweep import Sweep
 
 
 def render_preview(ready: Prepared) -> str:
@@ -26,6 +33,21 @@ def render_preview(ready: Prepared) -> str:
     parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
+
+
+def render_sweep_preview(sweep: Sweep) -> str:
+    """The runs of a sweep, and the files of its first one."""
+    short = shorten_keys(sweep.keys)
+    cells = [("RUN", *short.values(), "RANKS", "NODES")]
+    for run in sweep.runs:
+        shown = redact_value(run.values)
+        values = (clean(str(shown.get(key, "-"))) for key in sweep.keys)
+        plan = run.ready.plan
+        cells.append((run.ready.run.name, *values, str(plan.world), str(plan.num_nodes)))
+    limit = f", {sweep.at_most} at most at once" if sweep.at_most is not None else ""
+    count = f"{len(sweep.runs)} run{'s' if len(sweep.runs) > 1 else ''}"
+    head = [f"Sweep {sweep.name}: {count}{limit}", *align_columns(cells), "Of the first one:"]
+    return _comment("\n".join(head)) + render_preview(sweep.runs[0].ready)
 
 
 def _comment(text: str) -> str:

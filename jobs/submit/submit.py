@@ -87,9 +87,16 @@ class Prepared:
 
 
 def prepare(
-    resolved: Resolved, words: Sequence[str] = (), *, for_preview: bool = False
+    resolved: Resolved,
+    words: Sequence[str] = (),
+    *,
+    run_id: str | None = None,
+    for_preview: bool = False,
 ) -> Prepared:
-    """Build the plan and the scripts of a run; a preview ends here, and needs no Slurm."""
+    """Build the plan and the scripts of a run; a preview ends here, and needs no Slurm.
+
+    `run_id` names the run; by default its conf's name and the time do.
+    """
     conf = resolved.conf
     if "%" in conf.log_folder:
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
@@ -98,7 +105,8 @@ def prepare(
     conf = resolve_machine_list(conf, is_preview=for_preview)
     if scheduler != "slurm" and ":" in conf.log_folder:
         raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
-    run = RunFolder(Path(conf.log_folder) / make_run_id(conf.name, time.localtime()))
+    run_id = run_id or make_run_id(conf.name, time.localtime())
+    run = RunFolder(Path(conf.log_folder) / run_id)
     image = conf.container.image
     here = PlanContext(
         run=run.name,
@@ -175,7 +183,19 @@ def submit(
 
     `fill` writes what else the run needs; where it fails, nothing is left and nothing submitted.
     """
-    ready = prepare(resolved, words)
+    return submit_prepared(prepare(resolved, words), after=after, executor=executor, fill=fill)
+
+
+def submit_prepared(
+    ready: Prepared,
+    *,
+    after: AfterRuns = NO_RUNS,
+    executor: ScriptExecutor | None = None,
+    fill: Fill = no_more,
+    sweep: str = "",
+    swept: Mapping[str, str] | None = None,
+) -> tuple[RunFolder, RunRecord]:
+    """`submit`, of a run that is prepared; `swept` are its values of a sweep's keys."""
     waits = resolve_after(after, ready.plan.scheduler)
     try:
         run = make_run_folder(ready.run.path)
@@ -183,7 +203,7 @@ def submit(
         raise VjobError(_explain_write(ready.run.path, error)) from None
     if run.name != ready.run.name:  # another submit of this second has the name
         ready = move(ready, run)
-    record = write_run(ready, run, fill, after)
+    record = write_run(ready, run, fill, after, sweep=sweep, swept=swept)
     return run, submit_jobs(run, record, list(ready.scripts.batch), waits, executor)
 
 
@@ -193,6 +213,8 @@ def write_run(
     fill: Fill = no_more,
     after: AfterRuns = NO_RUNS,
     array: ArrayPlace | None = None,
+    sweep: str = "",
+    swept: Mapping[str, str] | None = None,
 ) -> RunRecord:
     """Write a run's files and its record into its new folder; where that fails, remove it."""
     record = RunRecord(
@@ -213,6 +235,8 @@ def write_run(
         after=tuple(str(run.path) for run in after.succeeded),
         after_any=tuple(str(run.path) for run in after.ended),
         array=array,
+        sweep=sweep,
+        swept=dict(swept or {}),
     )
     try:
         write_run_folder(ready, run)
@@ -225,7 +249,7 @@ def write_run(
     except BaseException:
         shutil.rmtree(run.path, ignore_errors=True)
         raise
-    _add_to_index(run, ready.conf.name)
+    _add_to_index(run, ready.conf.name, sweep)
     return record
 
 
@@ -375,7 +399,7 @@ def _is_own_link(link: Path) -> bool:
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the block has ended."""
+    """Delay Ctrl-C until the block has ended, and the block around it if that delays it too."""
     seen: list[int] = []
     try:
         old = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
@@ -387,13 +411,13 @@ def defer_interrupts() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, old)
     if seen:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
-def _add_to_index(run: RunFolder, name: str) -> None:
+def _add_to_index(run: RunFolder, name: str, sweep: str) -> None:
     """Add the run to the user's index; a failure is logged, for the index is a shortcut."""
     try:
-        index.add_run(run, name)
+        index.add_run(run, name, sweep)
     except OSError as error:
         log.warning(
             "the index in %s cannot be written: %s; `vjob list` and `last` will not show this run: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,33 @@ def test_what_slurm_has_forgotten_needs_no_wait(vjob: Vjob) -> None:
     vjob.wait_over(first)
     run = vjob.submit(conf(nodes=ONE), "--after", first.name, "--after-any", first.name)
     assert vjob.wait_over(run)["verdict"] == "COMPLETED"
+
+
+def test_a_sweep_never_runs_more_at_once_than_it_may(vjob: Vjob, clean_lab: Lab) -> None:
+    name = vjob.write(conf("fail_as_told.py", HANG, nodes=ONE))
+    vjob("submit", name, "--sweep", "cluster.grace_s=3,4,5,6", "--at-most", "2",
+         "--sweep-name", "graces")  # fmt: skip
+    runs = [RunFolder(vjob.folder / f"log/graces-{number}") for number in (1, 2, 3, 4)]
+    alive: set[str] = set()
+    for ended in range(3):
+        started = runs[: ended + 2]
+        for run in started:
+            wait_ready(vjob, run, 1)
+        said = clean_lab.run(["squeue", "-h", "-t", "running", "-o", "%i"]).stdout.split()
+        assert len(said) == 2, "nodes are free for all four"
+        alive.update(said)
+        assert not any(run.attempts() for run in runs[ended + 2 :])
+        if ended < 2:
+            assert "checkpointed and left" in vjob("cancel", runs[ended].name).stdout
+    assert len(alive) == 4
+    assert "2 runs are cancelled, 2 of them after" in vjob("cancel", "--sweep", "graces").stdout
+
+
+def test_a_sweep_with_a_refused_run_leaves_no_job(vjob: Vjob, clean_lab: Lab) -> None:
+    name = vjob.write(conf("fail_as_told.py", HANG, nodes=ONE))
+    said = vjob("submit", name, "--sweep", "cluster.nodes[0].queue=gpu2,all,nowhere",
+                "--sweep-name", "queues", code=1).stderr  # fmt: skip
+    assert "run 3 of 3" in said and "The 2 before it were taken back" in said
+    wait_for(lambda: not clean_lab.run(["squeue", "-h"]).stdout.strip(), 60)
+    rows = json.loads(vjob("list", "--sweep", "queues", "--json").stdout)
+    assert [row["state"] for row in rows] == ["REFUSED"] * 3

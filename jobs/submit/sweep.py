@@ -1,0 +1,359 @@
+"""Sweeps: one conf submitted many times, with other values of some of its keys.
+
+    --sweep a=1,2 --sweep b=x,y     a=1 b=x   a=1 b=y   a=2 b=x   a=2 b=y
+    --sweep-file rows.csv           a run a row; with --sweep each row with each of the above
+
+All runs are resolved before the first is submitted, and all are taken back where one is refused.
+At most N at once is a chain: each run waits for the end of the one N before it, so that it holds on
+every scheduler, without anybody who watches.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from varuna_core.records import record as records
+from varuna_core.records.formatting import align_columns
+from varuna_core.records.logs.tail import clean
+from varuna_core.records.record import RunRecord, append_event, write_record
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.conf.loading.load import read_text
+from vjob.jobs.conf.redact import redact_value, show
+from vjob.jobs.errors import ConfError, InputError, UncertainError, VjobError
+from vjob.jobs.planning.plan_file import PlanFile
+from vjob.jobs.planning.resolve_auto import resolve_conf
+from vjob.jobs.programs.start import refuse_function
+from vjob.jobs.runs.find import is_over, view_run
+from vjob.jobs.runs.listing import shorten_keys
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
+from vjob.jobs.submit.submit import (
+    Prepared,
+    cancel_submitted,
+    defer_interrupts,
+    make_run_id,
+    prepare,
+    submit_prepared,
+)
+
+if TYPE_CHECKING:
+    from vjob.jobs.schedulers.script_executor import ScriptExecutor
+
+MOST_RUNS = 1000
+MOST_NAMED = 3
+"""Runs that a problem names."""
+MOST_SHOWN = 20
+"""Rows of the table of what was submitted."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_JOB = re.compile(r"last|L?\d+")
+
+Values = Mapping[str, str]
+"""Of each swept key its value, as it was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun:
+    """One run of a sweep, ready to be submitted."""
+
+    values: Values
+    ready: Prepared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A sweep, ready to be submitted."""
+
+    name: str
+    runs: tuple[SweepRun, ...]
+    at_most: int | None
+    """How many may run at once; None is all."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key for run in self.runs for key in run.values))
+
+
+Submitted = tuple[RunFolder, RunRecord]
+Tell = Callable[[int, Submitted], None]
+"""Called with how many runs are submitted, and the last of them."""
+
+
+def parse_sweep(text: str) -> tuple[str, list[str]]:
+    """`train.steps=10,20`: the key, and its values as `--set` would take each."""
+    key, equals, rest = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--sweep {text}: want key=value,value, such as train.steps=10,20")
+    values = split_values(rest, text)
+    for value in values:
+        if not value:
+            raise InputError(f"--sweep {text}: a value is empty; write null or '' for nothing")
+        if values.count(value) > 1:
+            raise InputError(f"--sweep {text}: {value} stands in it twice")
+    return key.strip(), values
+
+
+def split_values(text: str, shown: str) -> list[str]:
+    """The parts of a text between commas that stand in no bracket and in no quotes."""
+    parts, start, depth, at = [], 0, 0, 0
+    while at < len(text):
+        char = text[at]
+        if char in "[{":
+            depth += 1
+        elif char in "]}":
+            depth = max(0, depth - 1)
+        elif char in "'\"" and _begins_word(text[start:at]):
+            at = _find_quote_end(text, at)
+            if at < 0:
+                raise InputError(f"--sweep {shown}: a quote is not closed")
+        elif char == "," and not depth:
+            parts.append(text[start:at])
+            start = at + 1
+        at += 1
+    if depth:
+        raise InputError(f"--sweep {shown}: a bracket is not closed")
+    return [part.strip() for part in [*parts, text[start:]]]
+
+
+def _begins_word(before: str) -> bool:
+    """True where a quote would open a text: elsewhere, as in `it's`, it is a letter."""
+    return before.rstrip()[-1:] in ("", ",", "[", "{", ":")
+
+
+def _find_quote_end(text: str, start: int) -> int:
+    """Where YAML ends the text in quotes that begins at `start`; -1 where it does not."""
+    quote, at = text[start], start + 1
+    while at < len(text):
+        if quote == '"' and text[at] == "\\":
+            at += 1
+        elif text[at] == quote:
+            if quote == '"' or text[at + 1 : at + 2] != quote:
+                return at
+            at += 1
+        at += 1
+    return -1
+
+
+def parse_rows(text: str, source: str) -> list[dict[str, str]]:
+    """The rows of a CSV file by the keys of its header; an empty cell leaves the conf's value."""
+    try:
+        read = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error as error:
+        raise InputError(f"{source}: this is not CSV: {error}") from None
+    rows = [row for row in read if any(cell.strip() for cell in row)]
+    keys = [key.strip() for key in rows[0]] if rows else []
+    if len(rows) < 2:
+        raise InputError(f"{source}: want a line of keys, then a line of values for each run")
+    for key in keys:
+        if not key or keys.count(key) > 1:
+            problem = f"{key} stands in it twice" if key else "a key is empty"
+            raise InputError(f"{source}: the first line is of keys, and {problem}")
+    found = []
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) != len(keys):
+            raise InputError(
+                f"{source}: row {number} has {len(row)} values for {len(keys)} keys; a value with "
+                'a comma in it stands in double quotes: "[0.9, 0.95]"'
+            )
+        cells = zip(keys, (cell.strip() for cell in row), strict=True)
+        found.append({key: cell for key, cell in cells if cell})
+    return found
+
+
+def build_rows(
+    sweeps: Sequence[str], rows: Sequence[Values] = (), overrides: Sequence[str] = ()
+) -> list[Values]:
+    """The values of each run: each row with each combination, in the order they were given."""
+    parsed = [parse_sweep(text) for text in sweeps]
+    given = [key for key, _ in parsed]
+    given += list(dict.fromkeys(key for row in rows for key in row))
+    given += list(dict.fromkeys(text.partition("=")[0].strip() for text in overrides))
+    for key in given:
+        if given.count(key) > 1:
+            raise InputError(f"{key} is given twice: by one of --sweep, --sweep-file and --set")
+    count = len(rows) or 1
+    for _, values in parsed:
+        count *= len(values)
+    if count > MOST_RUNS:
+        raise InputError(
+            f"this sweep has {count} runs, and {MOST_RUNS} is the most; a cluster may allow fewer "
+            "(MaxSubmitJobs of `sacctmgr show assoc user=$USER`): sweep in parts"
+        )
+    columns = [[(key, value) for value in values] for key, values in parsed]
+    return [
+        {**row, **dict(chosen)} for row in (rows or [{}]) for chosen in itertools.product(*columns)
+    ]
+
+
+def find_rows(
+    sweeps: Sequence[str], file: Path | None, overrides: Sequence[str] = ()
+) -> list[Values]:
+    """The values of each run, of a file and of options."""
+    rows = [] if file is None else parse_rows(read_text(file, str(file)), str(file))
+    return build_rows(sweeps, rows, overrides)
+
+
+def prepare_sweep(
+    conf: Path,
+    rows: Sequence[Values],
+    *,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    plan: PlanFile | None = None,
+    at_most: int | None = None,
+    for_preview: bool = False,
+) -> Sweep:
+    """Resolve and prepare every run; InputError with the problems of all of them."""
+    if name is not None:
+        check_name(name)
+    problems: dict[str, list[Values]] = {}
+    runs: list[SweepRun] = []
+    for row in rows:
+        words = [*overrides, *(f"{key}={value}" for key, value in row.items())]
+        try:
+            resolved = resolve_conf(conf, words, plan=plan, require_env=not for_preview)
+            refuse_function(resolved.conf)
+            name = name or make_run_id(resolved.conf.name, time.localtime())
+            run_id = f"{name}-{len(runs) + 1}"
+            ready = prepare(resolved, run_id=run_id, for_preview=for_preview)
+            runs.append(SweepRun(values=row, ready=ready))
+        except ConfError as error:
+            for problem in error.problems:
+                problems.setdefault(str(problem), []).append(row)
+        except InputError as error:
+            problems.setdefault(str(error), []).append(row)
+    if problems:
+        raise InputError(_explain_problems(problems, len(rows)))
+    assert name is not None, "a sweep has one run at least"
+    if at_most is not None and len({run.ready.plan.scheduler for run in runs}) > 1:
+        raise InputError("--at-most needs runs of one scheduler: they wait for each other")
+    if index.find_sweep(name):
+        raise InputError(f"a sweep {name} is known already: give another --sweep-name")
+    return Sweep(name=name, runs=tuple(runs), at_most=at_most)
+
+
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or _JOB.fullmatch(name):
+        raise InputError(
+            f"--sweep-name {name}: letters, digits, -, _ and ., from a letter or digit on, 64 at "
+            "most; `last` and job ids are no names"
+        )
+
+
+def _explain_problems(problems: Mapping[str, Sequence[Values]], num_rows: int) -> str:
+    """Each problem once, with the values of the runs that have it."""
+    bad = {describe_values(row) for rows in problems.values() for row in rows}
+    lines = [f"{len(bad)} of {num_rows} runs have problems; nothing was submitted"]
+    for problem, rows in problems.items():
+        if len(rows) == num_rows > 1:
+            who = "all runs"
+        else:
+            more = f" and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
+            who = "; ".join(map(describe_values, rows[:MOST_NAMED])) + more
+        text = problem.replace("\n", "\n    ")
+        lines += [f"  {who}:", f"    {text}"]
+    return "\n".join(lines)
+
+
+def describe_values(values: Values) -> str:
+    """`train.steps=10 parallel.pipeline=2`, secrets hidden."""
+    return " ".join(f"{key}={show(key, value)}" for key, value in values.items()) or "(the conf's)"
+
+
+def submit_sweep(
+    sweep: Sweep,
+    *,
+    executor: ScriptExecutor | None = None,
+    after: AfterRuns = NO_RUNS,
+    tell: Tell = lambda count, last: None,
+) -> list[Submitted]:
+    """Submit the runs one by one; where one is refused, those before it are taken back.
+
+    Ctrl-C waits for the run that is being submitted; what `tell` was told of goes on.
+    """
+    resolve_after(after, sweep.runs[0].ready.plan.scheduler)
+    done: list[Submitted] = []
+    for number, run in enumerate(sweep.runs):
+        before = [done[place][0] for place in find_before(number, sweep.at_most)]
+        waits = AfterRuns(succeeded=after.succeeded, ended=(*after.ended, *before))
+        with defer_interrupts():
+            try:
+                submitted = submit_prepared(
+                    run.ready,
+                    after=waits,
+                    executor=executor,
+                    sweep=sweep.name,
+                    swept=redact_value(run.values),
+                )
+            except VjobError as error:
+                raise _take_back(done, sweep, run, error) from None
+            done.append(submitted)
+            tell(len(done), submitted)
+    return done
+
+
+def find_before(number: int, at_most: int | None) -> list[int]:
+    """The run that a run waits for, by number; none of the first so many, nor without a limit."""
+    return [] if at_most is None or number < at_most else [number - at_most]
+
+
+def build_json(submitted: Sequence[Submitted]) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": run.name,
+            "folder": str(run.path),
+            "jobs": [job.id for job in record.jobs],
+            "swept": dict(record.swept),
+        }
+        for run, record in submitted
+    ]
+
+
+def render_submitted(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
+    """What was submitted as a table, long ones without their middle; and what to type next."""
+    cells = [("JOB", "RUN", *shorten_keys(sweep.keys).values())]
+    for run, record in submitted:
+        jobs = ",".join(job.id for job in record.jobs)
+        cells.append((jobs, run.name, *(clean(record.swept.get(key, "-")) for key in sweep.keys)))
+    lines = align_columns(cells)
+    if len(lines) > MOST_SHOWN + 1:
+        half = MOST_SHOWN // 2
+        more = f"... {len(lines) - 1 - 2 * half} more"
+        lines = [*lines[: half + 1], more, *lines[-half:]]
+    head = f"submitted {sweep.name}, {len(submitted)} runs ({submitted[0][1].scheduler})"
+    verbs = ("list --sweep", "compare", "cancel --sweep")
+    lines += [f"vjob {verb} {sweep.name}" for verb in verbs]
+    return "\n  ".join([head, *lines])
+
+
+def _take_back(
+    done: Sequence[Submitted], sweep: Sweep, run: SweepRun, error: VjobError
+) -> VjobError:
+    """Cancel what was submitted, the last first, and return the error that says so."""
+    what = f"run {len(done) + 1} of {len(sweep.runs)} ({describe_values(run.values)})"
+    kept = []
+    for folder, record in reversed(done):
+        if cancel_submitted(schedulers.get_scheduler(record.scheduler), record):
+            if not is_over(view_run(folder)):  # else there was nothing left to cancel
+                kept += [job.id for job in record.jobs]
+            continue
+        message = f"taken back, as {what} of the sweep was refused"
+        write_record(folder, replace(record, state=records.REFUSED, message=message))
+        append_event(folder.vjob_events, "refused", message=message)
+    lines = [f"{what} was not submitted: {error}"]
+    if isinstance(error, UncertainError):
+        lines[0] = f"{what} may have been submitted or not: {error}"
+    if done:
+        lines.append(f"  The {len(done)} before it were taken back; nothing of the sweep runs.")
+    if kept:
+        lines[-1] = f"  Those before it were taken back, but not job {', '.join(kept)}: cancel them"
+    kinds = (UncertainError, InputError, VjobError)
+    return next(kind for kind in kinds if isinstance(error, kind))("\n".join(lines))
