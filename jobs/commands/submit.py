@@ -364,9 +364,10 @@ def export(
     from vjob.jobs.conf.schema import BUILT_IN
     from vjob.jobs.planning.resolve_auto import resolve_conf
     from vjob.jobs.programs.shell_export import Machines, build_scripts
-    from vjob.jobs.programs.start import get_starter
+    from vjob.jobs.programs.start import get_starter, refuse_function
 
     found = resolve_conf(conf, overrides, require_env=False).conf
+    refuse_function(found)
     machines = Machines(
         hosts=hosts or ("localhost",),
         folder=str(folder.resolve()),

@@ -196,6 +196,8 @@ def submit_prepared(
     swept: Mapping[str, str] | None = None,
 ) -> tuple[RunFolder, RunRecord]:
     """`submit`, of a run that is prepared; `swept` are its values of a sweep's keys."""
+    if fill is no_more:  # nobody writes the pickle
+        start.refuse_function(ready.conf)
     waits = resolve_after(after, ready.plan.scheduler)
     try:
         run = make_run_folder(ready.run.path)

@@ -248,7 +248,7 @@ class Signals(job_environment.SignalHandler):
         if countdown < 0:
             refusal = "timed-out too many times"
         elif not refusal and MAY_REQUEUE not in os.environ:
-            refusal = "cluster.requeue is false; set it to true"
+            refusal = "cluster.requeue is false; set it to true, and no cluster.hetero: split"
         if refusal:
             raise utils.UncompletedJobError(f"Job not requeued because: {refusal}.")
         saved = "checkpointed the function" if self._can_save else "begins anew"

@@ -17,6 +17,9 @@ from tests.varuna_core.functions import rank_functions as functions
 from tests.varuna_core.functions.function_run import CONF, Functions, read_result
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.planning.resolve_auto import resolve_conf
+from vjob.jobs.submit.submit import submit
 
 HET = "[{group: a, count: 1, ranks: 2}, {group: b, count: 2, ranks: 1}]"
 
@@ -177,7 +180,7 @@ def test_without_requeue_in_the_conf_the_error_names_the_key(runs: Functions) ->
     run = runs.submit(functions.Counter(str(runs.folder), 50), **{"cluster.requeue": "false"})
     wait_for_count(runs, run)
     send(run, "SIGUSR1")
-    assert "cluster.requeue is false; set it to true" in runs.wait(run)["message"]
+    assert "cluster.requeue is false; set it to true, " in runs.wait(run)["message"]
 
 
 def test_cancel_checkpoints_and_requeues_nothing(runs: Functions) -> None:
@@ -278,8 +281,27 @@ def test_a_module_that_the_node_lacks_is_named(runs: Functions) -> None:
     assert kind == "error" and text.startswith("ModuleNotFoundError: No module named 'tests'")
 
 
-def test_a_submit_of_a_functions_resolved_conf_is_refused(runs: Functions) -> None:
+def test_a_resolved_conf_names_a_function_and_does_not_hold_it(runs: Functions) -> None:
     run = runs.submit(functions.describe_rank)
     runs.wait(run)
-    said = runs.vjob("submit", str(run.resolved), code=2).stderr
-    assert "a function is submitted from Python: docs/python.md" in said
+    conf = str(run.resolved)
+    for words in (["submit", conf], ["submit", conf, "--dry-run"], ["export", conf, "byhand"]):
+        said = runs.vjob(*words, code=2).stderr
+        assert "a function is submitted from Python: docs/python.md" in said
+    with pytest.raises(InputError, match="from Python"):
+        submit(resolve_conf(run.resolved, []))
+
+
+def test_a_restart_in_the_same_job_begins_with_the_last_state(runs: Functions) -> None:
+    """It was requeued with a state before; the state outlives what comes of the next attempt."""
+    run = runs.submit(functions.Counter(str(runs.folder), 50), **{"cluster.restarts": 1})
+    wait_for_count(runs, run)
+    send(run, "SIGUSR1")
+    wait_for_count(runs, run, attempt=1)
+    os.kill(find_rank(run, 3), signal.SIGKILL)
+    wait_for_count(runs, run, attempt=2)
+    (runs.folder / "go").touch()
+    assert runs.wait(run)["verdict"] == "COMPLETED", runs.vjob.explain(run)
+    for rank in range(4):
+        kind, told = read_result(run, rank)
+        assert kind == "success" and told["begin"] > 0 and told["saves"] == 1
