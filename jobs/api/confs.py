@@ -87,7 +87,5 @@ def simplify(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """An enum or a subclass of a plain type, such as numpy's float64, as that type."""
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
+    value = getattr(value, "value", value)
+    return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))

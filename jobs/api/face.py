@@ -31,8 +31,11 @@ def submit(
     `set` goes over the keys of the conf, `env` is added to its environment. The job waits for the
     good end of the jobs `after`, and for any end of `after_any`.
 
-        job = vjob.submit("conf.yaml", set={"train.steps": 100})
-        job.wait()
+    >>> job = vjob.submit("conf.yaml", set={"cluster.walltime_min": 10}, name="first")
+    >>> second = vjob.submit("conf.yaml", after=job)
+    >>> second.wait()
+    >>> second.state
+    'COMPLETED'
     """
     from vjob.jobs.api.executor import VjobExecutor, name_jobs
     from vjob.jobs.submit.chain import find_after
@@ -45,8 +48,12 @@ def submit(
 def load(conf: ConfLike, *, set: Mapping[str, Any] | None = None) -> JobConf:
     """Read and check a conf; ConfError tells every problem of it at once.
 
-    conf = vjob.load("conf.yaml", set={"parallel.pipeline": 4})
-    print(conf.parallel.pipeline)
+    >>> conf = vjob.load("conf.yaml", set={"parallel.pipeline": 2})
+    >>> conf.parallel.pipeline
+    2
+    >>> vjob.load({"name": "x", "progam": "pretrain_gpt"})
+    Traceback (most recent call last):
+    vjob.jobs.errors.ConfError: ...
     """
     from vjob.jobs.conf.loading.load import load_conf, require_valid
 
@@ -67,8 +74,11 @@ def plan(
 ) -> Answer:
     """The fastest layouts of a conf's model on its nodes, as `vjob plan`; needs numpy.
 
-    answer = vjob.plan("conf.yaml")
-    print(answer.best.step_s, answer.best.partition)
+    >>> answer = vjob.plan("gpt.yaml", top=3)
+    >>> answer.best.build_prediction().step_s <= answer.plans[-1].build_prediction().step_s
+    True
+    >>> answer.question.is_estimate
+    True
     """
     from vjob.jobs.planning.inputs import explain_errors
 
@@ -85,8 +95,10 @@ def plan(
 def job(which: JobLike = "last") -> VjobJob[Any]:
     """A job that was submitted, here or by `vjob submit`.
 
-    vjob.job("4711").status()
-    vjob.job("log/gpt2-20260102-030405").results()
+    >>> job = vjob.job("last")
+    >>> job.wait()
+    >>> job.status().verdict.reason
+    'all 2 ranks exited 0'
     """
     from vjob.jobs.api.job import VjobJob
     from vjob.jobs.runs.find import find_run
@@ -99,8 +111,10 @@ def job(which: JobLike = "last") -> VjobJob[Any]:
 def runs(limit: int | None = None) -> list[VjobJob[Any]]:
     """Your runs, the newest last; with `limit` the newest of them.
 
-    for job in vjob.runs(10):
-        print(job.name, job.record.state, job.record.message)
+    >>> for job in vjob.runs(10):
+    ...     print(job.record.name, job.record.state, job.record.message)
+    first ended all 2 ranks exited 0
+    conf ended all 2 ranks exited 0
     """
     from varuna_core.records.record import read_record
     from vjob.jobs.api.job import VjobJob
@@ -114,7 +128,9 @@ def runs(limit: int | None = None) -> list[VjobJob[Any]]:
 def compare(*jobs: JobLike) -> dict[str, Any]:
     """Figures, settings and losses of two or more jobs, as `vjob compare --json` has them.
 
-    vjob.compare("4711", "last")
+    >>> found = vjob.compare("first", "last")
+    >>> [job["name"] for job in found["jobs"]] == [one.name for one in vjob.runs(2)]
+    True
     """
     from vjob.jobs.reporting.report import compare_as_json
 

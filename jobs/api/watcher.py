@@ -56,11 +56,12 @@ class VjobInfoWatcher(InfoWatcher):
         self.get_info(job_id, mode)
         return job_id in self._finished
 
-    def update_if_long_enough(self, mode: str) -> None:
+    def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
         since = time.time() - self._last_status_check
-        if mode == "standard" and since > SOONEST_S and self._sees_an_end():
+        if mode == "standard" and since > SOONEST_S and self._sees_an_end(job_id):
             mode = "force"
-        super().update_if_long_enough(mode)
+        found: dict[str, str] = super().get_info(job_id, mode)
+        return found
 
     def update(self) -> None:
         """Look at all runs that have not ended; one call of squeue, or none."""
@@ -80,9 +81,10 @@ class VjobInfoWatcher(InfoWatcher):
                 self._finished.add(job)
         self._last_status_check = time.time()
 
-    def _sees_an_end(self) -> bool:
-        live = self._registered - self._finished
-        return any(self._find_end(self._runs[job]) != self._ends.get(job, 0.0) for job in live)
+    def _sees_an_end(self, job_id: str) -> bool:
+        if job_id in self._finished or job_id not in self._runs:
+            return False
+        return self._find_end(self._runs[job_id]) != self._ends.get(job_id, 0.0)
 
     @staticmethod
     def _find_end(run: RunFolder) -> float:
