@@ -129,6 +129,17 @@ def test_the_agent_and_the_records_use_the_standard_library_alone() -> None:
             assert not foreign, f"{path}: {foreign}"
 
 
+def test_what_calls_functions_needs_submitit_and_nothing_else() -> None:
+    allowed = set(sys.stdlib_module_names) | {"varuna_core", "submitit", "cloudpickle"}
+    for path in files("varuna_core/functions"):
+        foreign = {name.partition(".")[0] for name in imports(path)} - allowed
+        assert not foreign, f"{path}: {foreign}"
+        ours = {name for name in imports(path) if name.startswith("varuna_core.")}
+        assert all(
+            name.startswith(("varuna_core.functions", "varuna_core.records")) for name in ours
+        )
+
+
 def test_processes_start_in_one_module_a_package() -> None:
     """Others may name subprocess' types and errors; they call nothing of it."""
     for package in OURS:

@@ -116,7 +116,7 @@ class FunctionRank:
         self._wait_for_pickle()
         try:
             delayed = DelayedSubmission.load(self.run_folder.submitted_pickle)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of the modules that it imports
             why = f"{name} cannot be unpickled by {place}"
             raise Refusal(render_error(error, why + _compare_cloudpickle(facts))) from None
         env = VjobJobEnvironment()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -94,6 +95,16 @@ class Counter:
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         again = Counter(self.folder, self.last, self.count, self.saves + 1)
         return submitit.helpers.DelayedSubmission(again)
+
+
+class Forking(Counter):
+    """A counter with a child that has its handlers, such as a data loader's worker."""
+
+    def __call__(self) -> dict[str, int]:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child.start()
+        Path(self.folder, f"child.{os.environ['RANK']}").write_text(str(child.pid))
+        return super().__call__()
 
 
 class Meeting(Counter):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import read_out, wait_for
+from tests.varuna_core.agent.local_run import is_running
 from tests.varuna_core.functions import rank_functions as functions
 from tests.varuna_core.functions.function_run import CONF, Functions, read_result
 from varuna_core.records.exits import read_outcome
@@ -208,6 +209,18 @@ def test_a_scheduler_that_ends_the_job_leaves_time_to_checkpoint(runs: Functions
     runs.vjob("cancel", "--now", run.name)
     assert runs.wait(run)["verdict"] == "CANCELLED"
     assert run.submitted_pickle.read_bytes() != before
+
+
+def test_a_child_of_rank_0_saves_nothing_and_ends_with_it(runs: Functions) -> None:
+    run = runs.submit(functions.Forking(str(runs.folder), 50))
+    wait_for_count(runs, run)
+    child = int((runs.folder / "child.0").read_text())
+    runs.vjob("cancel", "--now", run.name)
+    runs.wait(run)
+    out = run.attempt(0).rank_log(0, "out").read_text()
+    assert out.count("Calling checkpoint method") == 1
+    assert not is_running(child)
+    assert "left behind" not in run.scheduler_log().read_text()
 
 
 def test_a_failing_rank_spoils_no_state(runs: Functions) -> None:
