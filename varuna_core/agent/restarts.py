@@ -7,7 +7,7 @@
 One budget for the whole run, counted by its `restarted` events: a requeue does not fill it again,
 and where that event cannot be written nothing is started. It is written before the outcome, so that
 nobody takes an outcome for the end of a run that goes on. In a run that may morph the manager keeps
-the same number, as a limit of its own (`Rules.most_fruitless`).
+the same number, as a limit of its own (`Rules.most_fruitless`), and asks here what is the same.
 """
 
 from __future__ import annotations
@@ -96,16 +96,23 @@ def decide(
         return Decision(None, obstacle)
     if budget.used >= budget.allowed:
         return Decision(None, f"cluster.restarts: {budget.allowed} is used up")
-    if failure == before and failure.step is not None and not budget.starts_same:
-        return Decision(
-            None,
-            f"the same error after step {failure.step} twice running: not started again "
-            "(cluster.restart_same: true starts it all the same)",
-        )
+    if is_same(failure, before) and not budget.starts_same:
+        return Decision(None, explain_same(failure))
     wait_s = get_wait_s(budget.used)
     if left_s is not None and left_s <= wait_s:
         return Decision(None, "the time limit comes first: not started again")
     return Decision(wait_s)
+
+
+def is_same(failure: Failure, before: Optional[Failure]) -> bool:
+    return failure == before and failure.step is not None
+
+
+def explain_same(failure: Failure) -> str:
+    return (
+        f"the same error after step {failure.step} twice running: not started again "
+        "(cluster.restart_same: true starts it all the same)"
+    )
 
 
 def get_wait_s(used: int) -> float:

@@ -282,7 +282,12 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
         return _give_up(state, rules)
     if state.after == REQUEUE:
         return _end(state, said.code, said.reason, rules)
+    num_left_out = len(state.left_out)
     state = _leave_out(state, said, rules)
+    if (
+        said.repeats and len(state.left_out) == num_left_out
+    ):  # on the same nodes it would come again
+        return _end(replace(state, after=END), said.code, f"{said.reason}; {said.repeats}", rules)
     actions: List[Action] = []
     for node in state.leaving:
         if node in state.nodes:
@@ -325,7 +330,8 @@ def _retreat(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
 
 def _give_up(state: ManagerState, rules: Rules) -> Step:
     last = f"; the last one: {state.why}" if state.why else ""
-    reason = f"no new checkpoint in {state.fruitless} attempts{last}"
+    number = "1 attempt" if state.fruitless == 1 else f"{state.fruitless} attempts"
+    reason = f"no new checkpoint in {number}{last}"
     return _end(replace(state, after=END), state.code or NODE_LOST, reason, rules)
 
 

@@ -20,6 +20,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.closing import Scene, judge
 from varuna_core.agent.processes.signals import Signals
+from varuna_core.agent.restarts import describe_failure, explain_same, is_same
 from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes, read_held
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.machine import advance, begin, repeat
@@ -296,7 +297,21 @@ class Manager:
         if outcome.code == 0:
             kind = DONE if self._saved >= self._training.steps else LEFT
         self._write_outcome(attempt, outcome)
-        return Judged(kind, outcome.code, outcome.reason, self._find_culprit(attempt, outcome))
+        culprit = self._find_culprit(attempt, outcome)
+        repeats = self._explain_repeat(attempt, outcome) if kind == FAILED else ""
+        return Judged(kind, outcome.code, outcome.reason, culprit, repeats)
+
+    def _explain_repeat(self, attempt: AttemptFolder, outcome: Outcome) -> str:
+        """Why this failure is that of the attempt before; empty where it is not, or may be."""
+        if self._asked.restarts is None or self._asked.restart_same or self._state.asked:
+            return ""
+        before = self._run.attempt(attempt.number - 1)
+        earlier = read_outcome(before)
+        if earlier is None or earlier.culprit_rank is None or outcome.culprit_rank is None:
+            return ""
+        now = describe_failure(self._own_plan(attempt), attempt, outcome, read_stop(attempt))
+        then = describe_failure(self._own_plan(before), before, earlier, read_stop(before))
+        return explain_same(now) if is_same(now, then) else ""
 
     def _find_culprit(self, attempt: AttemptFolder, outcome: Outcome) -> str:
         plan, members = self._own_plan(attempt), self._state.members

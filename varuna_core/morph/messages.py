@@ -104,6 +104,8 @@ class Judged:
     reason: str
     culprit: str = ""
     """The node on which it failed, where that is one of them."""
+    repeats: str = ""
+    """Why its failure is that of the attempt before, where that ends the run."""
 
 
 @dataclass(frozen=True)

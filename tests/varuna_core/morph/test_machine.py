@@ -212,6 +212,20 @@ def test_three_attempts_without_a_new_checkpoint_are_enough() -> None:
     assert story.tell(Judged(FAILED, 1, "bug")) == [End(1, said, False)]
 
 
+def test_a_failure_that_came_twice_ends_the_run_unless_its_node_can_be_left_out() -> None:
+    for culprit, expected in (
+        ("", [End(1, "bug; twice", False)]),
+        ("2/c", [Fence("2/c"), Start(2, ("0/a", "1/b"))]),
+    ):
+        story = Story()
+        story.start()
+        for repeats in ("", "twice"):
+            story.tell(story.failed("bug"))
+            story.end_ranks()
+            actions = story.tell(Judged(FAILED, 1, "bug", culprit, repeats))
+        assert actions == expected
+
+
 def test_too_few_nodes_are_waited_for_up_to_a_deadline() -> None:
     story = Story(replace(RULES, may_requeue=False))
     story.start()

@@ -387,16 +387,33 @@ def test_what_is_laid_in_memory_is_no_progress_and_goes_with_the_run(tmp_path: P
         elastic.end()
 
 
+FAILS_ALIKE = (
+    "[ $RANK = $VJOB_ATTEMPT ] || exec sleep 1000; "
+    'echo "step 7/50 loss 2.5"; echo "lost shard $$" >&2; exit 7'
+)
+"""On another node each time: none is left out."""
+
+
+@pytest.mark.parametrize(
+    ("restarts", "text", "num_attempts", "why"),
+    [
+        (1, "exit 7", 2, "no new checkpoint in 2 attempts"),
+        (0, "exit 7", 1, "no new checkpoint in 1 attempt;"),
+        (4, FAILS_ALIKE, 2, "the same error after step 7 twice running: not started again"),
+        (None, FAILS_ALIKE, 3, "no new checkpoint in 3 attempts"),
+    ],
+)
 def test_restarts_of_the_conf_are_the_limit_of_attempts_without_a_new_checkpoint(
-    tmp_path: Path,
+    tmp_path: Path, restarts: int | None, text: str, num_attempts: int, why: str
 ) -> None:
-    elastic = Elastic(tmp_path, "exit 7", restarts=1)
+    elastic = Elastic(tmp_path, text, restarts=restarts)
     try:
         manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
         code, _, said = elastic.finish(manager)
         assert (code, elastic.answer()) == (0, "7"), said
-        assert "no new checkpoint in 2 attempts" in read_json(elastic.run.morph.manager)["why"]
-        assert [attempt.number for attempt in elastic.run.attempts()] == [0, 1]
+        assert why in read_json(elastic.run.morph.manager)["why"]
+        numbers = [attempt.number for attempt in elastic.run.attempts()]
+        assert numbers == list(range(num_attempts))
         assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
     finally:
         elastic.end()
