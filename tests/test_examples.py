@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -117,3 +118,27 @@ def test_the_foreign_model_trains() -> None:
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", done.stdout)]
     assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+def test_the_tour_from_python_runs_as_it_is(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/from_python.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in (
+        "DONE - it ended well after step 12 of 12",
+        "'hello: rank 3 of 4, node 1'",
+        "[1, 4, 9]",
+        "ValueError: no such corpus",
+        "and came to 60",
+        "COMPLETED",
+    ):
+        assert words in done.stdout, done.stdout
+    begun = re.search(r"began the second time at (\d+)", done.stdout)
+    assert begun and int(begun[1]) > 0

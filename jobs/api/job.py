@@ -44,6 +44,8 @@ SAVE_S = 60
 """For ranks to checkpoint in after `cancel`."""
 LAST_LINES = 40
 """Of a rank's log, in an exception."""
+VERDICT_S = 60.0
+"""For the other ranks to be ended, and the run to be judged, after a rank has failed."""
 LANDING_S = 15.0
 """For the result of a rank that ended well to show up on a slow file system."""
 
@@ -280,7 +282,11 @@ class VjobJob(Job[R]):
         failed = self._find_failed(view)
         if failed is None:
             return None
-        rank, trace = failed
+        deadline = time.monotonic() + VERDICT_S
+        while not self.watcher.is_done(self.job_id, mode="cache") and time.monotonic() < deadline:
+            time.sleep(1)
+            view = self._look()
+        rank, trace = self._find_failed(view) or failed
         told = f"{self.name}: {view.record.message or view.state}"
         if view.record.state == records.REFUSED:
             return UncompletedJobError(told)
