@@ -63,15 +63,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vjob' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
 
-    home, own_name = _HOMES[name]
-    value = getattr(import_module(home), own_name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'vjob' has no attribute {name!r}")
+        from importlib import import_module
+
+        home, own_name = _HOMES[name]
+        value = getattr(import_module(home), own_name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,8 @@
 Whole processes in turn: `vjob submit` of a conf, and a program that imports submitit and submits a
 function with its SlurmExecutor, the shortest way to its job. Slurm's tools are scripts that answer
 at once, so that what is left is the submitting side. Ours writes the run folder, the plan, the
-agent for the nodes and the scripts; submitit writes a pickle and a script.
+agent for the nodes and the scripts, and goes through submitit's own submission; submitit writes a
+pickle and a script. A profile of both processes' imports stands below the ratio.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -63,6 +65,31 @@ def time_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> f
     return took
 
 
+def profile_imports(command: Sequence[str], folder: Path, env: dict[str, str]) -> dict[str, float]:
+    """Milliseconds of import by package, each without what it imports itself."""
+    words = [command[0], "-X", "importtime", *command[1:]]
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    found: dict[str, float] = {}
+    for own, name in re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", done.stderr):
+        top = name.partition(".")[0]
+        package = "the standard library" if top in sys.stdlib_module_names else top
+        found[package] = found.get(package, 0.0) + int(own) / 1000
+    return found
+
+
+def render_imports(ours: dict[str, float], peer: dict[str, float]) -> str:
+    """A row for each package that takes a millisecond or more of either."""
+    names = sorted({*ours, *peer}, key=lambda name: -ours.get(name, 0.0))
+    rows = [
+        f"| {name} | {ours.get(name, 0.0):.0f} | {peer.get(name, 0.0):.0f} |\n"
+        for name in names
+        if max(ours.get(name, 0.0), peer.get(name, 0.0)) >= 1
+    ]
+    total = f"| all | {sum(ours.values()):.0f} | {sum(peer.values()):.0f} |\n"
+    head = "| imports of, under -X importtime | ours, ms | submitit's, ms |\n|---|---|---|\n"
+    return head + "".join(rows) + total
+
+
 def compare(
     ours: Callable[[], float], peer: Callable[[], float], rounds: int
 ) -> list[tuple[float, float]]:
@@ -92,14 +119,17 @@ def main() -> None:
             "PYTHONPATH": str(ROOT),
             "XDG_STATE_HOME": str(folder / "state"),
         }
+        ours = [sys.executable, "-m", "vjob", "submit", "conf.yaml"]
+        peer = [sys.executable, "peer.py"]
         pairs = compare(
-            lambda: time_process(
-                [sys.executable, "-m", "vjob", "submit", "conf.yaml"], folder, env
-            ),
-            lambda: time_process([sys.executable, "peer.py"], folder, env),
+            lambda: time_process(ours, folder, env),
+            lambda: time_process(peer, folder, env),
             options.rounds,
         )
         calls = (folder / "calls").read_text().split().count("sbatch")
+        imports = render_imports(
+            profile_imports(ours, folder, env), profile_imports(peer, folder, env)
+        )
     if calls != 2 * len(pairs) + 2:
         raise SystemExit(f"sbatch was called {calls} times in {len(pairs)} rounds")
     ratios = sorted(ours / peer for ours, peer in pairs)
@@ -111,7 +141,7 @@ def main() -> None:
         f"| `vjob submit` over submitit's submit, whole processes | {BOUND} | {ratios[0]:.2f} | "
         f"{middle:.2f} | {ratios[-1]:.2f} |\n\n"
         f"Ours takes {statistics.median(o for o, _ in pairs):.2f} s, submitit's "
-        f"{statistics.median(p for _, p in pairs):.2f} s."
+        f"{statistics.median(p for _, p in pairs):.2f} s.\n\n{imports.rstrip()}"
     )
     print(text)
     if options.write:

@@ -139,6 +139,12 @@ class VjobJob(Job[R]):
         """True where the program is a pickled function."""
         return self.run.submitted_pickle.exists()
 
+    def task(self, task_id: int) -> VjobJob[R]:
+        """One rank of the run."""
+        found = super().task(task_id)
+        assert isinstance(found, VjobJob)
+        return found
+
     def _register_in_watcher(self) -> None:
         if not self._tasks[0]:
             self.watcher.register_run(self.job_id, self.run)

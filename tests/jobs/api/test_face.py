@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import enum
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -142,7 +143,7 @@ def test_the_command_line_submits_through_submitits_own_submission(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = FakeSlurm(folder / "tools")
-    monkeypatch.setenv("PATH", f"{slurm.folder}:{__import__('os').environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{slurm.folder}:{os.environ['PATH']}")
     called: list[list[str]] = []
     whole = PicklingExecutor._submit_command
 
@@ -161,6 +162,36 @@ def test_the_command_line_submits_through_submitits_own_submission(
     assert called == [["VjobExecutor", name] for name in ("batch.sh", "batch.a.sh", "batch.b.sh")]
     left = [path.name for path in folder.glob("log/*/*submission*")]
     assert not left, "the run folder's own batch.sh is what was submitted"
+
+
+USE = """
+import vjob
+
+job = vjob.submit({"name": "x"}, set={"train.steps": 3}, after=["a", vjob.job("b")])
+reveal_type(vjob.load("x").train.steps)
+reveal_type(job.results())
+reveal_type(job.status().verdict.reason)
+reveal_type(job.task(1))
+vjob.submitt
+"""
+
+
+def test_a_type_checker_knows_it_all_and_finds_a_typo(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(USE)
+    words = ["mypy", "--strict", "--no-error-summary", f"--cache-dir={tmp_path}", "use.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    found = [line.partition(": ")[2] for line in done.stdout.splitlines()]
+    assert found == [
+        'note: Revealed type is "int"',
+        'note: Revealed type is "list[None]"',
+        'note: Revealed type is "str"',
+        'note: Revealed type is "vjob.jobs.api.job.VjobJob[None]"',
+        'error: Module has no attribute "submitt"; maybe "submit"?  [attr-defined]',
+    ], done.stdout + done.stderr
 
 
 class Clock:
