@@ -132,6 +132,6 @@ def compare(*jobs: JobLike) -> dict[str, Any]:
     >>> [job["name"] for job in found["jobs"]] == [one.name for one in vjob.runs(2)]
     True
     """
-    from vjob.jobs.reporting.report import compare_as_json
+    from vjob.jobs.reporting.compare import compare_as_json
 
     return compare_as_json([str(job(one).folder) for one in jobs], Path.cwd())

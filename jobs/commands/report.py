@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -96,10 +98,15 @@ def report(
 def compare(jobs: tuple[str, ...], output: Path | None, cdn: bool, as_json: bool) -> None:
     """Hold two or more JOBs against each other: times, idle parts, memory, losses, confs.
 
+    The name of a sweep stands for its runs: their final figures against what was swept, the least
+    loss first. With -o a page that draws them.
+
     \b
     vjob compare 4711 last
     vjob compare log2/10932251 log2/10932252 -o compared.html
+    vjob compare lr-search -o lr-search.html
     """
-    from vjob.jobs.reporting.report import compare_jobs
+    from vjob.jobs.reporting.compare import compare_jobs
 
-    compare_jobs(jobs, Path.cwd(), click.echo, as_json=as_json, page=output, cdn=cdn)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    compare_jobs(jobs, Path.cwd(), click.echo, as_json=as_json, page=output, cdn=cdn, width=width)

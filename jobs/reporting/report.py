@@ -1,4 +1,4 @@
-"""`vjob report` and `vjob compare`: find a job's files and hand them to `reports`.
+"""`vjob report`: find a job's files and hand them to `reports`.
 
 The page's picture is made by a browser, not by kaleido: that draws plotly's figures alone, and
 drives a Chrome for it too; the timeline is a canvas of the page's own.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import shutil
 import tempfile
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
 
     from vjob.reports.analysis.measures import Analysis
     from vjob.reports.load.tables import Job
-
-if TYPE_CHECKING:
-    from vjob.reports.page.comparison import Compared
 
 Say = Callable[[str], object]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -218,66 +212,3 @@ def load_tables(folder: Path) -> dict[str, pd.DataFrame]:
     except SourceError as error:
         raise InputError(str(error)) from None
     return build_tables(found, analyse(found))
-
-
-def compare_as_json(names: Sequence[str], here: Path) -> dict[str, Any]:
-    """The comparison of jobs as `vjob compare --json` prints it."""
-    if len(names) < 2:
-        raise InputError("two jobs at least, such as: vjob compare 4711 last")
-    folders = [find_folder(name, here) for name in names]
-    check_libraries("plotly", "jinja2")
-    from vjob.reports.page import comparison
-
-    return comparison.build_json([_load(folder, run) for folder, run in folders])
-
-
-def compare_jobs(
-    names: Sequence[str], here: Path, say: Say, *, as_json: bool, page: Path | None, cdn: bool
-) -> None:
-    """Print the jobs' figures as a table, or as JSON, or write them as a page."""
-    if len(names) < 2:
-        raise InputError("two jobs at least, such as: vjob compare 4711 last")
-    folders = [find_folder(name, here) for name in names]
-    check_libraries("plotly", "jinja2")
-    from vjob.reports.export.text import render_table
-    from vjob.reports.page import comparison
-
-    jobs = [_load(folder, run) for folder, run in folders]
-    if as_json:
-        say(json.dumps(comparison.build_json(jobs), indent=1))
-    elif page is None:
-        for table in comparison.build_comparison(jobs):
-            say(f"{table.title.upper()}\n" + "\n".join(render_table(table, len(table.rows))) + "\n")
-    if page is not None:
-        made_at = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
-        write_atomic(here / page, comparison.render_comparison(jobs, made_at=made_at, cdn=cdn))
-        say(f"wrote {page}")
-
-
-def _load(folder: Path, run: RunFolder | None) -> Compared:
-    from vjob.reports.analysis.measures import analyse
-    from vjob.reports.load.sources import SourceError
-    from vjob.reports.load.tables import load_job
-    from vjob.reports.page.comparison import Compared, flatten
-
-    try:
-        job = load_job(folder)
-    except SourceError as error:
-        raise InputError(str(error)) from None
-    conf = _read_conf(run) if run is not None else {}
-    settings = flatten(conf) if conf else dict(job.job_info)
-    return Compared(
-        name=job.sources.name,
-        job=job,
-        analysis=analyse(job),
-        settings=settings,
-        has_conf=bool(conf),
-    )
-
-
-def _read_conf(run: RunFolder) -> object:
-    """The resolved conf, its secrets redacted; empty where it cannot be read."""
-    try:
-        return yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}

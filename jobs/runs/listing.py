@@ -75,7 +75,7 @@ def render_sweep(rows: Sequence[dict[str, Any]], width: int | None = None) -> st
         values = (clean(row["swept"].get(key, "-")) for key in keys)
         message = clean(" ".join(str(row["message"]).split()))
         cells.append((",".join(row["jobs"]) or "-", row["state"], row["run"], *values, message))
-    return "\n".join(_fit(cells, width))
+    return "\n".join(fit_lines(cells, width))
 
 
 def shorten_keys(keys: Iterable[str]) -> dict[str, str]:
@@ -100,10 +100,10 @@ def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
         message = clean(" ".join(str(row["message"]).split()))
         cells.append((",".join(row["jobs"]) or "-", row["state"], when, row["run"], message))
-    return "\n".join(_fit(cells, width))
+    return "\n".join(fit_lines(cells, width))
 
 
-def _fit(cells: Sequence[Sequence[str]], width: int | None) -> list[str]:
+def fit_lines(cells: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """The lines of a table whose last column is cut at `width`."""
     lines = align_columns(cells)
     if width is None:

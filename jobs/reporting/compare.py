@@ -1,0 +1,196 @@
+"""`vjob compare`: jobs against each other, or the runs of a sweep against what was swept."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from varuna_core.records.files import write_atomic
+from varuna_core.records.logs.tail import clean
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
+from vjob.jobs.reporting.report import Say, check_libraries, find_folder
+from vjob.jobs.runs.find import RunView, view_runs
+from vjob.jobs.runs.listing import fit_lines, shorten_keys
+from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.slurm_commands import JobState
+
+if TYPE_CHECKING:
+    from vjob.reports.page.comparison import Compared
+    from vjob.reports.page.sweep_page import SweptRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What the words name, in their order."""
+
+    folders: tuple[tuple[Path, RunFolder | None], ...]
+    sweeps: tuple[str, ...]
+    """Words that are sweeps, whose runs are among the folders."""
+
+
+def choose_jobs(names: Sequence[str], here: Path) -> Chosen:
+    """The folders of JOBs and of sweeps' runs; a word that is both is the JOB."""
+    folders: list[tuple[Path, RunFolder | None]] = []
+    sweeps = []
+    for name in names:
+        try:
+            folders.append(find_folder(name, here))
+        except InputError:
+            runs = index.find_sweep(name)
+            if not runs:
+                raise
+            sweeps.append(name)
+            folders += [(run.path, run) for run in runs]
+    if len(names) < 2 and not sweeps:
+        raise InputError("a sweep, or two jobs at least, such as: vjob compare 4711 last")
+    check_libraries("plotly", "jinja2")
+    return Chosen(folders=tuple(folders), sweeps=tuple(sweeps))
+
+
+def compare_as_json(names: Sequence[str], here: Path) -> dict[str, Any]:
+    """The comparison as `vjob compare --json` prints it."""
+    return _build_json(choose_jobs(names, here))
+
+
+def _build_json(chosen: Chosen) -> dict[str, Any]:
+    if chosen.sweeps:
+        from vjob.reports.page.sweep_page import build_sweep_json
+
+        return {"sweeps": chosen.sweeps, "runs": build_sweep_json(load_sweep(chosen))}
+    from vjob.reports.page import comparison
+
+    return comparison.build_json([_load(folder, run) for folder, run in chosen.folders])
+
+
+def compare_jobs(
+    names: Sequence[str],
+    here: Path,
+    say: Say,
+    *,
+    as_json: bool,
+    page: Path | None,
+    cdn: bool,
+    width: int | None = None,
+) -> None:
+    """Print the jobs' figures as a table of this width, or as JSON, or write them as a page."""
+    chosen = choose_jobs(names, here)
+    if as_json:
+        say(json.dumps(_build_json(chosen), indent=1))
+    if as_json and page is None:
+        return
+    if chosen.sweeps:
+        _compare_sweep(chosen, here, say, page=page, cdn=cdn, width=width)
+        return
+    from vjob.reports.export.text import render_table
+    from vjob.reports.page import comparison
+
+    jobs = [_load(folder, run) for folder, run in chosen.folders]
+    if page is None:
+        for table in comparison.build_comparison(jobs):
+            say(f"{table.title.upper()}\n" + "\n".join(render_table(table, len(table.rows))) + "\n")
+    else:
+        text = comparison.render_comparison(jobs, made_at=_tell_time(), cdn=cdn)
+        write_atomic(here / page, text)
+        say(f"wrote {page}")
+
+
+def _compare_sweep(
+    chosen: Chosen, here: Path, say: Say, *, page: Path | None, cdn: bool, width: int | None
+) -> None:
+    from vjob.reports.page import sweep_page
+
+    runs = load_sweep(chosen)
+    keys = shorten_keys(dict.fromkeys(key for run in runs for key in run.values))
+    if page is None:
+        table = sweep_page.build_sweep_table(runs, keys)
+        say("\n".join(fit_lines([tuple(map(str.upper, table.columns)), *table.rows], width)))
+    else:
+        name = " and ".join(chosen.sweeps)
+        text = sweep_page.render_sweep(name, runs, keys, made_at=_tell_time(), cdn=cdn)
+        write_atomic(here / page, text)
+        say(f"wrote {page}")
+
+
+def load_sweep(chosen: Chosen) -> list[SweptRun]:
+    """The runs of sweeps and other jobs beside them, with one question to each scheduler."""
+    from vjob.reports.page.sweep_page import SweptRun, find_figures
+
+    views = {view.run.path: view for view in view_runs([run for _, run in chosen.folders if run])}
+    swept = [view.record for view in views.values() if view.record.sweep in chosen.sweeps]
+    keys = dict.fromkeys(key for record in swept for key in record.swept)
+    found = []
+    for folder, run in dict(chosen.folders).items():
+        try:
+            compared = _load(folder, run)
+        except InputError:  # it never printed a line
+            compared = None
+        view = views.get(folder)
+        found.append(
+            SweptRun(
+                name=folder.name,
+                state=view.state if view is not None else "",
+                message=_explain(view),
+                values=_find_values(view, compared, tuple(keys), chosen.sweeps),
+                figures=find_figures(compared),
+            )
+        )
+    return found
+
+
+def _explain(view: RunView | None) -> str:
+    """Why a run did not end well; empty for others."""
+    if view is None or view.state == JobState.COMPLETED.value:
+        return ""
+    return clean(" ".join(view.record.message.split()))
+
+
+def _find_values(
+    view: RunView | None, compared: Compared | None, keys: Sequence[str], sweeps: Sequence[str]
+) -> Mapping[str, str]:
+    """The run's own values of the keys; of a job that is none of the sweep, its conf's."""
+    if view is not None and view.record.sweep in sweeps:
+        return view.record.swept
+    settings = compared.settings if compared is not None else {}
+    places = {key: re.sub(r"\[(\d+)\]", r".\1", key) for key in keys}
+    return {key: settings[place] for key, place in places.items() if place in settings}
+
+
+def _tell_time() -> str:
+    return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+
+
+def _load(folder: Path, run: RunFolder | None) -> Compared:
+    from vjob.reports.analysis.measures import analyse
+    from vjob.reports.load.sources import SourceError
+    from vjob.reports.load.tables import load_job
+    from vjob.reports.page.comparison import Compared, flatten
+
+    try:
+        job = load_job(folder)
+    except SourceError as error:
+        raise InputError(str(error)) from None
+    conf = _read_conf(run) if run is not None else {}
+    settings = flatten(conf) if conf else dict(job.job_info)
+    return Compared(
+        name=job.sources.name,
+        job=job,
+        analysis=analyse(job),
+        settings=settings,
+        has_conf=bool(conf),
+    )
+
+
+def _read_conf(run: RunFolder) -> object:
+    """The resolved conf, its secrets redacted; empty where it cannot be read."""
+    try:
+        return yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
