@@ -149,9 +149,11 @@ class VjobExecutor(ScriptExecutor):
         if not can_checkpoint(delayed.function):
             return resolved
         # Its protocol is to be called before the end, and to come back.
-        overrides.append("cluster.requeue=true")
-        if not resolved.conf.cluster.signal_before_end_s:
-            warn_s = min(WARN_S, 30 * resolved.conf.cluster.walltime_min)
+        cluster = resolved.conf.cluster
+        if cluster.hetero != "split" or len(cluster.nodes) == 1:  # else refused: one by one
+            overrides.append("cluster.requeue=true")
+        if not cluster.signal_before_end_s:
+            warn_s = min(WARN_S, 30 * cluster.walltime_min)
             overrides.append(f"cluster.signal_before_end_s={warn_s}")
         return resolve(ConfText(path=source.path, text=source.text, overrides=tuple(overrides)))
 
