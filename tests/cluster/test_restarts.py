@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.lab import Lab
-from tests.cluster.test_jobs import TWO_NODES, conf
+from tests.cluster.test_jobs import LAYOUTS, TWO_NODES, conf
 from tests.command import Vjob, read_out, wait_for
 from varuna_core.records.record import read_events, read_restarts
 from varuna_core.records.runfolder import RunFolder
 
 pytestmark = pytest.mark.slurm
+RANK = 9
+"""Of the second group, which in a split run is another job."""
 
 
 @pytest.fixture
@@ -21,14 +23,14 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
 
 
 def submit(vjob: Vjob, fates: str, layout: str = "single", nodes: str | None = None) -> RunFolder:
-    text = conf("fail_at_first.py", ["3", fates], layout, more="  restarts: 3", nodes=nodes)
-    return vjob.submit(text)
+    args = [str(RANK if nodes is None else 3), fates]
+    return vjob.submit(conf("fail_at_first.py", args, layout, more="  restarts: 3", nodes=nodes))
 
 
 def test_failed_ranks_are_started_anew_in_the_same_job(vjob: Vjob, clean_lab: Lab) -> None:
-    """A plain job and a het job whose rank 3 fails twice; one that fails alike twice, and one that
-    is cancelled as it waits: side by side."""
-    well = {layout: submit(vjob, "9@3,7@5", layout) for layout in ("single", "hetjob")}
+    """A plain job, a het job and a split run whose rank fails twice; a run that fails alike twice;
+    one that is cancelled as it waits: side by side."""
+    well = {layout: submit(vjob, "9@3,7@5", layout) for layout in LAYOUTS}
     alike = submit(vjob, "9@3,9@3", nodes=TWO_NODES)
     ended = submit(vjob, "9,9,9,9", nodes=TWO_NODES)
 
@@ -48,12 +50,13 @@ def test_failed_ranks_are_started_anew_in_the_same_job(vjob: Vjob, clean_lab: La
     for layout, run in well.items():
         record = vjob.wait_over(run, timeout_s=150, may_fail=True)
         assert record["verdict"] == "COMPLETED", vjob.explain(run)
-        assert len(record["jobs"]) == 1
-        job = record["jobs"][0]["id"]
-        said = clean_lab.run(["scontrol", "-o", "show", "job", job]).stdout
-        assert "ExitCode=0:0" in said and "Restarts=0" in said
+        assert len(record["jobs"]) == (2 if layout == "split" else 1)
+        for job in record["jobs"]:
+            said = clean_lab.run(["scontrol", "-o", "show", "job", job["id"]]).stdout
+            assert "ExitCode=0:0" in said and "Restarts=0" in said
         world = 12 if layout == "single" else 16
         assert read_out(run, 2).count("ready, attempt 2, restart 2 of 3") == world
         assert [event["reason"].split(":")[0] for event in read_restarts(run)] == [
-            f"rank 3 on {'a2' if layout == 'single' else 'b2'} exited {code}" for code in (9, 7)
+            f"rank {RANK} on {'b3' if layout == 'single' else 'a1'} exited {code}"
+            for code in (9, 7)
         ]

@@ -15,7 +15,7 @@ from typing import Optional
 
 from varuna_core.agent.checks.host import FULL_BYTES
 from varuna_core.agent.meeting.watch import Peer
-from varuna_core.agent.restarts import Again, continue_run
+from varuna_core.agent.restarts import Again, await_first_group, continue_run
 from varuna_core.agent.setup.site import group_of
 from varuna_core.records.exits import (
     NODE_LOST,
@@ -73,7 +73,8 @@ def close_attempt(
     scene = Scene(run, plan, run.attempt(number), status)
     scene.attempt.make()
     if group is not None:
-        return Closed(_close_group(scene, plan.group(group)))
+        code = _close_group(scene, plan.group(group))
+        return Closed(code, None if called else await_first_group(plan, scene.attempt))
     first = plan.groups[0] if plan.layout == "split" else None
     _wait_for_exits(scene, first)
     outcome, again = continue_run(

@@ -6,20 +6,23 @@
 
 One budget for the whole run, counted by its `restarted` events: a requeue does not fill it again,
 and where that event cannot be written nothing is started. It is written before the outcome, so that
-nobody takes an outcome for the end of a run that goes on. In a run that may morph the manager keeps
-the same number, as a limit of its own (`Rules.most_fruitless`), and asks here what is the same.
+nobody takes an outcome for the end of a run that goes on. In a split run the job of the first group
+decides; the others read next.json once the outcome is there, and go on to the same attempt. In a
+run that may morph the manager keeps the same number as a limit of its own (`Rules.most_fruitless`)
+and asks here what is the same.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Mapping, Optional, Tuple
 
+from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
 from varuna_core.records.exits import NODE_LOST, Outcome
-from varuna_core.records.files import is_listed, read_json
+from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.logs.progress import parse_progress
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.nodes import read_reports
@@ -33,6 +36,9 @@ LONGEST_WAIT_S = 60.0
 TRACE_BYTES = 256 * 1024
 """Of a trace's end, looked through for the last step: more than the details of one step."""
 LAST_LINES = 400
+POLL_S = 0.3
+DECIDING_S = 30.0
+"""For the first group's job to judge, once all that it waits for is there."""
 CALLS = ("signal", "cancel")
 """Kinds of a stop by which the job is told to end."""
 
@@ -182,6 +188,8 @@ def continue_run(
         return _add(outcome, decision.why_not), None
     again = Again(attempt.number + 1, decision.wait_s)
     try:
+        if plan.layout == "split":
+            write_json(attempt.next, asdict(again))
         append_event(
             run.events(),
             "restarted",
@@ -196,6 +204,30 @@ def continue_run(
     except OSError as error:
         return _add(outcome, f"not started again, as that cannot be recorded: {error}"), None
     return outcome, again
+
+
+def await_first_group(plan: Plan, attempt: AttemptFolder) -> Optional[Again]:
+    """The attempt to go on with in another job of a split run, as the first group's decides.
+
+    Waited for as long as that group lives, then as long as it may wait itself for what others owe.
+    """
+    if not plan.restarts or not is_listed(attempt.go):
+        return None
+    first = Peer(plan.node(0))
+    limit_s = plan.timing.grace_s + plan.timing.lost_s + DECIDING_S
+    hopeful = time.monotonic()
+    while not is_listed(attempt.outcome):
+        now = time.monotonic()
+        stop = read_stop(attempt)
+        if stop is not None and stop["kind"] not in ("rank", "group"):
+            return None
+        if first.is_living(read_json(attempt.beat(0)), now, plan.timing.lost_s):
+            hopeful = now
+        if now - hopeful > limit_s:
+            return None
+        time.sleep(POLL_S)
+    found = read_json(attempt.next) if is_listed(attempt.next) else None
+    return Again(**found) if isinstance(found, dict) else None
 
 
 def _add(outcome: Outcome, clause: str) -> Outcome:

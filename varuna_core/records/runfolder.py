@@ -20,7 +20,8 @@
   attempt-0/                                         one start of the ranks
     state/ master.json  go.json                      address; all nodes are ready
            stop.json  outcome.json                   who said stop; how it ended
-           signal.json                               a signal for every rank
+           signal.json  next.json                    a signal for every rank; of a split run,
+                                                     the attempt that follows this one
     plan.json  training.json                         of a run that may morph: this attempt's own
     preflight.txt                                    the table of all nodes
     <node>.out .err .gpu .gpu.jsonl .times           ranks merged and tagged; samples; when
@@ -101,6 +102,11 @@ class AttemptFolder:
     @property
     def signal(self) -> Path:
         return self.path / "state" / "signal.json"
+
+    @property
+    def next(self) -> Path:
+        """Written before the outcome, where a split run goes on with another attempt."""
+        return self.path / "state" / "next.json"
 
     @property
     def outcome(self) -> Path:

@@ -130,12 +130,6 @@ def check_cluster(conf: JobConf) -> Iterator[KeyProblem]:
             "hetero: hetjob, or requeue: false"
         )
         yield "cluster.requeue", True, message
-    if cluster.restarts and is_split and not conf.morph.enabled:
-        message = (
-            "cannot be with cluster.hetero: split, whose jobs end one by one; use hetero: hetjob, "
-            "or leave it out"
-        )
-        yield "cluster.restarts", cluster.restarts, message
     if cluster.restart_same and not cluster.restarts:
         yield "cluster.restart_same", True, "needs cluster.restarts, such as 3"
     for name, word in (("account", cluster.account), ("qos", cluster.qos)):

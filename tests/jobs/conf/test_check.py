@@ -311,11 +311,11 @@ def test_split_jobs_cannot_be_requeued_one_by_one() -> None:
     assert problem.startswith("c:3: cluster.requeue = True: cannot be with cluster.hetero: split")
 
 
-def test_split_jobs_are_not_started_anew_and_the_same_error_only_where_others_are() -> None:
+def test_the_same_error_is_started_anew_only_where_others_are() -> None:
     nodes = "nodes: [{group: a}, {group: b}]"
-    assert find_problems(f"cluster: {{hetero: hetjob, restarts: 2, {nodes}}}\n") == []
-    [problem] = find_problems(f"cluster: {{hetero: split, restarts: 2, {nodes}}}\n")
-    assert problem.startswith("c:3: cluster.restarts = 2: cannot be with cluster.hetero: split")
+    for layout in ("hetjob", "split"):
+        text = f"cluster: {{hetero: {layout}, restarts: 2, restart_same: true, {nodes}}}\n"
+        assert find_problems(text) == []
     [problem] = find_problems("cluster: {restart_same: true, nodes: [{group: a}]}\n")
     assert problem.endswith("cluster.restart_same = True: needs cluster.restarts, such as 3")
 

@@ -58,6 +58,26 @@ def test_a_rank_that_fails_twice_is_started_twice_and_the_job_ends_well(vjob: Vj
     assert "2 restarts cost" in report and "rank 2 on local1 exited 9" in report
 
 
+def test_all_jobs_of_a_split_run_go_on_to_the_same_attempt(vjob: Vjob) -> None:
+    """Rank 2 is the second job's; those of the first are ended for its failure, and start again."""
+    groups = "[{group: m, count: 1, ranks: 2}, {group: s, count: 1, ranks: 2}]"
+    text = conf("9,7", more="  hetero: split")
+    text = text.replace("[{group: m, count: 2, ranks: 2}]", groups)
+    run = vjob.submit(text)
+    record = vjob.wait_over(run, may_fail=True)
+    assert record["verdict"] == "COMPLETED" and len(record["jobs"]) == 2, vjob.explain(run)
+    assert read_out(run, 2).count("ready, attempt 2, restart 2 of 3") == 4
+    started = [
+        (event["group"], event["attempt"])
+        for event in read_events(run)
+        if event["kind"] == "started"
+    ]
+    assert sorted(started) == [(name, number) for name in ("m", "s") for number in range(3)]
+    run = vjob.submit(text.replace("9,7", "9@2,9@2"))
+    assert vjob.wait_over(run, may_fail=True)["verdict"] == "FAILED"
+    assert [attempt.number for attempt in run.attempts()] == [0, 1]
+
+
 def test_the_same_error_in_the_same_step_twice_running_ends_the_job_and_says_so(
     vjob: Vjob,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,35 @@ def test_without_a_budget_nothing_is_said_of_it(tmp_path: Path) -> None:
     stage = make_stage(tmp_path, restarts=None)
     assert play(stage, 0) == "4"
     assert "again" not in stage.attempt.outcome.read_text()
+
+
+def test_other_jobs_of_a_split_run_wait_for_the_word_of_the_first(tmp_path: Path) -> None:
+    """The group `small` ends well and waits; then a rank of the first fails."""
+    groups = make_group("big", 1, 1), make_group("small", 1, 1)
+    text = '[ $RANK = 1 ] || { while [ ! -e "$VJOB_RUN/on" ]; do sleep 0.05; done; exit 4; }'
+    plan = make_plan(*groups, layout="split", command=shell(text), restarts=1)
+    stage = Stage(tmp_path / "run", plan)
+    for name in ("small", "big"):
+        assert stage.open("--group", name).returncode == 0
+    stage.start_all()
+    assert stage.nodes[1].wait(timeout=20) == 0
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(stage.call, "close", "--status", "0", "--group", "small")
+        (stage.run.path / "on").touch()
+        assert stage.nodes[0].wait(timeout=20) == 4
+        first = stage.call("close", "--status", "4", "--group", "big")
+        assert first.stdout == "4 1 3\n", first.stderr
+        assert waits.result().stdout == "0 1 3\n"
+    stage.end()
+
+
+def test_no_job_waits_for_a_first_group_that_was_told_to_end(tmp_path: Path) -> None:
+    groups = make_group("big", 1, 1), make_group("small", 1, 1)
+    stage = Stage(tmp_path / "run", make_plan(*groups, layout="split", restarts=1))
+    for name in ("small", "big"):
+        assert stage.open("--group", name).returncode == 0
+    stage.start_all()
+    stage.wait()
+    stage.end()
+    assert stage.call("stop", "--reason", "cancelled").returncode == 0
+    assert stage.call("close", "--status", "0", "--group", "small").stdout == "0\n"
