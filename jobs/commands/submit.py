@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vjob.jobs.conf.schema import JobConf
     from vjob.jobs.planning.resolve_auto import Resolved
     from vjob.jobs.submit.chain import AfterRuns
-    from vjob.jobs.submit.sweep import Submitted, Sweep
+    from vjob.jobs.submit.sweep import Sweep
 
 CANCEL_S = 60
 """For ranks to save in after Ctrl-C."""
@@ -115,6 +115,7 @@ def submit(
             plan=plan,
             at_most=at_most,
             for_preview=dry_run,
+            tell=_tell_sweep("checked"),
         )
         _submit_sweep(sweep, before, dry_run=dry_run, as_json=as_json)
         return
@@ -125,7 +126,8 @@ def submit(
     if dry_run:
         from vjob.jobs.submit.preview import render_preview
 
-        click.echo(render_preview(submitting.prepare(resolved, for_preview=True)), nl=False)
+        ready = submitting.prepare(resolved, for_preview=True)
+        click.echo(render_preview(ready, before), nl=False)
         return
     if test_only:
         from vjob.jobs.submit.preview import test_only as ask
@@ -138,23 +140,34 @@ def submit(
     print_submitted(run, record, more, as_json=as_json, follow=follow)
 
 
+def _tell_sweep(word: str) -> Callable[[int, int], None]:
+    """A line of progress on a terminal, gone once all is done."""
+    if not sys.stderr.isatty():
+        return lambda done, total: None
+
+    def tell(done: int, total: int) -> None:
+        text = f"{done} of {total} {word}" if done < total else ""
+        click.echo(f"\r\033[K{text}", err=True, nl=False)
+
+    return tell
+
+
 def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: bool) -> None:
     """Show a sweep, or submit it: its runs as they go, then where to look."""
     if dry_run:
         from vjob.jobs.submit.preview import render_sweep_preview
 
-        click.echo(render_sweep_preview(sweep), nl=False)
+        click.echo(render_sweep_preview(sweep, after), nl=False)
         return
     from vjob.jobs.submit.submit import find_warnings
     from vjob.jobs.submit.sweep import build_json, render_submitted, submit_sweep
 
-    total, shows, count = len(sweep.runs), sys.stderr.isatty(), 0
+    count, show = 0, _tell_sweep("submitted")
 
-    def tell(done: int, last: Submitted) -> None:
+    def tell(done: int, total: int) -> None:
         nonlocal count
         count = done
-        if shows:
-            click.echo(f"\r{done} of {total} submitted", err=True, nl=False)
+        show(done, total)
 
     try:
         executor = make_executor(sweep.runs[0].ready.resolved)
@@ -163,14 +176,13 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
         if count == 0:
             raise
         click.echo(
-            f"\nvjob: interrupted; {count} of {total} runs of {sweep.name} were submitted and go "
-            f"on: `vjob cancel --sweep {sweep.name}` ends them",
+            f"\nvjob: interrupted; {count} of {len(sweep.runs)} runs of {sweep.name} were "
+            f"submitted and go on: `vjob cancel --sweep {sweep.name}` ends them",
             err=True,
         )
         sys.exit(130)
     finally:
-        if shows:
-            click.echo("\r\033[K", err=True, nl=False)
+        show(0, 0)
     if as_json:
         click.echo(json.dumps(build_json(submitted), indent=1))
     else:

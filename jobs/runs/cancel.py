@@ -69,7 +69,7 @@ def cancel_runs(
         problems += _try_cancel(view)
     late: set[str] = set()
     if asked:
-        say(f"asking {len(asked)} runs to checkpoint and leave, for at most {wait_s} s")
+        say(f"asking {len(asked)} of them to checkpoint and leave, for at most {wait_s} s")
         late = {view.run.name for view in _wait_all(asked, wait_s)}
         for view in asked:
             problems += _try_cancel(view) if view.run.name in late else []
@@ -80,7 +80,8 @@ def cancel_runs(
     left = view_runs([view.run for view in asked if view.run.name not in late])
     num_saved = sum(view.state == JobState.COMPLETED.value for view in left)
     saved = f", {num_saved} of them after a checkpoint" if num_saved else ""
-    return f"{len(views)} runs are cancelled{saved}"
+    done = "1 run is" if len(views) == 1 else f"{len(views)} runs are"
+    return f"{done} cancelled{saved}"
 
 
 def _ask_all(views: Sequence[RunView]) -> list[RunView]:

@@ -116,6 +116,17 @@ REFUSALS = (
         "no node of the queue has all that was asked: `sinfo -o '%P %N %c %m %G'` shows CPUs, "
         "memory and GPUs; lower cpus or memory_gb, or ask for other gpus",
     ),
+    # Before the next: the words of any such limit end with "user's size and/or time limits".
+    (
+        "submitjob",
+        "so many jobs may not wait and run at once (MaxSubmitJobs, `sacctmgr show assoc "
+        "user=$USER` or `show qos`): submit fewer, or later",
+    ),
+    ("maxwall", "lower cluster.walltime_min, or take another qos"),
+    (
+        "violates accounting/qos policy",
+        "a limit of your account or QOS: `sacctmgr show assoc user=$USER`, `sacctmgr show qos`",
+    ),
     ("time limit", "lower cluster.walltime_min, or take another queue"),
     (
         "unable to contact slurm controller",

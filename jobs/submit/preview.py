@@ -12,6 +12,7 @@ from varuna_core.records.plan import render_plan
 from vjob.jobs.conf.redact import REDACTED, redact_string, redact_value
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs.listing import shorten_keys
+from vjob.jobs.submit.chain import NO_RUNS, AfterRuns
 from vjob.jobs.submit.scripts import render_node
 from vjob.jobs.submit.submit import Prepared
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from vjob.jobs.submit.sweep import Sweep
 
 
-def render_preview(ready: Prepared) -> str:
+def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     """Each file that a submit would write, headed by a shell comment with its name."""
     parts = [
         (ready.run.batch_script(group).name, text) for group, text in ready.scripts.batch.items()
@@ -32,10 +33,13 @@ def render_preview(ready: Prepared) -> str:
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
     parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
+    for run in after.runs:
+        how = "has ended well" if run in after.succeeded else "has ended"
+        head += f"# It would start once {run.name} {how}\n"
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
 
 
-def render_sweep_preview(sweep: Sweep) -> str:
+def render_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> str:
     """The runs of a sweep, and the files of its first one."""
     short = shorten_keys(sweep.keys)
     cells = [("RUN", *short.values(), "RANKS", "NODES")]
@@ -47,7 +51,7 @@ def render_sweep_preview(sweep: Sweep) -> str:
     limit = f", {sweep.at_most} at most at once" if sweep.at_most is not None else ""
     count = f"{len(sweep.runs)} run{'s' if len(sweep.runs) > 1 else ''}"
     head = [f"Sweep {sweep.name}: {count}{limit}", *align_columns(cells), "Of the first one:"]
-    return _comment("\n".join(head)) + render_preview(sweep.runs[0].ready)
+    return _comment("\n".join(head)) + render_preview(sweep.runs[0].ready, after)
 
 
 def _comment(text: str) -> str:

@@ -83,8 +83,12 @@ class Sweep:
 
 
 Submitted = tuple[RunFolder, RunRecord]
-Tell = Callable[[int, Submitted], None]
-"""Called with how many runs are submitted, and the last of them."""
+Tell = Callable[[int, int], None]
+"""Called with how many runs are done, and of how many."""
+
+
+def tell_nobody(done: int, total: int) -> None:
+    """Show no progress."""
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:
@@ -210,13 +214,15 @@ def prepare_sweep(
     plan: PlanFile | None = None,
     at_most: int | None = None,
     for_preview: bool = False,
+    tell: Tell = tell_nobody,
 ) -> Sweep:
     """Resolve and prepare every run; InputError with the problems of all of them."""
     if name is not None:
         check_name(name)
     problems: dict[str, list[Values]] = {}
     runs: list[SweepRun] = []
-    for row in rows:
+    for number, row in enumerate(rows):
+        tell(number, len(rows))
         words = [*overrides, *(f"{key}={value}" for key, value in row.items())]
         try:
             resolved = resolve_conf(conf, words, plan=plan, require_env=not for_preview)
@@ -230,6 +236,7 @@ def prepare_sweep(
                 problems.setdefault(str(problem), []).append(row)
         except InputError as error:
             problems.setdefault(str(error), []).append(row)
+    tell(len(rows), len(rows))
     if problems:
         raise InputError(_explain_problems(problems, len(rows)))
     assert name is not None, "a sweep has one run at least"
@@ -273,7 +280,7 @@ def submit_sweep(
     *,
     executor: ScriptExecutor | None = None,
     after: AfterRuns = NO_RUNS,
-    tell: Tell = lambda count, last: None,
+    tell: Tell = tell_nobody,
 ) -> list[Submitted]:
     """Submit the runs one by one; where one is refused, those before it are taken back.
 
@@ -296,7 +303,7 @@ def submit_sweep(
             except VjobError as error:
                 raise _take_back(done, sweep, run, error) from None
             done.append(submitted)
-            tell(len(done), submitted)
+            tell(len(done), len(sweep.runs))
     return done
 
 
@@ -328,7 +335,8 @@ def render_submitted(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
         half = MOST_SHOWN // 2
         more = f"... {len(lines) - 1 - 2 * half} more"
         lines = [*lines[: half + 1], more, *lines[-half:]]
-    head = f"submitted {sweep.name}, {len(submitted)} runs ({submitted[0][1].scheduler})"
+    count = f"{len(submitted)} run{'s' if len(submitted) > 1 else ''}"
+    head = f"submitted {sweep.name}, {count} ({submitted[0][1].scheduler})"
     verbs = ("list --sweep", "compare", "cancel --sweep")
     lines += [f"vjob {verb} {sweep.name}" for verb in verbs]
     return "\n  ".join([head, *lines])

@@ -65,6 +65,21 @@ def test_a_run_never_starts_after_a_bad_end_and_says_why(
     assert not run.attempts() and not others[1].attempts()
 
 
+@pytest.mark.parametrize("layout", ["hetjob", "split"])
+def test_all_parts_of_a_run_wait_and_go_together(vjob: Vjob, clean_lab: Lab, layout: str) -> None:
+    """Options on sbatch's command line are of a het job's first component alone."""
+    first = vjob.submit(conf("fail_as_told.py", HANG, nodes=ONE))
+    wait_ready(vjob, first, 1)
+    text = conf("report_rank.py", layout=layout)
+    run, other = vjob.submit(text, "--after", "last"), vjob.submit(text, "--after-any", first.name)
+    record = read_record(first)
+    assert record is not None
+    clean_lab.run(["scancel", record.jobs[0].id])
+    assert "never started" in vjob.wait_over(run)["message"]
+    assert vjob.wait_over(other)["verdict"] == "COMPLETED", vjob.explain(other)
+    wait_for(lambda: not clean_lab.run(["squeue", "-h"]).stdout.strip(), 60)
+
+
 def test_a_run_goes_on_waiting_while_the_one_before_is_requeued(vjob: Vjob, clean_lab: Lab) -> None:
     first = vjob.submit(conf("fail_as_told.py", HANG, requeue=True, nodes=ONE))
     wait_ready(vjob, first, 1)

@@ -68,6 +68,8 @@ def test_a_run_waits_for_another_ones_good_end_and_says_so(vjob: Vjob) -> None:
     assert f"it waits for {first.name} to end well" in said
     assert f"next: wait; vjob status {first.name}" in said
     assert not run.attempts()
+    said = vjob("submit", "conf.yaml", "--after", first.name, "--dry-run").stdout
+    assert f"# It would start once {first.name} has ended well\n" in said
     vjob("cancel", first.name)
     wait_for(lambda: "ready" in read_out(run), 30, lambda: vjob.explain(run))
     vjob("cancel", run.name, "--now")

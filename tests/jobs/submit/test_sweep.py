@@ -283,6 +283,17 @@ def with_slurm(slurm: FakeSlurm, tmp_path: Path) -> Vjob:
 SWEEP = ("--sweep", "cluster.grace_s=2,3,4,5", "--sweep-name", "graces")
 
 
+def test_a_limit_of_the_account_is_explained_with_the_refusal(
+    with_slurm: Vjob, slurm: FakeSlurm
+) -> None:
+    said = "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job "
+    said += "violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    slurm.say("sbatch", f"cat >&2 <<'E'\n{said}\nE\nexit 1")
+    name = with_slurm.write(conf("-1", "exit:0", scheduler="slurm"))
+    said = with_slurm("submit", name, *SWEEP, code=1).stderr
+    assert "(MaxSubmitJobs, " in said and "walltime" not in said
+
+
 def test_slurm_is_told_at_most_how_many_by_dependencies(with_slurm: Vjob, slurm: FakeSlurm) -> None:
     text = conf("-1", "exit:0", scheduler="slurm")
     first = with_slurm.submit(text)
