@@ -350,14 +350,18 @@ def build_words(target: Path, sizes: str | None, tensor: str | None) -> Sequence
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--host", "hosts", multiple=True, help="A machine; once for each node, in order.")
 @click.option("--elastic", help="MIN:MAX nodes, by torchrun's own rendezvous.")
-@click.option("--restarts", default=0, help="How often torchrun starts failed ranks again.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    help="How often torchrun starts failed ranks again; default: cluster.restarts.",
+)
 @set_option
 def export(
     conf: Path,
     folder: Path,
     hosts: tuple[str, ...],
     elastic: str | None,
-    restarts: int,
+    restarts: int | None,
     overrides: tuple[str, ...],
 ) -> None:
     """Write CONF as scripts into FOLDER, for machines without Slurm and without vjob.
@@ -385,7 +389,7 @@ def export(
         folder=str(folder.resolve()),
         workdir=found.workdir or str(conf.resolve().parent),
         elastic=None if elastic is None else _parse_range(elastic),
-        restarts=restarts,
+        restarts=found.cluster.restarts or 0 if restarts is None else restarts,
     )
     files = build_scripts(found, get_starter(found).read_files(found), machines)
     written = [folder / name for name in files]

@@ -127,6 +127,7 @@ def render_batch(
             granted=GRANTED_NODES if min_nodes or plan.scheduler == "ssh" else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
             finish_s=conf.cluster.finish_s,
+            walltime_s=60 * conf.cluster.walltime_min,
             may_requeue=conf.cluster.requeue,
             node_script=str(run.node_script),
             agent=str(run.agent),

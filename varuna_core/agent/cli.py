@@ -132,6 +132,12 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--called", default="", metavar="NAMES", help="signals that told the batch script to end"
     )
+    add.add_argument(
+        "--left",
+        type=float,
+        metavar="SECONDS",
+        help="until the job's time limit (default: no limit)",
+    )
     add.set_defaults(run_command=_run_close)
 
     add = commands.add_parser(
@@ -206,18 +212,12 @@ def _run_close(args: argparse.Namespace) -> int:
         args.group,
         args.status,
         called=bool(args.called.strip()),
-        end_time=_read_end_time(),
+        left_s=args.left,
     )
     again = closed.again
     code = "requeue" if is_requeue(run.attempt(args.attempt)) else closed.code
     print(*([code] if again is None else [code, again.number, f"{again.wait_s:g}"]), flush=True)
     return 0
-
-
-def _read_end_time() -> float | None:
-    """The job's end by its time limit, where Slurm tells."""
-    text = os.environ.get("SLURM_JOB_END_TIME", "")
-    return float(text) if text.isdigit() else None
 
 
 def _run_attempt(args: argparse.Namespace) -> int:

@@ -66,9 +66,9 @@ def close_attempt(
     status: int,
     *,
     called: bool = False,
-    end_time: float | None = None,
+    left_s: float | None = None,
 ) -> Closed:
-    """`called`: the batch script was told to end; `end_time`: of the job, by its time limit."""
+    """`called`: the batch script was told to end; `left_s`: until the job's time limit."""
     group = group_of(plan, group_name)
     scene = Scene(run, plan, run.attempt(number), status)
     scene.attempt.make()
@@ -78,7 +78,7 @@ def close_attempt(
     first = plan.groups[0] if plan.layout == "split" else None
     _wait_for_exits(scene, first)
     outcome, again = continue_run(
-        run, plan, scene.attempt, judge(scene), called=called, end_time=end_time
+        run, plan, scene.attempt, judge(scene), called=called, left_s=left_s
     )
     _tell(scene, None, outcome)
     if again is not None:

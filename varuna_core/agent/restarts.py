@@ -160,11 +160,11 @@ def continue_run(
     outcome: Outcome,
     *,
     called: bool,
-    end_time: Optional[float],
+    left_s: Optional[float],
 ) -> Tuple[Outcome, Optional[Again]]:
     """The attempt to go on with, if any, and the outcome with the reason why there is none.
 
-    `called`: the batch script was told to end; `end_time`: of the job, by its time limit.
+    `called`: the batch script was told to end; `left_s`: until the job's time limit.
     """
     if not plan.restarts or plan.morph:
         return outcome, None
@@ -182,7 +182,6 @@ def continue_run(
     before = None
     if last.get("next") == attempt.number:  # else this attempt was Slurm's: nothing came twice
         before = Failure(str(last.get("error")), last.get("step"))
-    left_s = None if end_time is None else end_time - time.time()
     decision = decide(obstacle, failure, before, budget, left_s)
     if decision.wait_s is None:
         return _add(outcome, decision.why_not), None

@@ -116,6 +116,16 @@ def test_an_elastic_script_is_the_same_on_every_machine() -> None:
     assert "--max_restarts=3" in words and not any("node_rank" in word for word in words)
 
 
+def test_restarts_of_the_conf_are_torchruns_unless_others_are_asked_for(tmp_path: Path) -> None:
+    vjob = Vjob(tmp_path)
+    (tmp_path / "t.py").touch()
+    text = "name: e\nprogram: {script: t.py}\ncluster: {restarts: 2, nodes: [{group: a}]}\n"
+    for words, number in (((), 2), (("--restarts", "0"), 0)):
+        vjob("export", vjob.write(text), "byhand", *words)
+        script = (tmp_path / "byhand/node-0.sh").read_text()
+        assert f"--max_restarts={number}" in read_command(script)
+
+
 @pytest.mark.parametrize(
     ("text", "hosts", "more", "said"),
     [

@@ -141,6 +141,60 @@ def test_a_warning_that_comes_before_all_is_told_once_there_is_somebody_to_tell(
     assert [expected in call for call in calls].count(True) == 1, done.stderr
 
 
+FAILS_TWICE = """#!/bin/sh
+# An agent of two attempts that fail, and one that ends well. TERM comes when CALL is made.
+shift
+calls=$(grep -c "^$1" calls)
+echo "$*" >>calls
+case "$1 $calls" in
+  attempt*) echo 4 ;;
+  "close 0") echo 9 5 0 ;;
+  "close 1") echo 7 6 0.1 ;;
+  close*) echo 0 ;;
+esac
+[ "$1 $calls" != "$CALL" ] || kill -TERM "$BATCH"
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "num_starts", "last"),
+    [
+        ("", 0, 3, "close --run {run} --attempt 6"),
+        ("open 0", 9, 1, "close --run {run} --attempt 4"),
+        ("open 1", 7, 2, "close --run {run} --attempt 5"),
+        ("close 0", 143, 1, "stop --run {run} --attempt 5 --kind cancel"),
+        ("close 1", 143, 2, "stop --run {run} --attempt 6 --kind cancel"),
+    ],
+)
+def test_failed_attempts_are_started_anew_until_the_job_is_told_to_end(
+    call: str, code: int, num_starts: int, last: str, tmp_path: Path
+) -> None:
+    """The loop of the script; where TERM comes before there is a step, that step gets it."""
+    closes = FAILS_TWICE if call[:4] != "open" else FAILS_TWICE.replace(" 5 0 ;;", " ;;")
+    closes = closes if call != "open 1" else FAILS_TWICE.replace(" 6 0.1 ;;", " ;;")
+    step = "#!/bin/sh\ntrap 'echo ended >>calls; exit 143' TERM\nsleep 1 &\nwait\n"
+    for name, text in (("python", closes), ("srun", step)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "calls").touch()
+    conf = make_conf(LAYOUTS["restarts"])
+    plan = replace(make_plan(conf), python=str(tmp_path / "python"))
+    done = subprocess.run(
+        ["bash", "-c", "export BATCH=$$\n" + render_batch(conf, plan, RUN)],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "CALL": call},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert done.returncode == code, done.stderr
+    assert [line.partition(" ")[0] for line in calls].count("open") == num_starts
+    assert calls[-1].startswith(last.format(run=RUN.path)), calls
+    assert ("--called  TERM" in calls[-1]) is call.startswith("open")
+
+
 @pytest.mark.parametrize(("lives_s", "starts"), [(0, 10), (90, 15)])
 def test_only_managers_that_fail_in_a_row_end_the_job(
     lives_s: int, starts: int, tmp_path: Path

@@ -166,6 +166,13 @@ def test_nothing_is_started_anew_once_the_job_was_told_to_end(tmp_path: Path) ->
     assert not read_restarts(stage.run)
 
 
+def test_nothing_is_started_anew_that_the_time_limit_would_end(tmp_path: Path) -> None:
+    stage = make_stage(tmp_path)
+    assert play(stage, 0, "--left", "-1") == "4"
+    assert "the time limit comes first: not started again" in stage.attempt.outcome.read_text()
+    assert stage.call("close", "--status", "4", "--left", "60").stdout == "4 1 3\n"
+
+
 def test_without_a_budget_nothing_is_said_of_it(tmp_path: Path) -> None:
     stage = make_stage(tmp_path, restarts=None)
     assert play(stage, 0) == "4"

@@ -127,7 +127,7 @@ while true; do
   # srun's status hides the culprit (143 for a rank's 9): close reads the ranks' own exit files. It
   # prints the exit code, and for an attempt that is started anew the next one and how long to wait.
   read -r code next wait_s <<<"$(agent close --run "$run" --attempt "$attempt" --group "$group" \
-    --status "$status" --called "$called" | tail -n 1)" || true
+    --status "$status" --called "$called" --left $((7200 - SECONDS)) | tail -n 1)" || true
   # A function that checkpointed asks to come again; whoever ended the job knows better.
   if [ "$code" = requeue ]; then
     [ -z "$ending" ] || exit 143
