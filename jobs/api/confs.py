@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import ItemsView, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from vjob.jobs.conf.loading.load import apply_overrides, read_text
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.conf.write import dump_yaml, render_resolved
+from vjob.jobs.conf.yaml_tree import Scalar, Table, join_key, parse_tree
 from vjob.jobs.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,9 +43,11 @@ def read_source(
     name: str | None = None,
 ) -> ConfText:
     """The text of a conf, and what is set over its keys; reads no file."""
-    overrides = [spell_override(key, value) for key, value in (set or {}).items()]
-    for variable, value in (env or {}).items():
-        if not _NAME.fullmatch(variable):
+    overrides = [
+        spell_override(str(key), value) for key, value in _items(set, "set", "train.steps")
+    ]
+    for variable, value in _items(env, "env", "NAME"):
+        if not _NAME.fullmatch(str(variable)):
             raise InputError(f"env: {variable!r} cannot be the name of a variable")
         overrides.append(spell_override(f"env.{variable}", str(value)))
     if name is not None:
@@ -52,8 +56,13 @@ def read_source(
         path, text = FROM_PYTHON, render_resolved(conf)
     elif isinstance(conf, Mapping):
         path, text = FROM_PYTHON, dump_yaml(simplify(conf))
-    else:
+    elif isinstance(conf, (str, os.PathLike)):
         path, text = Path(os.fspath(conf)).expanduser(), None
+    else:
+        raise InputError(
+            f"the conf is {conf!r}: give the path of a conf.yaml, a dict, or what vjob.load "
+            "returned"
+        )
     return ConfText(path=path, text=text, overrides=tuple(overrides))
 
 
@@ -64,25 +73,51 @@ def resolve(source: ConfText, *, require_env: bool = True) -> Resolved:
     return resolve_conf(source.path, source.overrides, text=source.text, require_env=require_env)
 
 
+def find_python(source: ConfText) -> str | None:
+    """`program.python` of a conf, whatever its program is; None where it has none."""
+    text = read_text(source.path, str(source.path)) if source.text is None else source.text
+    tree, _ = parse_tree(text, str(source.path))
+    tree, _ = apply_overrides(tree, source.overrides)
+    for key in ("program", "python"):
+        entry = tree.entries.get(key) if isinstance(tree, Table) else None
+        if entry is None:
+            return None
+        tree = entry.node
+    return tree.text if isinstance(tree, Scalar) and not tree.is_null else None
+
+
 def spell_override(key: str, value: Any) -> str:
     """`KEY=VALUE` as `--set` takes it, of a value of Python."""
-    text = dump_yaml(simplify(value), one_line=True)
+    text = dump_yaml(simplify(value, key), one_line=True)
     return f"{key}={text.removesuffix('...' + chr(10)).strip()}"
 
 
-def simplify(value: Any) -> Any:
+def simplify(value: Any, key: str = "") -> Any:
     """The value in YAML's own types: a path is its text, a number of numpy is Python's."""
     if isinstance(value, Mapping):
-        return {str(key): simplify(inner) for key, inner in value.items()}
+        return {
+            str(name): simplify(inner, join_key(key, str(name))) for name, inner in value.items()
+        }
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if value is None or isinstance(value, (str, int, float, bool)):
         return value if type(value) in (str, int, float, bool, type(None)) else _plain(value)
-    if isinstance(value, Sequence):
-        return [simplify(inner) for inner in value]
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [simplify(inner, f"{key}[{number}]") for number, inner in enumerate(value)]
     if hasattr(value, "item"):
-        return simplify(value.item())
-    raise InputError(f"{value!r} cannot stand in a conf: give numbers, text, lists and dicts")
+        return simplify(value.item(), key)
+    raise InputError(
+        f"{key} = {value!r}: a value of type {type(value).__name__} cannot stand in a conf; give "
+        "numbers, text, lists and dicts"
+    )
+
+
+def _items(given: Any, name: str, example: str) -> ItemsView[str, Any]:
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{name} must be a dict, such as {{{example!r}: 100}}, and is {given!r}")
+    return given.items()
 
 
 def _plain(value: Any) -> Any:

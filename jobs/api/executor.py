@@ -16,6 +16,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,16 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from varuna_core.functions.facts import write_facts
 from varuna_core.functions.pickles import write_pickle
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.api.confs import ConfLike, ConfText, read_source, resolve
+from vjob.jobs.api.confs import (
+    ConfLike,
+    ConfText,
+    find_python,
+    read_source,
+    resolve,
+    spell_override,
+)
 from vjob.jobs.api.job import VjobJob
+from vjob.jobs.conf.schema import FUNCTION
 from vjob.jobs.errors import InputError
 from vjob.jobs.schedulers.script_executor import ScriptExecutor
 from vjob.jobs.submit import submit as submitting
@@ -141,11 +150,16 @@ class VjobExecutor(ScriptExecutor):
         return find_after(name_jobs(self.parameters.get("after") or ()), (), Path.cwd())
 
     def resolve_function(self, delayed: DelayedSubmission) -> Resolved:
-        """The conf that a function runs with."""
+        """The conf that a function runs with; of the conf's own program only `python` counts."""
         name = name_function(delayed.function)
         source = self.read_parameters(name)
-        overrides = [*source.overrides, f"program={{function: {name!r}}}"]
-        resolved = resolve(ConfText(path=source.path, text=source.text, overrides=tuple(overrides)))
+        program: dict[str, str] = {FUNCTION: name}
+        python = find_python(source)
+        if python is not None:
+            program["python"] = python
+        inside = tuple(one for one in source.overrides if not one.startswith("program."))
+        overrides = [*inside, spell_override("program", program)]
+        resolved = resolve(replace(source, overrides=tuple(overrides)))
         if not can_checkpoint(delayed.function):
             return resolved
         # Its protocol is to be called before the end, and to come back.
@@ -155,7 +169,7 @@ class VjobExecutor(ScriptExecutor):
         if not cluster.signal_before_end_s:
             warn_s = min(WARN_S, 30 * cluster.walltime_min)
             overrides.append(f"cluster.signal_before_end_s={warn_s}")
-        return resolve(ConfText(path=source.path, text=source.text, overrides=tuple(overrides)))
+        return resolve(replace(source, overrides=tuple(overrides)))
 
     def read_parameters(self, name: str) -> ConfText:
         """The conf that the parameters ask for; `name` where they give none."""
@@ -173,12 +187,15 @@ class VjobExecutor(ScriptExecutor):
         else:
             if "name" in asked:
                 settings["name"] = spell_name(asked["name"])
+            elif isinstance(conf, Mapping) and "name" not in conf:
+                settings["name"] = spell_name(name)
             if "timeout_min" in asked:
                 settings["cluster.walltime_min"] = asked["timeout_min"]
             group = spell_group(asked)
             settings.update({f"cluster.nodes[0].{key}": value for key, value in group.items()})
-        settings.update(asked.get("set") or {})
-        return read_source(conf, set=settings, env=asked.get("env"))
+        source = read_source(conf, set=settings)
+        own = read_source(conf, set=asked.get("set"), env=asked.get("env"))
+        return replace(source, overrides=(*source.overrides, *own.overrides))
 
     def _write_function(self, delayed: DelayedSubmission, conf: JobConf, run: RunFolder) -> None:
         name = name_function(delayed.function)
@@ -197,9 +214,10 @@ class VjobExecutor(ScriptExecutor):
         size_gb = run.submitted_pickle.stat().st_size / GB
         if size_gb > self.max_pickle_size_gb:
             raise RuntimeError(  # as submitit
-                f"{name} and its arguments take {size_gb:.2f} GB as a pickle, more than "
+                f"{name} and its arguments take {size_gb:.3g} GB as a pickle, more than "
                 f"max_pickle_size_gb={self.max_pickle_size_gb}: write large data to a file, or "
-                "raise it: AutoExecutor(folder, cluster='vjob', vjob_max_pickle_size_gb=...)"
+                "raise it: AutoExecutor(folder, cluster='vjob', vjob_max_pickle_size_gb=...). "
+                "Nothing was submitted"
             )
 
 

@@ -24,7 +24,7 @@ from varuna_core.records.exits import read_exits
 from varuna_core.records.files import list_names
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
-from varuna_core.records.requests import write_signal
+from varuna_core.records.requests import LEFT, read_stop, write_signal
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.watcher import VjobInfoWatcher
 from vjob.jobs.errors import InputError, VjobError
@@ -274,16 +274,21 @@ class VjobJob(Job[R]):
     def results(self) -> list[R]:
         """What the function returned, by rank, and None by rank of a script; raises its failure."""
         self.wait()
+        found = self._read_results() if self.has_function else None
+        if found is not None:
+            return found
         problem = self.exception()
         if problem is not None:
             raise problem
         if not self.has_function:
             return [None for _ in self._tasks]  # type: ignore[misc]  # R is None for scripts
-        return [self._read_result(rank)[1] for rank in self._tasks]
+        return [self._read_result(rank)[1] for rank in self._tasks]  # they came just now
 
     def exception(self) -> UncompletedJobError | FailedJobError | None:
         """None where all is well; else the culprit's own traceback, and the verdict."""
         self.wait()
+        if self.has_function and self._read_results() is not None:
+            return None
         view = self._look()
         failed = self._find_failed(view)
         if failed is None:
@@ -296,15 +301,24 @@ class VjobJob(Job[R]):
         told = f"{self.name}: {view.record.message or view.state}"
         if view.record.state == records.REFUSED:
             return UncompletedJobError(told)
-        where = self._describe_rank(rank)
+        where, hint = self._describe_rank(rank), self._hint(rank)
         if trace:
-            return FailedJobError(
-                f"{told}\n{where}\n{trace.rstrip()}\nAll lines: {self._hint(rank)}"
-            )
+            trace = trace.rstrip()
+            shown = "" if trace in told else f"{where}\n{trace}\n"  # a refusal is one sentence
+            return FailedJobError(f"{told}\n{shown}{hint}")
+        if self.has_function and self._ended_well(rank):
+            return UncompletedJobError(f"{told}\n{self._explain_lost(rank)}\n{hint}")
         said = read_text(_RunPaths(self.folder, self.job_id, rank).stderr)
         last = "\n".join((said or "").splitlines()[-LAST_LINES:])
-        shown = f"\nIt wrote last:\n{last}" if last else ""
-        return UncompletedJobError(f"{told}\n{where}{shown}\nAll lines: {self._hint(rank)}")
+        shown = f"{where} it wrote last:\n{last}\n" if last else ""
+        return UncompletedJobError(f"{told}\n{shown}{hint}")
+
+    def _explain_lost(self, rank: int) -> str:
+        return (
+            f"rank {rank} ended well, but its result {self.run.result_pickle(rank)} is not there: "
+            "it was removed, or log_folder is another folder on the node than here. Submit again, "
+            "with a log_folder that every node sees"
+        )
 
     def _find_failed(self, view: RunView) -> tuple[int, str] | None:
         """The rank to name and its traceback, if it left one; None where nothing failed.
@@ -330,6 +344,16 @@ class VjobJob(Job[R]):
             return unknown
         return (order[0], "") if is_bad else None
 
+    def _read_results(self) -> list[R] | None:
+        """What every rank returned; None where one failed or left nothing."""
+        values = []
+        for rank in self._tasks:
+            kind, value = self._read_result(rank)
+            if kind != "success":
+                return None
+            values.append(value)
+        return values
+
     def _read_result(self, rank: int) -> tuple[str, Any]:
         """`success` or `error`, and the value; an empty word where the rank left no result."""
         path = self.run.result_pickle(rank)
@@ -347,7 +371,9 @@ class VjobJob(Job[R]):
         if plan is None:
             return False
         found = read_exits(attempts[-1], plan.world).get(rank)
-        return found is not None and found.code == 0
+        stop = read_stop(attempts[-1])
+        has_left = stop is not None and stop.get("kind") == LEFT  # with a checkpoint instead
+        return found is not None and found.code == 0 and not has_left
 
     def _look(self) -> RunView:
         """The run as it is now; not asked for again once it has ended."""
@@ -367,7 +393,10 @@ class VjobJob(Job[R]):
         return f"rank {rank} on {host}:"
 
     def _hint(self, rank: int) -> str:
-        return f"vjob logs {self.run.path} --rank {rank}"
+        logs = [one.rank_log(rank, kind) for one in self.run.attempts() for kind in ("out", "err")]
+        if any(path.exists() for path in logs):
+            return f"All lines: vjob logs {self.run.path} --rank {rank}"
+        return f"More: vjob status {self.run.path}"
 
     def _get_logs_string(self, name: str) -> str | None:
         """One rank's lines of all attempts: submitit's logs go on after a requeue, too."""
@@ -398,4 +427,13 @@ def read_pickle(path: Path) -> Any:
                 f"{path} is another user's: a pickle runs code, so it is not read; ask them to "
                 "hand on the result in a file of another kind"
             )
-        return pickle.load(handle)
+        try:
+            return pickle.load(handle)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise VjobError(f"{path} is damaged ({error}): submit again") from error
+        except Exception as error:  # unpickling runs code of the objects' own
+            raise VjobError(
+                f"{path} cannot be unpickled in this process: {type(error).__name__}: {error}; "
+                "what the ranks could import must be importable here too (add its folder to "
+                "sys.path, take the same Python), or let the function return plain values"
+            ) from error

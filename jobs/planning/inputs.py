@@ -7,14 +7,15 @@ plan stays quick.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.records.training import name_profile_file
-from vjob.jobs.conf.layout import close_layout
-from vjob.jobs.conf.loading.check import check_numbers, check_program, locate
+from vjob.jobs.conf.layout import close_layout, is_open
+from vjob.jobs.conf.loading.check import check_conf, check_numbers, check_program, locate
 from vjob.jobs.conf.loading.check_cluster import check_groups
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, sort_problems
 from vjob.jobs.conf.schema import JobConf
@@ -45,9 +46,12 @@ def read_open_conf(path: Path, overrides: Sequence[str], *, text: str | None = N
     read = load_conf(path, overrides, text=text)
     conf = read.conf
     findings = [*check_numbers(conf), *check_groups(conf), *check_program(close_layout(conf))]
-    if findings:
-        raise ConfError(sort_problems(locate(findings, read.lines)))
-    return read
+    if not findings:
+        return read
+    if is_open(conf):
+        raise ConfError(sort_problems(locate(findings, read.lines)), is_first_round=True)
+    problems = check_conf(conf, read.lines, base=read.base, environ=os.environ)
+    raise ConfError(sort_problems(problems))
 
 
 def find_profile(conf: JobConf, base: Path) -> Path | None:
