@@ -184,8 +184,10 @@ def test_without_requeue_in_the_conf_the_error_names_the_key(runs: Functions) ->
     assert "cluster.requeue is false; set it to true, " in runs.wait(run)["message"]
 
 
-def test_cancel_checkpoints_and_requeues_nothing(runs: Functions) -> None:
-    run = runs.submit(functions.Counter(str(runs.folder), 50))
+@pytest.mark.parametrize("hetero", ["hetjob", "split"])
+def test_cancel_checkpoints_and_requeues_nothing(runs: Functions, hetero: str) -> None:
+    options = {"cluster.nodes": HET, "cluster.hetero": hetero, "cluster.requeue": "false"}
+    run = runs.submit(functions.Counter(str(runs.folder), 50), **options)
     wait_for_count(runs, run)
     before = run.submitted_pickle.read_bytes()
     said = runs.vjob("cancel", run.name).stdout
