@@ -43,7 +43,7 @@ CALLS = ("signal", "cancel")
 """Kinds of a stop by which the job is told to end."""
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_STEP = re.compile(rb'^\{"step": ?(\d{1,15})\b', re.MULTILINE)
+_STEP = re.compile(rb'^\{"step": ?(\d{1,15}),.*\}$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -264,13 +264,15 @@ def describe_failure(
 
 
 def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> Optional[int]:
-    """The last step of which the trace of this rank, or a log of its node, of the first or of the
-    last node tells; a thousand nodes are not read for it."""
-    last = plan.num_nodes - 1
-    indices = {0, last, last if rank is None else plan.node_of_rank(rank).index}
+    """The last step of which the traces of this rank, the first or the last tell, or the logs of
+    their nodes; a thousand nodes are not read for it. A rank that was killed lacks the last seconds
+    of its trace."""
+    last = plan.world - 1
+    ranks = {0, last, last if rank is None else rank}
     reports = read_reports(attempt)
+    indices = {plan.node_of_rank(item).index for item in ranks}
     hosts = sorted({reports[index].host for index in indices if index in reports})
-    found = [_find_traced(attempt, plan.world - 1 if rank is None else rank)]
+    found = [_find_traced(attempt, item) for item in ranks]
     found += [_find_printed(attempt, host, kind) for host in hosts for kind in ("out", "err")]
     return max((step for step in found if step is not None), default=None)
 

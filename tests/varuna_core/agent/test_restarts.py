@@ -15,6 +15,7 @@ from varuna_core.agent.restarts import (
     Budget,
     Failure,
     decide,
+    find_last_step,
     find_obstacle,
     get_wait_s,
     number_attempt,
@@ -117,6 +118,18 @@ def test_what_no_budget_starts_anew(
 FAILS = shell(
     'echo "step 7/50 loss 2.5"; echo "at 0x$VJOB_ATTEMPT$RANK: lost shard $$" >&2; exit 4'
 )
+
+
+def test_the_last_step_is_the_furthest_of_traces_and_logs(tmp_path: Path) -> None:
+    """Rank 1 was killed, and with it the end of its trace; rank 2 is of no interest."""
+    plan = make_plan(make_group("only", 4, 1))
+    attempt = Stage(tmp_path / "run", plan).attempt
+    attempt.make()
+    assert find_last_step(plan, attempt, 1) is None
+    for rank, steps in ((0, (46, 47)), (1, (46,)), (2, (90,))):
+        lines = "".join(f'{{"step": {step}, "begin": 1, "took": 2}}\n' for step in steps)
+        attempt.trace(rank).write_text(f'{{"trace": 1}}\n["F", 47, 1]\n{lines}{{"step": 9')
+    assert find_last_step(plan, attempt, 1) == 47
 
 
 def make_stage(folder: Path, **changes: object) -> Stage:
