@@ -146,8 +146,8 @@ class VjobJob(Job[R]):
         return found
 
     def _register_in_watcher(self) -> None:
-        if not self._tasks[0]:
-            self.watcher.register_run(self.job_id, self.run)
+        """For each rank too: one of them may be all that came from another process."""
+        self.watcher.register_run(self.job_id, self.run)
 
     # How it goes.
 

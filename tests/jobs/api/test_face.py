@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import enum
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -228,3 +229,17 @@ def test_a_hundred_runs_are_looked_at_together_and_not_too_often(
     watcher.get_info("1", mode="force")
     assert len(looks) <= 8
     assert runs.view_runs([jobs[0].run])
+
+
+def test_one_rank_of_a_job_is_known_in_another_process(folder: Path) -> None:
+    job = vjob.submit("conf.yaml")
+    code = (
+        "import pickle, sys; job = pickle.loads(sys.stdin.buffer.read()); job.wait(); "
+        "print(job.state, job.results())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, input=pickle.dumps(job.task(1)),
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == b"COMPLETED [None]\n", done.stderr.decode()
