@@ -15,6 +15,7 @@ import functools
 import logging
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,12 +126,14 @@ class VjobExecutor(ScriptExecutor):
     def _submit_function(self, delayed: DelayedSubmission) -> VjobJob[Any]:
         resolved = self.resolve_function(delayed)
         self._throttle()
-        run, _ = submitting.submit(
+        run, record = submitting.submit(
             resolved,
             after=self._find_after(),
             executor=self,
             fill=functools.partial(self._write_function, delayed, resolved.conf),
         )
+        if record.scheduler == "slurm":
+            self._last_job_submitted = time.time()
         return VjobJob.open(run)
 
     def _submit_array(self, all_delayed: Sequence[DelayedSubmission]) -> list[VjobJob[Any]]:

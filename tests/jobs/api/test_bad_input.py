@@ -213,6 +213,17 @@ def test_what_sbatch_refuses_is_told_in_its_words_with_the_remedy(
     assert {job.state for job in vjob.runs()} == {"REFUSED"}
 
 
+def test_a_loop_of_submits_spares_slurm_as_submitit_does(here: Path, slurm: FakeSlurm) -> None:
+    executor = VjobExecutor(here / "log")
+    executor.submit(functions.multiply, 1)
+    assert executor._last_job_submitted > 0
+    waited: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "_throttle", lambda: waited.append(executor._last_job_submitted))
+        executor.submit(functions.multiply, 2)
+    assert len(waited) == 1 and waited[0] > 0
+
+
 def test_without_sbatch_slurm_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     executor = submitit.AutoExecutor(here / "log", cluster="vjob")
