@@ -106,11 +106,11 @@ def _format_elapsed(snapshot: Snapshot) -> str:
         if snapshot.attempt_started is None:
             return ""
         words = f"took {format_coarse_duration(snapshot.outcome.ended - snapshot.attempt_started)}"
-        return f"last attempt {words}" if snapshot.morphs else words
+        return f"last attempt {words}" if snapshot.morphs or snapshot.restarts else words
     if snapshot.attempt_started is not None:
         words = format_coarse_duration(snapshot.now - snapshot.attempt_started)
-        if snapshot.morphs:  # the job's limit counts from before this attempt
-            return f"{words} since the morph"
+        if snapshot.morphs or snapshot.restarts:  # the job's limit counts from before this attempt
+            return f"{words} since the {'morph' if snapshot.morphs else 'restart'}"
         limit = snapshot.walltime_s
         return f"{words} of {format_coarse_duration(limit)}" if limit else words
     if snapshot.submitted is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.pythons import OLDEST, list_pythons
 from tests.varuna_core.agent.local_run import Stage, make_group, make_plan, shell
 from varuna_core.agent.restarts import (
     LONGEST_WAIT_S,
@@ -149,9 +151,13 @@ def play(stage: Stage, attempt: int, *words: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_close_says_the_next_attempt_and_then_why_there_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [sys.version_info[:2], OLDEST])
+def test_close_says_the_next_attempt_and_then_why_there_is_none(
+    tmp_path: Path, version: tuple[int, int]
+) -> None:
     """The error's addresses and process ids differ from one attempt to the next."""
     stage = make_stage(tmp_path)
+    stage.python = list_pythons().get(version) or pytest.skip("no Python 3.8 on this machine")
     assert number_attempt(stage.run, 0) == 0
     assert play(stage, 0) == "4 1 3"
     (event,) = read_restarts(stage.run)

@@ -278,6 +278,8 @@ def test_after_a_morph_the_attempts_time_is_not_set_against_the_jobs_limit() -> 
     ):
         lines = render_heading(replace(snapshot, morphs=morphs), HEALTHY, UNICODE, 120, 9)
         assert says in lines[0].plain
+    lines = render_heading(replace(snapshot, restarts=1), HEALTHY, UNICODE, 120, 9)
+    assert "52 min since the restart" in lines[0].plain
 
 
 def test_a_silent_scheduler_is_told_with_the_age_of_its_word() -> None:
