@@ -40,9 +40,16 @@ def build_own_command(*words: str) -> list[str]:
 
 
 def run(
-    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    errors: str = "replace",
 ) -> Result:
-    """Run to the end. Raises VjobError where it cannot start or does not end."""
+    """Run to the end. Raises VjobError where it cannot start or does not end.
+
+    `errors` is how output that is not UTF-8 is decoded, as in `bytes.decode`.
+    """
     try:
         done = subprocess.run(
             command,
@@ -60,9 +67,53 @@ def run(
         raise VjobError(f"{command[0]} did not answer within {timeout_s:.0f} s") from None
     return Result(
         code=done.returncode,
-        out=done.stdout.decode(errors="replace"),
+        out=done.stdout.decode(errors=errors),
         err=done.stderr.decode(errors="replace"),
     )
+
+
+def run_start(
+    command: Sequence[str], most: int, *, env: Mapping[str, str], timeout_s: float
+) -> tuple[bytes, bool]:
+    """The first bytes of a command's output, and whether they are all of it.
+
+    It is ended once there are more, or the time is over. VjobError where it fails by itself.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(env),
+            start_new_session=True,
+            preexec_fn=_ask_for_term,
+        )
+    except OSError as error:
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    assert child.stdout is not None
+    data, is_whole = b"", False
+    try:
+        while len(data) <= most and (left := deadline - time.monotonic()) > 0:
+            if not select.select([child.stdout], [], [], left)[0]:
+                break
+            part = os.read(child.stdout.fileno(), 1 << 16)
+            if not part:
+                is_whole = True
+                break
+            data += part
+        if is_whole:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(deadline - time.monotonic(), 0))
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+        child.stdout.close()
+    if is_whole and child.returncode != 0:
+        raise VjobError(f"{command[0]} ended with {child.returncode}")
+    return data[:most], is_whole
 
 
 def run_fed(

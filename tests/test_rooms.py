@@ -70,6 +70,7 @@ BELOW = {
         "jobs/monitor",
         "jobs/monitor/model",
         "jobs/conf",
+        "jobs/programs/code",
         "jobs/images",
         "jobs/programs",
         "jobs/schedulers",

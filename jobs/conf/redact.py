@@ -28,6 +28,16 @@ _FLAG = re.compile(r"(--?[A-Za-z][A-Za-z0-9_-]*)([ \t]+)" + _VALUE)
 _HEADER = re.compile(r"([A-Za-z][A-Za-z-]*)(:[ \t]*)(Bearer[ \t]+|Basic[ \t]+)?([^\s\"']+)")
 _COMMENT = re.compile(r"#[^\n]*")
 _IN_COMMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)([ \t]*[:=][ \t]*)(\S.*)")
+_LITERAL = re.compile(
+    r"""([A-Za-z_][A-Za-z0-9_-]*)(["']?\]?[ \t]*(?:=|:|,)[ \t]*)[rbfu]{0,2}("[^"\n]*"|'[^'\n]*')"""
+)
+_KEY_BLOCK = re.compile(
+    r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_KNOWN_TOKEN = re.compile(
+    r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{16})"
+)
 _SHOWN_CHARS = 60
 
 
@@ -55,6 +65,21 @@ def redact_string(text: str) -> str:
     for pattern in (_ASSIGNED, _FLAG, _HEADER):
         text = pattern.sub(hide, text)
     return text
+
+
+def redact_code(text: str) -> str:
+    """Source code, or a patch of it, without its secrets.
+
+    Besides what `redact_string` knows: a literal beside a secret's name, as in `{"token": "x"}`,
+    tokens of well-known shapes, and private keys.
+    """
+
+    def hide(match: re.Match[str]) -> str:
+        return match[1] + match[2] + REDACTED if is_secret_name(match[1]) else match[0]
+
+    text = _KEY_BLOCK.sub(rf"\1 {REDACTED} \3", text)
+    text = _KNOWN_TOKEN.sub(REDACTED, text)
+    return redact_string(_LITERAL.sub(hide, text))
 
 
 def redact_value(value: Any, secret: bool = False) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import yaml
 
 from varuna_core.records.files import write_atomic
 from varuna_core.records.logs.tail import clean
+from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.reporting.report import Say, check_libraries, find_folder
@@ -25,6 +27,9 @@ from vjob.jobs.schedulers.slurm_commands import JobState
 if TYPE_CHECKING:
     from vjob.reports.page.comparison import Compared
     from vjob.reports.page.sweep_page import SweptRun
+
+COMMIT = "commit"
+"""Called so among the settings, though it is no key of a conf."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +184,8 @@ def _load(folder: Path, run: RunFolder | None) -> Compared:
         raise InputError(str(error)) from None
     conf = _read_conf(run) if run is not None else {}
     settings = flatten(conf) if conf else dict(job.job_info)
+    if run is not None:
+        settings |= _read_commit(run)
     return Compared(
         name=job.sources.name,
         job=job,
@@ -186,6 +193,17 @@ def _load(folder: Path, run: RunFolder | None) -> Compared:
         settings=settings,
         has_conf=bool(conf),
     )
+
+
+def _read_commit(run: RunFolder) -> dict[str, str]:
+    """The commit as a setting; of changed files with a mark of the change, as two may differ."""
+    record = read_record(run)
+    commit = format_commit(record.code) if record is not None else ""
+    try:
+        mark = hashlib.sha256(run.code_diff.read_bytes()).hexdigest()[:6]
+    except OSError:
+        mark = ""
+    return {COMMIT: f"{commit} ({mark})" if mark else commit} if commit else {}
 
 
 def _read_conf(run: RunFolder) -> object:

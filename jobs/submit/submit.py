@@ -40,6 +40,9 @@ from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.images.image import classify_image, resolve_image, stamp_image
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.programs import start
+from vjob.jobs.programs.code.packages import find_site_folders, list_packages, render_packages
+from vjob.jobs.programs.code.repository import Git
+from vjob.jobs.programs.code.state import CodeState, read_state, render_state
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
@@ -83,6 +86,8 @@ class Prepared:
     scripts: Scripts
     files: Mapping[str, str]
     """Files that the program reads from the run folder, by name."""
+    code: CodeState
+    """Of the user's own code."""
     run: RunFolder
 
 
@@ -120,17 +125,32 @@ def prepare(
         image_stamp=stamp_image(image or ""),
         found=start.get_starter(conf).read_files(conf),
     )
-    return _build(resolved, conf, here, words, run)
+    code = read_code(conf, resolved.path.parent)
+    return _build(resolved, conf, here, words, run, code)
+
+
+def read_code(conf: JobConf, base: Path) -> CodeState:
+    """The state of the repository that the program's file lies in, else the conf."""
+    path = conf.program.path
+    folder = base
+    if path is not None and conf.program.kind != FUNCTION and os.path.exists(path):
+        folder = Path(path) if os.path.isdir(path) else Path(path).parent
+    return read_state(Git(os.environ), folder, Path(conf.log_folder))
 
 
 def move(ready: Prepared, run: RunFolder) -> Prepared:
     """The same run in another folder; only what depends on the folder is rebuilt."""
     here = replace(ready.here, run=run.name, folder=str(run.path))
-    return _build(ready.resolved, ready.conf, here, ready.words, run)
+    return _build(ready.resolved, ready.conf, here, ready.words, run, ready.code)
 
 
 def _build(
-    resolved: Resolved, conf: JobConf, here: PlanContext, words: Sequence[str], run: RunFolder
+    resolved: Resolved,
+    conf: JobConf,
+    here: PlanContext,
+    words: Sequence[str],
+    run: RunFolder,
+    code: CodeState,
 ) -> Prepared:
     chosen, plan = resolved.chosen, build_plan(conf, here)
     plan = replace(
@@ -151,6 +171,7 @@ def _build(
         scripts=render_scripts(conf, plan, run),
         files=start.build_files(conf, here.found, here.folder),
         run=run,
+        code=code,
     )
 
 
@@ -239,6 +260,7 @@ def write_run(
         array=array,
         sweep=sweep,
         swept=dict(swept or {}),
+        code=ready.code.build_record(),
     )
     try:
         write_run_folder(ready, run)
@@ -369,11 +391,31 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     write_atomic(run.node_script, ready.scripts.node)
     for name, text in ready.files.items():
         write_atomic(run.path / name, text)
+    write_code(ready, run)
     write_bundle(run.agent)
     if ready.conf.program.kind in BUILT_IN:
         write_program(run.program)
     if ready.conf.program.kind == FUNCTION:
         write_function(run.function)
+
+
+def write_code(ready: Prepared, run: RunFolder) -> None:
+    """Write what tells later which code and packages ran; nobody waits for the disk for it."""
+    diff = render_state(ready.code, os.environ)
+    if diff:
+        write_atomic(run.code_diff, diff, lasts=False)
+    python = find_rank_python(ready)
+    packages = list_packages(find_site_folders(python)) if python else []
+    if packages:
+        write_atomic(run.packages, render_packages(python, packages), lasts=False)
+
+
+def find_rank_python(ready: Prepared) -> str:
+    """The ranks' interpreter, as this machine knows it; empty for one in a container."""
+    if ready.plan.containers:
+        return ""
+    python = ready.conf.program.python or ready.here.python
+    return python if "/" in python else shutil.which(python) or ""
 
 
 def link_run(run: RunFolder, record: RunRecord) -> None:

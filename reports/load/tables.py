@@ -13,6 +13,7 @@ import pandas as pd
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Prediction, parse_prediction
+from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.record import read_events as read_history
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.reports.load.gpu_log import read_gpus
@@ -105,6 +106,8 @@ class Job:
     plan: PlanFacts
     skipped: dict[str, str]
     """What of which file could not be read."""
+    commit: str = ""
+    """Of the user's code: `1a2b3c4d5e on main, dirty`."""
 
     def find_partition(self, attempt: str) -> str:
         """Layers of each stage in an attempt, where anything says so."""
@@ -167,7 +170,13 @@ def load_job(
         outcomes=_read_outcomes(sources),
         plan=read_plan_facts(sources.run.plan) if sources.run is not None else PlanFacts(),
         skipped=skipped,
+        commit=_read_commit(sources),
     )
+
+
+def _read_commit(sources: Sources) -> str:
+    record = None if sources.run is None else read_record(sources.run)
+    return "" if record is None else format_commit(record.code)
 
 
 def _measure_steps(steps: pd.DataFrame) -> pd.Series:

@@ -61,6 +61,7 @@ def _list_facts(job: Job) -> ReportTable:
     hosts = {trace.host for trace in job.traces.ranks if trace.host}
     nodes = hosts or {node for attempt in job.sources.attempts for node, _ in attempt.logs}
     rows += [("nodes", str(len(nodes))), ("traces", str(len(ranks)))]
+    rows += [("commit", job.commit)] if job.commit else []
     return ReportTable(title="job", columns=("", ""), rows=rows)
 
 

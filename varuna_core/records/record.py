@@ -47,6 +47,38 @@ class ArrayPlace:
 
 
 @dataclass(frozen=True)
+class CodeRecord:
+    """The user's code as it was submitted."""
+
+    root: str
+    """The working tree of git, or the folder that was copied."""
+    commit: str = ""
+    """Empty where there is no git, or no commit yet."""
+    branch: str = ""
+    """Empty where HEAD was detached."""
+    dirty: bool = False
+    """Whether files that git knows had changed since."""
+    untracked: int = 0
+    """Files, and folders of them alone, that git neither knew nor ignored."""
+    kept: str = ""
+    """copy or git: where the code of the run folder is from; empty where the run has none of its
+    own."""
+    num_files: int = 0
+    size_bytes: int = 0
+    """Of the code in the run folder."""
+    note: str = ""
+    """Why the run has no code of its own, or what is not told above."""
+
+
+def format_commit(code: Optional[CodeRecord]) -> str:
+    """`1a2b3c4d5e on main, dirty`; empty where no commit is known."""
+    if code is None or not code.commit:
+        return ""
+    branch = f" on {code.branch}" if code.branch else ""
+    return f"{code.commit[:10]}{branch}{', dirty' if code.dirty else ''}"
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A run as `vjob` knows it."""
 
@@ -83,6 +115,8 @@ class RunRecord:
     swept: Mapping[str, str] = field(default_factory=dict)
     """The keys of the sweep and the values that this run has of them."""
     array: Optional[ArrayPlace] = None
+    code: Optional[CodeRecord] = None
+    """None where it lies in no repository and was not copied."""
 
 
 def write_record(run: RunFolder, record: RunRecord) -> None:
@@ -101,7 +135,7 @@ def read_record(run: RunFolder) -> RunRecord | None:
 
 
 def _parse(value: dict[str, Any]) -> RunRecord:
-    outcome, array = value["outcome"], value.get("array")
+    outcome, array, code = value["outcome"], value.get("array"), value.get("code")
     return RunRecord(
         **{
             **value,
@@ -110,6 +144,7 @@ def _parse(value: dict[str, Any]) -> RunRecord:
             "after": tuple(value.get("after", ())),  # not in old records, nor are those below
             "after_any": tuple(value.get("after_any", ())),
             "array": None if array is None else ArrayPlace(**array),
+            "code": None if code is None else CodeRecord(**code),
         }
     )
 

@@ -259,6 +259,26 @@ class RunFolder:
         return self.path / "function" / f"{rank}.result.pkl"
 
     @property
+    def code(self) -> Path:
+        """The copy of the user's code that the ranks run, where the run has one."""
+        return self.path / "code"
+
+    @property
+    def code_files(self) -> Path:
+        """The names of its files: what ranks write into it besides is none of them."""
+        return self.path / "code.json"
+
+    @property
+    def code_diff(self) -> Path:
+        """How the user's code differed from its commit."""
+        return self.path / "code.diff"
+
+    @property
+    def packages(self) -> Path:
+        """What was installed for the ranks' interpreter at submit."""
+        return self.path / "packages.txt"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

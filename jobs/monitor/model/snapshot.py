@@ -283,6 +283,8 @@ class Snapshot(AttemptView):
     """Runs that must end well before it starts."""
     after_any: tuple[str, ...] = ()
     """Runs that must be over before it starts."""
+    commit: str = ""
+    """Of the user's code: `1a2b3c4d5e on main, dirty`."""
     submitted: float | None = None
     walltime_s: float | None = None
     scheduler: Scheduler

@@ -114,6 +114,8 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         lines.append(f"  attempt {earlier.number} ended{step}: {_one_line(earlier.reason)}")
     if snapshot.progress is not None:
         lines.append(f"  {format_progress(snapshot)}")
+    if snapshot.commit:
+        lines.append(f"  commit {clean(snapshot.commit)}")
     lines.append(f"  files {snapshot.folder}")
     return lines
 

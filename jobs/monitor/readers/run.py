@@ -23,7 +23,13 @@ from varuna_core.records.morphing import (
     read_state,
 )
 from varuna_core.records.plan import read_attempt_plan, read_plan
-from varuna_core.records.record import RunRecord, format_morph, read_record, read_restarts
+from varuna_core.records.record import (
+    RunRecord,
+    format_commit,
+    format_morph,
+    read_record,
+    read_restarts,
+)
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
@@ -132,6 +138,7 @@ class RunReader:
             layout=record.layout,
             after=tuple(Path(path).name for path in record.after),
             after_any=tuple(Path(path).name for path in record.after_any),
+            commit=format_commit(record.code),
             submitted=record.submitted,
             walltime_s=self._asked.walltime_s,
             scheduler=scheduler,

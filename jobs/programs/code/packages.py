@@ -1,0 +1,69 @@
+"""packages.txt: what is installed for the ranks' interpreter, from the names of its files alone.
+
+No pip and no python is started, and no metadata parsed but for packages whose folder lacks the
+version: a few milliseconds. An interpreter whose packages do not lie where its name says, one of a
+container for example, is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+_INFO = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+?)(-py\d[\d.]*)?\.(dist|egg)-info")
+_FIELD = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE)
+_HEAD_CHARS = 4096
+
+
+def find_site_folders(python: str) -> list[Path]:
+    """The folders with an interpreter's packages; none where they cannot be told from here."""
+    if os.path.abspath(python) == os.path.abspath(sys.executable):
+        return [Path(entry) for entry in sys.path if entry and os.path.isdir(entry)]
+    prefix = Path(os.path.abspath(python)).parent.parent
+    is_conda = (prefix / "conda-meta").is_dir()
+    if not is_conda and not (prefix / "pyvenv.cfg").is_file():
+        return []
+    return sorted(prefix.glob("lib/python3*/site-packages"))
+
+
+def list_packages(folders: Iterable[Path]) -> list[str]:
+    """`name==version`, sorted; of a package in several folders the first, as Python imports it."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        for name, version in _scan(folder):
+            found.setdefault(name.lower().replace("_", "-"), f"{name}=={version}")
+    return [found[name] for name in sorted(found)]
+
+
+def _scan(folder: Path) -> Iterator[tuple[str, str]]:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        if not name.endswith((".dist-info", ".egg-info")):
+            continue
+        match = _INFO.fullmatch(name)
+        fields = (match["name"], match["version"]) if match else _read_fields(folder / name)
+        if fields is not None:
+            yield fields
+
+
+def _read_fields(info: Path) -> tuple[str, str] | None:
+    """Name and version of a package whose folder is called by the name alone."""
+    for path in (info / "PKG-INFO", info / "METADATA", info):
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                fields = dict(_FIELD.findall(file.read(_HEAD_CHARS)))
+        except OSError:
+            continue
+        if {"Name", "Version"} <= set(fields):
+            return fields["Name"], fields["Version"]
+    return None
+
+
+def render_packages(python: str, packages: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in (f"# {python}", *packages))

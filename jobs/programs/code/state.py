@@ -1,0 +1,76 @@
+"""The state of the working tree that a program lies in, as it is recorded with a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from varuna_core.records.record import CodeRecord
+from vjob.jobs.programs.code.repository import (
+    Changes,
+    Git,
+    GitError,
+    Repository,
+    find_repository,
+    read_changes,
+    read_diff,
+    render_diff,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeState:
+    """What git says of a working tree."""
+
+    repository: Repository | None = None
+    """None where there is none, or git does not answer."""
+    changes: Changes = field(default_factory=Changes)
+    problem: str = ""
+    """Why git did not say all."""
+
+    def build_record(self) -> CodeRecord | None:
+        """None where there is nothing to tell."""
+        if self.repository is None:
+            return None
+        return CodeRecord(
+            root=str(self.repository.root),
+            commit=self.repository.commit,
+            branch=self.repository.branch,
+            dirty=bool(self.changes.tracked),
+            untracked=len(self.changes.untracked),
+            note=self.problem,
+        )
+
+
+def read_state(git: Git, folder: Path, log_folder: Path) -> CodeState:
+    """The state of the repository around a folder; run folders in it are no changes."""
+    repository = None
+    try:
+        repository = find_repository(git, folder)
+        if repository is None:
+            return CodeState()
+        passed = find_passed(repository.root, log_folder)
+        changes = read_changes(git, repository.root, passed)
+        return CodeState(repository=repository, changes=changes)
+    except GitError as error:
+        return CodeState(repository=repository, problem=str(error))
+
+
+def find_passed(root: Path, log_folder: Path) -> tuple[str, ...]:
+    """The folder of runs relative to a tree, where it lies in it."""
+    inside = os.path.relpath(os.path.realpath(log_folder), os.path.realpath(root))
+    return () if inside == os.curdir or inside.startswith(os.pardir) else (inside,)
+
+
+def render_state(state: CodeState, environ: Mapping[str, str]) -> str:
+    """The text of code.diff; empty where nothing differs, or git does not tell."""
+    repository, changes = state.repository, state.changes
+    if repository is None or not (changes.tracked or changes.untracked):
+        return ""
+    try:
+        diff = read_diff(Git(environ), repository) if changes.tracked else ""
+    except GitError as error:
+        diff = f"# no diff: {error}\n"
+    return render_diff(repository, changes, diff)
