@@ -87,6 +87,22 @@ def test_a_preempted_function_goes_on_where_it_was(runs: Functions, clean_lab: L
     count_to_the_end(runs, run)
 
 
+def test_a_function_preempted_without_a_warning_saves_in_its_grace(
+    runs: Functions, clean_lab: Lab
+) -> None:
+    run = runs.submit(
+        functions.Counter(str(runs.folder), 50),
+        conf=CONF % ("auto", "true", TWO % "low"),
+        **{"cluster.signal_before_end_s": 0},
+    )
+    wait_for_count(runs, run, 0)
+    node = json.loads(run.attempt(0).node_report(1).read_text())["host"]
+    clean_lab.run(["srun", f"--nodelist={node}", "--exclusive", "true"])
+    outcome = read_outcome(run.attempt(0))
+    assert outcome is not None and outcome.code == 143, "Slurm requeues it, not we"
+    count_to_the_end(runs, run)
+
+
 def test_a_het_job_near_its_time_limit_comes_again(runs: Functions, clean_lab: Lab) -> None:
     nodes = GROUPS.replace("count: 2, queue: gpu2, ranks: 2", "count: 1, queue: gpu2, ranks: 2")
     runs.timeout_min = 1

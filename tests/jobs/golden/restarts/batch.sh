@@ -45,6 +45,23 @@ done
 [ -n "$python" ] || { echo "vjob: no python3 on $(hostname); install one (3.8 or later)" >&2; exit 112; }
 agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 
+# Requeues the job where a function has checkpointed and asks for it, unless somebody ended the job,
+# and where Slurm preempts it with a grace (GraceTime): of that Slurm tells the steps, and takes a
+# script that ends before the grace is over for a job that failed.
+come_again() { # what close said; the signal that ended us, if any
+  local shown=
+  case $1 in
+    requeue) [ -z "$2" ] || exit 143 ;;
+    143)
+      shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || return 0
+      [[ $shown == *JobState=RUNNING* && $shown =~ [[:space:]]PreemptTime=[0-9] ]] || return 0
+      ;;
+    *) return 0 ;;
+  esac
+  scontrol requeue "$SLURM_JOB_ID" || exit 113
+  exit 0
+}
+
 step=(
   --export=ALL         # this script's own environment, which sbatch got cleaned
   --input=/dev/null    # a rank that reads standard input must not hang
@@ -128,12 +145,7 @@ while true; do
   # prints the exit code, and for an attempt that is started anew the next one and how long to wait.
   read -r code next wait_s <<<"$(agent close --run "$run" --attempt "$attempt" --group "$group" \
     --status "$status" --called "$called" --left $((7200 - SECONDS)) | tail -n 1)" || true
-  # A function that checkpointed asks to come again; whoever ended the job knows better.
-  if [ "$code" = requeue ]; then
-    [ -z "$ending" ] || exit 143
-    scontrol requeue "$SLURM_JOB_ID" || exit 113
-    exit 0
-  fi
+  come_again "$code" "$ending"
   [ -n "${next:-}" ] || exit "${code:-1}"
 
   sleep "$wait_s" &
