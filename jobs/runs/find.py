@@ -52,6 +52,7 @@ SUBMIT_S = 120.0
 """A submit on another host may still be at work for so long."""
 ORPHAN_S = 600.0
 """An intent without a job after this long was never given to the scheduler."""
+NOT_OURS = "; a job that vjob did not submit has no run"
 FRESH_S = 120.0
 """A `vjob grow` on another host may still be at work for so long, and the scheduler show no job."""
 
@@ -107,7 +108,7 @@ def find_run(job: str, here: Path) -> RunFolder:
         raise InputError(
             _explain_removed(job)
             or f"no run {job!r} is known: give a job id, a run's name, `last`, or the path of a "
-            "run folder; `vjob list` shows them"
+            f"run folder; `vjob list` shows them{NOT_OURS if job.isdecimal() else ''}"
         )
     return found
 

@@ -1,7 +1,7 @@
 """submitit's calls, as its documentation and its docstrings make them, with cluster="vjob".
 
-Each row of the table "submitit's calls" in docs/python.md is named by the mark of a test. The jobs
-run on this machine.
+Each row of the table "submitit's calls" in docs/python.md is named by the mark of a test, here or
+in tests/cluster/test_submitit_calls.py. The jobs run on this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vjob.jobs.api.job import VjobJob
 
 PAGE = (ROOT / "docs/python.md").read_text()
 TABLE = PAGE.partition("## submitit's calls\n")[2].partition("\n## ")[0]
-TESTS = (Path(__file__),)
+TESTS = (Path(__file__), ROOT / "tests/cluster/test_submitit_calls.py")
 
 
 def read_rows() -> list[str]:
