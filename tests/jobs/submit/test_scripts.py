@@ -157,23 +157,26 @@ esac
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "num_starts", "last"),
+    ("call", "code", "num_starts", "last", "job"),
     [
-        ("", 0, 3, "close --run {run} --attempt 6"),
-        ("open 0", 9, 1, "close --run {run} --attempt 4"),
-        ("open 1", 7, 2, "close --run {run} --attempt 5"),
-        ("close 0", 143, 1, "stop --run {run} --attempt 5 --kind cancel"),
-        ("close 1", 143, 2, "stop --run {run} --attempt 6 --kind cancel"),
+        ("", 0, 3, "close --run {run} --attempt 6", ""),
+        ("open 0", 9, 1, "close --run {run} --attempt 4", ""),
+        ("open 1", 7, 2, "close --run {run} --attempt 5", ""),
+        ("close 0", 143, 1, "stop --run {run} --attempt 5 --kind cancel", ""),
+        ("close 1", 143, 2, "stop --run {run} --attempt 6 --kind cancel", ""),
+        ("close 0", 0, 1, "stop --run {run} --attempt 5 --kind cancel", "PreemptTime=2026-11-22"),
     ],
 )
 def test_failed_attempts_are_started_anew_until_the_job_is_told_to_end(
-    call: str, code: int, num_starts: int, last: str, tmp_path: Path
+    call: str, code: int, num_starts: int, last: str, job: str, tmp_path: Path
 ) -> None:
-    """The loop of the script; where TERM comes before there is a step, that step gets it."""
+    """The loop of the script; TERM that comes before there is a step reaches it. A job that
+    is preempted as it waits is requeued."""
     closes = FAILS_TWICE if call[:4] != "open" else FAILS_TWICE.replace(" 5 0 ;;", " ;;")
     closes = closes if call != "open 1" else FAILS_TWICE.replace(" 6 0.1 ;;", " ;;")
     step = "#!/bin/sh\ntrap 'echo ended >>calls; exit 143' TERM\nsleep 1 &\nwait\n"
-    for name, text in (("python", closes), ("srun", step)):
+    tool = f"#!/bin/sh\necho $1 >>tools\necho JobId=7 JobState=RUNNING {job}\n"
+    for name, text in (("python", closes), ("srun", step), ("scontrol", tool)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     (tmp_path / "calls").touch()
@@ -193,6 +196,8 @@ def test_failed_attempts_are_started_anew_until_the_job_is_told_to_end(
     assert [line.partition(" ")[0] for line in calls].count("open") == num_starts
     assert calls[-1].startswith(last.format(run=RUN.path)), calls
     assert ("--called  TERM" in calls[-1]) is call.startswith("open")
+    if job:
+        assert (tmp_path / "tools").read_text().split() == ["--oneliner", "requeue"]
 
 
 @pytest.mark.parametrize(("lives_s", "starts"), [(0, 10), (90, 15)])

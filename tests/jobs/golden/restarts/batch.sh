@@ -157,6 +157,7 @@ while true; do
     kill "$sleep_pid" 2>/dev/null || true
     agent stop --run "$run" --attempt "$next" --kind cancel \
       --reason "told to end (${called# }) before attempt $next started; attempt $attempt had failed" || true
+    come_again 143 "$ending"
     exit 143
   fi
   attempt=$next
