@@ -455,6 +455,10 @@ class JobConf:
     of them is not set is refused; a dry run warns."""
     setup: tuple[str, ...] = ()
     """Shell lines run on each node first, such as `module load cuda`."""
+    progress: str | None = None
+    """Regular expression of a line that says that a step is done, where vjob does not know the
+    program's own (docs/status.md): named groups `step`, and `total`, `loss`, `seconds` and others.
+    Then no other line counts."""
     profile: Profile = field(default_factory=Profile)
     """What is measured while training."""
     morph: Morph = field(default_factory=Morph)

@@ -108,6 +108,8 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         morphing=build_morphing(conf) if conf.morph.enabled else None,
         restarts=conf.cluster.restarts,
         restart_same=conf.cluster.restart_same,
+        progress=conf.progress,
+        program=conf.program.kind,
     )
 
 

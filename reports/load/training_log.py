@@ -46,7 +46,7 @@ RARE = ("samples_per_s", "tokens_per_s")
 COLUMNS = tuple(
     name
     for name in Iteration.__dataclass_fields__
-    if name not in (*RARE, "losses", "others", "is_bar")
+    if name not in (*RARE, "losses", "others", "is_bar", "is_named", "epoch", "num_epochs")
 )
 _MOST_IN_VAIN = 2000
 """Lines with other trainers' words that tell no step, so many more than ten times those that do:

@@ -23,7 +23,8 @@ from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
 from varuna_core.records.exits import NODE_LOST, Outcome
 from varuna_core.records.files import is_listed, read_json, write_json
-from varuna_core.records.logs.progress import parse_progress
+from varuna_core.records.logs.progress import read_pattern
+from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan
@@ -273,7 +274,11 @@ def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> O
     indices = {plan.node_of_rank(item).index for item in ranks}
     hosts = sorted({reports[index].host for index in indices if index in reports})
     found = [_find_traced(attempt, item) for item in ranks]
-    found += [_find_printed(attempt, host, kind) for host in hosts for kind in ("out", "err")]
+    found += [
+        _find_printed(attempt, host, kind, plan.progress)
+        for host in hosts
+        for kind in ("out", "err")
+    ]
     return max((step for step in found if step is not None), default=None)
 
 
@@ -287,10 +292,11 @@ def _find_traced(attempt: AttemptFolder, rank: int) -> Optional[int]:
     return int(steps[-1]) if steps else None
 
 
-def _find_printed(attempt: AttemptFolder, host: str, kind: str) -> Optional[int]:
-    """By the last line about a step, such as `step 10/100 loss 2.3`."""
-    for line in reversed(last_lines(attempt.node_log(host, kind), LAST_LINES)):
-        found = parse_progress(line)
-        if found is not None and found.step >= 0:
-            return found.step
-    return None
+def _find_printed(
+    attempt: AttemptFolder, host: str, kind: str, progress: Optional[str]
+) -> Optional[int]:
+    """By the last lines about steps, such as `step 10/100 loss 2.3`."""
+    steps = StepReader(read_pattern(progress))
+    for line in last_lines(attempt.node_log(host, kind), LAST_LINES):
+        steps.read(line)
+    return steps.last

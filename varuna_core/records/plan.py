@@ -216,6 +216,11 @@ class Plan:
     restart_same: bool = False
     """Whether an error that came in the same step twice running is no reason to stop."""
 
+    progress: Optional[str] = None
+    """The user's own pattern of lines about steps (records/logs/progress.py)."""
+    program: Optional[str] = None
+    """What ranks run: script, function, megatron, deepspeed, or a built-in program by its name."""
+
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """Command of this rank, its placeholders still to be filled in."""
         if self.prefixed is not None and rank not in self.prefixed:

@@ -13,6 +13,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.records.logs.progress import PatternError, compile_pattern
 from vjob.containers.registry import RUNTIMES
 from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
@@ -283,6 +284,11 @@ def check_others(conf: JobConf) -> Iterator[KeyProblem]:
         yield "notify.mail", mail, "must be a mail address"
     if webhook is not None and not webhook.startswith(("https://", "http://")):
         yield "notify.webhook", webhook, "must be a URL that begins with https:// or http://"
+    if conf.progress is not None:
+        try:
+            compile_pattern(conf.progress)
+        except PatternError as error:
+            yield "progress", conf.progress, str(error)
     for key in ("workdir", "log_folder", "train.checkpoint.folder", "program.path", "data.prefix"):
         path = get_value(conf, key)
         if isinstance(path, str) and not path.isprintable():

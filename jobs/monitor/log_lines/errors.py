@@ -12,98 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
+from varuna_core.records.logs.literals import find_literals
 from varuna_core.records.logs.progress import MARKS, split_tag
 from varuna_core.records.logs.training_log import PHASE_MARKS
 from vjob.jobs.monitor.log_lines.known_lines import ROWS, Kind, Known
 from vjob.jobs.monitor.log_lines.tails import show
 from vjob.jobs.monitor.model.snapshot import Line
-
-_TOKEN = re.compile(
-    r"\\(?P<escape>.)"
-    r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
-    r"|(?P<look>\(\?(?:[=!]|<[=!]))"
-    r"|(?P<open>\((?:\?(?::|[aimsx]+:|P<\w+>))?)"
-    r"|(?P<close>\))"
-    r"|(?P<bar>\|)"
-    r"|(?P<maybe>[?*]|\{0?,\d*\})\??"
-    r"|(?P<more>\+|\{\d+(?:,\d*)?\})\??"
-    r"|(?P<char>[^.^$])"
-    r"|."
-)
-
-
-class _Part:
-    """A pattern or group being parsed: its alternatives, each a row of required literals."""
-
-    def __init__(self, is_look: bool = False) -> None:
-        self.is_look = is_look
-        self.alternatives: list[list[frozenset[str]]] = [[]]
-        self.run = ""
-
-    def add_char(self, char: str) -> None:
-        self.run += char.lower()
-
-    def end_run(self) -> None:
-        if self.run:
-            self.alternatives[-1].append(frozenset({self.run}))
-        self.run = ""
-
-    def drop_last(self) -> None:
-        """Drop the last literal: it is optional."""
-        if self.run:
-            self.run = self.run[:-1]
-            self.end_run()
-        elif self.alternatives[-1]:
-            self.alternatives[-1].pop()
-
-    def next_alternative(self) -> None:
-        self.end_run()
-        self.alternatives.append([])
-
-    def required(self) -> frozenset[str]:
-        """Literals of which one is always there: of each alternative its longest."""
-        self.end_run()
-        none = frozenset({""})
-        best = [
-            max(row, key=lambda item: min(map(len, item)), default=none)
-            for row in self.alternatives
-        ]
-        return frozenset().union(*best)
-
-
-def find_literals(pattern: str) -> frozenset[str]:
-    """Literals of a pattern, one of which is in every text that it fits: the cheap test before it.
-
-        (cp|tar): .*No space left|quota      "no space left", "quota"
-
-    In lower case and without digits. Understands what the tables of known lines use of regular
-    expressions; where it gives up, the answer holds the empty string.
-    """
-    stack = [_Part()]
-    for match in _TOKEN.finditer(pattern):
-        part = stack[-1]
-        kind = match.lastgroup
-        if kind == "char" and not match.group().isdigit():
-            part.add_char(match.group())
-        elif kind == "escape" and not match["escape"].isalnum():
-            part.add_char(match["escape"])
-        elif kind in ("open", "look"):
-            part.end_run()
-            stack.append(_Part(is_look=kind == "look"))
-        elif kind == "close":
-            stack.pop()
-            stack[-1].alternatives[-1].append(frozenset({""}) if part.is_look else part.required())
-        elif kind == "bar":
-            part.next_alternative()
-        elif kind == "maybe":
-            part.drop_last()
-        else:
-            # A set of characters, a digit, an anchor: nothing to look for, but something to drop.
-            part.end_run()
-            if kind != "more":
-                part.alternatives[-1].append(frozenset({""}))
-    return stack[0].required()
-
 
 LONGEST = 4000
 """Characters of a line that are looked at."""
@@ -234,7 +148,9 @@ MOST_CLASSIFIED = 20_000
 """New distinct lines that are judged in one look at one file; a flood has nothing new to say."""
 INFO_MARK = b"_SIZE: "
 """Is in the block of settings that a run prints: WORLD_SIZE, GLOBAL_BATCH_SIZE, ..."""
-_ALL_MARKS = (*MARKS, *PHASE_MARKS, INFO_MARK)
+_OTHER_MARKS = (*PHASE_MARKS, INFO_MARK)
+STEP_MARKS = (*MARKS, b"poch")
+"""Of lines about steps, and of those that say which epoch they are of."""
 DIGITS = b"0123456789"
 _NUMBERS_MATTER = re.compile(
     rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
@@ -247,8 +163,8 @@ class Sifted:
 
     known: list[tuple[int, str]]
     """Index and kind of the known ones."""
-    telling: list[bytes]
-    """Those that may tell of steps, checkpoints or settings."""
+    telling: list[int]
+    """Indices of those that may tell of steps, checkpoints or settings."""
 
 
 class Classifier:
@@ -256,7 +172,9 @@ class Classifier:
 
     MOST = 200_000
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Sequence[bytes] = STEP_MARKS) -> None:
+        """One of `marks` is in each line that tells of a step; without any all lines may."""
+        self._marks = (*marks, *_OTHER_MARKS) if marks else (b"",)
         self._plain: set[bytes] = set()
         """Lines of no known kind, without their digits: those say nothing."""
         self._plain_texts: set[str] = set()
@@ -275,9 +193,7 @@ class Classifier:
         telling = self._find_telling(distinct)
         return Sifted(
             self._find_known(lines, keys, distinct - self._plain),
-            [line for line, key in zip(lines, keys, strict=True) if key in telling]
-            if telling
-            else [],
+            [at for at, key in enumerate(keys) if key in telling] if telling else [],
         )
 
     def _find_telling(self, distinct: set[bytes]) -> set[bytes]:
@@ -285,7 +201,7 @@ class Classifier:
             self._dull.clear()
             self._telling.clear()
         for key in distinct - self._dull - self._telling:
-            held = self._telling if any(mark in key for mark in _ALL_MARKS) else self._dull
+            held = self._telling if any(mark in key for mark in self._marks) else self._dull
             held.add(key)
         return distinct & self._telling
 

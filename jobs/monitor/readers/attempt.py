@@ -10,6 +10,8 @@ from typing import Any
 
 from varuna_core.records.exits import RankExit
 from varuna_core.records.layout import RankPlace, locate_ranks
+from varuna_core.records.logs.literals import find_marks
+from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.slow_ranks import find_slow_ranks
 from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
@@ -17,7 +19,7 @@ from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import read_training
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages
-from vjob.jobs.monitor.log_lines.errors import Classifier
+from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier
 from vjob.jobs.monitor.model.snapshot import AttemptView, Line, Node, Progress, Rank
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
@@ -60,7 +62,10 @@ class AttemptReader:
         self._lives: dict[str, Beats] = {}
         self._traces: dict[int, TraceEnd] = {}
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
-        self._classifier = Classifier()
+        self._pattern = read_pattern(plan.progress if plan is not None else None)
+        self._classifier = Classifier(
+            STEP_MARKS if self._pattern is None else find_marks(self._pattern.pattern)
+        )
         self._places = _locate_ranks(attempt, plan) if plan is not None else {}
         self._nodes: dict[str, Node] = {}
         self._ranks: dict[int, Rank] = {}
@@ -132,7 +137,7 @@ class AttemptReader:
                 self.files[node].add(files)
             else:
                 self.files[node] = NodeFiles(
-                    node, files, self._classifier, tail_bytes, self._num_lines
+                    node, files, self._classifier, tail_bytes, self._num_lines, self._pattern
                 )
 
     def _find_traces(self) -> None:

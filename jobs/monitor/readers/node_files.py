@@ -6,7 +6,9 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from re import Pattern
 
+from varuna_core.records.logs.times import TimesTail
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Tail
 from vjob.jobs.monitor.model.snapshot import Gpu, Line, Phase, Point, Progress
@@ -36,19 +38,26 @@ class NodeFiles:
         classifier: Classifier,
         tail_bytes: int,
         num_lines: int,
+        pattern: Pattern[str] | None = None,
     ) -> None:
-        """`files` are paths by kind: out, err, gpu, gpu.jsonl; those that are there."""
+        """`files` are paths by kind: out, err, gpu, gpu.jsonl; those that are there.
+
+        `pattern`: the user's own of lines about steps.
+        """
         self.name = name
         self.logs: dict[str, LogFile] = {}
         self.gpus: dict[str, GpuSamples] = {}
         self._classifier, self._tail_bytes = classifier, tail_bytes
-        self._num_lines = num_lines
+        self._num_lines, self._pattern = num_lines, pattern
+        self._times: TimesTail | None = None
         self.add(files)
 
     def add(self, files: Mapping[str, str]) -> None:
         """Files that came since."""
         for kind, path in files.items():
             if kind in ("out", "err") and kind not in self.logs:
+                if self._times is None:
+                    self._times = TimesTail(Path(path).with_suffix(".times"))
                 self.logs[kind] = LogFile(
                     path,
                     self.name,
@@ -56,6 +65,8 @@ class NodeFiles:
                     self._classifier,
                     self._tail_bytes,
                     self._num_lines,
+                    times=self._times,
+                    pattern=self._pattern,
                 )
             elif kind.startswith("gpu") and kind not in self.gpus:
                 share = 2 if kind == "gpu.jsonl" else 10
@@ -139,12 +150,12 @@ APART_S = 1.0
 
 
 def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:
-    """Progress of the job, by the log that tells the farthest step."""
-    found: tuple[tuple[int, bool], NodeFiles, LogFile] | None = None
+    """Progress of the job, by the log that tells of steps most surely, and of the farthest."""
+    found: tuple[tuple[int, int, bool], NodeFiles, LogFile] | None = None
     for node in nodes:
         for log in node.logs.values():
             if log.points:
-                key = (log.points[-1].step, log.points[-1].loss is not None)
+                key = (log.strength, log.points[-1].step, log.points[-1].loss is not None)
                 if found is None or key > found[0]:
                     found = key, node, log
     if found is None:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from re import Pattern
 
-from varuna_core.records.logs.progress import parse_progress, parse_time, split_tag
+from varuna_core.records.logs.progress import parse_time, split_tag
+from varuna_core.records.logs.steps import StepReader, Told
+from varuna_core.records.logs.times import MARK_S, LineTimes, TimesTail
 from varuna_core.records.logs.training_log import (
     PHASE_MARKS,
     Iteration,
@@ -29,6 +33,10 @@ NUM_KNOWN = 200
 """Distinct lines of a known kind that are kept of each file: the first ones."""
 NUM_FIRST = 8
 """Lines with points that a first look reads at once."""
+NUM_OLDEST = 4
+"""Of more lines than are read these are too: a start from which to measure those that are."""
+_BAR_SLACK_S = 0.5
+"""A bar is shown when it has stood still for a while."""
 HEAD_BYTES = 16 * 1024
 """Where the settings stand: near the beginning."""
 
@@ -47,6 +55,22 @@ def take_last(lines: list[bytes], count: int) -> list[bytes]:
     return [line for line in lines[start:] if line and not line.isspace()]
 
 
+_Placed = tuple[int, bytes]
+"""A line, and where in its file it begins."""
+
+
+def _place(lines: list[bytes], indices: list[int], start: int) -> list[_Placed]:
+    if not indices:
+        return []
+    places = list(accumulate((len(line) + 1 for line in lines), initial=start))
+    return [(places[at], lines[at]) for at in indices]
+
+
+def _decode(line: bytes) -> str:
+    """Of a bar its last state."""
+    return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+
+
 class LogFile:
     """One .out or .err."""
 
@@ -59,8 +83,13 @@ class LogFile:
         tail_bytes: int = TAIL_BYTES,
         num_lines: int = NUM_SHOWN,
         begin: bytes | None = None,
+        times: TimesTail | None = None,
+        pattern: Pattern[str] | None = None,
     ) -> None:
-        """With `begin` known lines before the last line that has it are of an older start."""
+        """With `begin` known lines before the last line that has it are of an older start.
+
+        `times`: when lines were written. `pattern`: the user's own of lines about steps.
+        """
         # Settings are printed, not complained of.
         head_bytes = 0 if name.endswith(".err") else HEAD_BYTES
         self.tail = Tail(path, tail_bytes=tail_bytes, head_bytes=head_bytes)
@@ -84,9 +113,20 @@ class LogFile:
         self._begin = begin
         self._shown: deque[bytes] = deque(maxlen=max(1, num_lines))
         self._keys: dict[tuple[str, bytes], int] = {}
-        self._is_bar = False
-        self._unread: list[bytes] = []
+        self._times, self._pattern = times, pattern
+        self._is_err = name.endswith(".err")
+        self._steps = StepReader(pattern)
+        self._marks: LineTimes | None = None
+        """Times of writing, as of this look."""
+        self._unread: list[_Placed] = []
         """Lines with older points, of the first look: most logs' are never asked for."""
+        self._since: list[_Placed] = []
+        """Those after them, as long as they are not asked for."""
+
+    @property
+    def strength(self) -> int:
+        """How sure it is that lines of this log tell of steps (records/logs/steps.py)."""
+        return self._steps.strength
 
     def poll(self) -> bool:
         """Read what is new; whether anything is."""
@@ -126,81 +166,82 @@ class LogFile:
         sifted = self._classifier.sift(data, lines)
         for at, kind in sifted.known:
             self._add_known(lines, at, kind, start)
-        if any(INFO_MARK in line for line in sifted.telling):
+        if any(INFO_MARK in lines[at] for at in sifted.telling):
             self._read_info(data)
-        self._read_progress(sifted.telling, added.is_anew)
+        self._read_progress(_place(lines, sifted.telling, start), start, data, added.is_anew)
 
     def catch_up(self) -> None:
         """Read the points before those that the first look read."""
-        unread, self._unread = self._unread, []
-        if not unread:
+        unread, self._unread = [*self._unread, *self._since], []
+        if not self._since:
             return
-        kept = (self.num_steps, self.point_at, self.phase, self.phase_ended_at)
-        newer = list(self.points)
+        self._since = []
+        kept = (self.point_at, self.phase, self.phase_ended_at)
         self.points.clear()
         self.first_step = None
-        for line in unread:
-            text = line.decode(errors="replace").rpartition("\r")[2]
-            told = parse_progress(text)
-            if told is not None and not told.is_bar:
-                self._add_point(told, text)
-        if self.points and newer and self.points[-1].step >= newer[0].step:
-            self.points.clear()
-        self.points.extend(newer)
-        self.num_steps, self.point_at, self.phase, self.phase_ended_at = kept
-        self.first_step = min((point.step for point in self.points), default=None)
+        self._steps = StepReader(self._pattern)
+        for place, line in unread:
+            text = _decode(line)
+            self._read_line(text, place)
+            if any(mark in line for mark in PHASE_MARKS) and parse_mark(text) is not None:
+                self._steps.pause()
+        self.point_at, self.phase, self.phase_ended_at = kept
 
-    def _read_progress(self, found: list[bytes], is_first: bool) -> None:
+    def _read_progress(self, found: list[_Placed], start: int, data: bytes, is_first: bool) -> None:
+        self._marks = None
         rest = self.tail.rest
-        if b"%|" in rest:  # a bar is told by its last state; other open lines may be torn
-            found = [*found, rest]
-        found = found[-2 * NUM_POINTS :]
+        if b"%|" in rest or b"/step" in rest:  # a bar is told by its last state; other open lines
+            found = [*found, (start + len(data), rest)]  # may be torn
+        most = 2 * NUM_POINTS
+        if len(found) > most:
+            found = [*found[:NUM_OLDEST], *found[NUM_OLDEST - most :]]
         if is_first and len(found) > NUM_FIRST:
             self._unread, found = found[:-NUM_FIRST], found[-NUM_FIRST:]
-        for line in found:
-            text = line.decode(errors="replace").rpartition("\r")[2]
-            told = parse_progress(text)
-            if told is not None:
-                self._add_point(told, text)
+            self._since = []
+        if self._unread:
+            self._since = [*self._since, *found][-most:]
+        for place, line in found:
+            text = _decode(line)
+            self._read_line(text, place)
             if any(mark in line for mark in PHASE_MARKS):
                 found_mark = parse_mark(text)
                 if found_mark is not None:
+                    self._steps.pause()
                     self._mark(*found_mark, text)
 
-    def _add_point(self, told: Iteration, text: str) -> None:
-        point = _make_point(told)
+    def _read_line(self, text: str, place: int) -> None:
+        at, slack_s = self._find_time(text, place)
+        told = self._steps.read(text, at, slack_s)
+        if told is not None:
+            self._add_point(told)
+
+    def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
+        """When a line was written, and how much later it may have been."""
+        if self._times is not None:
+            if self._marks is None:
+                self._marks = self._times.read()[self._is_err]
+            at, slack_s = self._marks.find_exact(place)
+            if at is not None:
+                return at, max(slack_s, _BAR_SLACK_S) if "%|" in text else slack_s
+        at = parse_time(split_tag(text)[1], time.gmtime(self.tail.mtime).tm_year)
+        return (at if at is not None and self.tail.mtime - _DAYS_30 < at else None), MARK_S
+
+    def _add_point(self, told: Told) -> None:
+        point = _make_point(told.line)
         if point.step < 0:  # a bar, or else the count, tells its step
             step = 1 + (self.loss.step if self.loss else 0)
             self.loss = replace(point, step=step, at=self.tail.mtime)
             return
+        if told.is_anew:  # another start, in the same file, or lines that tell more than bars
+            self.points.clear()
         last = self.points[-1] if self.points else None
-        if told.is_bar:
-            # The small bar of an evaluation runs while the training's stands still.
-            if (
-                self.num_steps
-                and told.num_steps
-                and told.num_steps < self.num_steps
-                and (last is None or last.step < self.num_steps)
-            ):
-                return
-            if last is not None and self._is_bar and last.step == point.step:
-                return
-        elif self._is_bar:  # lines tell more than bars do
-            self.points.clear()
-            last = None
-        self._is_bar = told.is_bar
-        at = parse_time(split_tag(text)[1], time.gmtime(self.tail.mtime).tm_year)
-        at = at if at is not None and self.tail.mtime - _DAYS_30 < at else None
-        if last is not None and point.step < last.step:  # another start, in the same file
-            self.points.clear()
-            last = None
         if last is not None and point.step == last.step:
+            if told.line.is_bar:
+                return
             point = _join(last, point)
             self.points.pop()
-        elif point.step_s is None and last is not None and at and last.at:
-            point = replace(point, step_s=max(0.0, (at - last.at) / (point.step - last.step)))
-        self.points.append(replace(point, at=at or point.at or None))
-        self.num_steps = told.num_steps or self.num_steps
+        self.points.append(replace(point, at=told.at or point.at or None))
+        self.num_steps = self._steps.num_steps
         self.first_step = point.step if self.first_step is None else self.first_step
         if last is None or point.step != last.step:
             self.point_at = self.tail.mtime

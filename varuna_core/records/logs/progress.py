@@ -1,26 +1,32 @@
 """One reader for lines about steps that were done, whichever trainer printed them.
 
-Status, the autoscaler and the report read logs with it. Megatron's spelling is that of
-`training_log`; beyond it a line counts if it names a step and something that only a step has:
+Status, the restart budget and the report read logs with it, by `steps.StepReader`. Megatron's
+spelling is that of `training_log`; beyond it a line counts if it names a step and something that
+only a step has:
 
     {'loss': 2.31, 'grad_norm': 1.2, 'epoch': 0.02}                Hugging Face; a bar has the step
      10%|#         | 10/100 [00:10<01:30,  1.00it/s]               tqdm; Lightning's with an epoch
+     6/24 ━━━━━━━━ 0s 10ms/step - loss: 1.5788                     Keras
     steps: 10 loss: 2.3400 iter time (s): 0.512 samples/sec: 31.2  DeepSpeed
     [Rank 0] step=10, skipped=0, lr=[0.0001], mom=[[0.9, 0.95]]    DeepSpeed
     [titan] ... step: 10  loss:  7.2  grad_norm:  1.2  memory: ... torchtitan
     iter 10: loss 3.2000, time 130.22ms, mfu 5.00%                 nanoGPT
+    Epoch 1 | iter 12 step 3 | loss train: 3.123, val: n/a | ...   litgpt
+    {"step": 10, "loss": 2.3, "step_time_s": 0.5}                  JSON lines
     step 10/100 loss 2.3                                           your own
 
-Pure, and no line makes it raise.
+Lines that tell of a step and not that it was done are refused: evaluations, warm-up, checkpoints
+that are read or praised, bars of anything else than steps. Pure, and no line makes it raise.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import fields, replace
 from datetime import datetime
-from typing import Match, Optional, Pattern, Tuple
+from typing import Any, Dict, Match, Optional, Pattern, Sequence, Tuple
 
 from varuna_core.records.logs.training_log import LABELS, UNITS_MS, Iteration, parse_iteration
 
@@ -31,32 +37,74 @@ NO_STEP = -1
 LONGEST = 4000
 """Characters that are searched of a line in no known layout."""
 
-_COLOUR = re.compile(r"(?:\x1b|\\x1b)\[[0-9;]*m")
+_COLOUR = re.compile(r"(?:\x1b|\\x1b)\[[0-9;]*m|[\x08\x0c]+|(?:\\x08)+")
+_NESTED = re.compile(r"(?:\x1b|\\x1b)\[A")
+"""Behind a bar of tqdm that stands below another one, such as that of an evaluation."""
 _TAG = re.compile(r"(?:(\d{1,7}): |\[(?:default)?(?:rank)?(\d{1,7})\]:? ?)")
-_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)(?![a-zA-Z]))"
+_WORD = r"[-+]?(?:nan|inf(?:inity)?)(?![a-zA-Z])"
+_NUMBER = rf"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{_WORD})"
+_FRACTION = rf"([-+]?(?:\d*\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)|{_WORD})"
 _STEP = re.compile(
-    r"(?<![\w/.])(?:global[_ ]?step|train(?:ing)?[_ ]step|steps?|iteration|iter|batch)['\"]?"
+    r"(?<![\w/.-])(?:global[_ ]?step|train(?:ing)?[_ ]step|steps?|iteration|iter|batch)['\"]?"
     r" ?[:=#]? *\[?(\d{1,15})(?: ?(?:/|of) ?(\d{1,15}))?(?![\w.]*[\w])",
     re.IGNORECASE,
 )
+_OPTIMIZER_STEP = re.compile(r" step (\d{1,15}) \|")
+"""litgpt names the pass over a micro-batch first, and then the step."""
+_NOT_DONE = re.compile(
+    r"\b(?:resum|restor|reload|load(?:ed|ing)?\b|checkpoint|best\b|warm(?:ing)?[ _-]?up|evaluat|"
+    r"validat|sanity|calibrat|autotun|benchmark|infer(?:ence|ring)\b|predict|generat|"
+    r"early[ _-]stop|since\b|until\b|from\b|before\b|after\b|every\b|next\b|sav(?:e|ed|ing)\b|"
+    r"(?:eval|valid|val|test|dev|micro|sub|inner|dummy)[ _-]*$)",
+    re.IGNORECASE,
+)
+"""Before the step of a line that tells of it, and not that it was done."""
 _BAR = re.compile(
     r"^(.{0,80}?)[ :]*(\d{1,3})%\|[^|]{0,400}\| *(\d[\d,]{0,14})/(\d[\d,]{0,14}) "
-    r"\[[\d:]+<[^,\]]{1,20}(?:, *(\d+\.?\d*|\?) ?(it/s|s/it|steps?/s|batch/s|ba/s))?([^\]]*)"
+    r"\[[\d:]+<[^,\]]{1,20}(?:, *(\d+\.?\d*|\?) ?([^\s,\]]{1,20}))?([^\]]*)"
 )
-_BAR_OF_STEPS = re.compile(r"(?:train|fit|epoch|step|iter)", re.IGNORECASE)
-_EPOCH = re.compile(r"epoch[ :=]*\[?(\d{1,6})", re.IGNORECASE)
+_BAR_WITHOUT_END = re.compile(
+    r"^(.{0,80}?)[ :]*\b(\d{1,15}) ?(?:it|steps?) \[[\d:]+, *"
+    r"(\d+\.?\d*|\?) ?([^\s,\]]{1,20})([^\]]*)\]"
+)
+_UNITS = re.compile(r"it/s|s/it|(?:steps?|iters?|batch(?:es)?|ba)/s|s/(?:step|iter|batch)")
+_BAR_OF_STEPS = re.compile(
+    r"(?<![a-z])(?:train(?:ing)?|fit(?:ting)?|epoch|steps?|iter(?:ation)?s?)(?![a-z])",
+    re.IGNORECASE,
+)
+_BAR_OF_OTHERS = re.compile(
+    r"(?<![a-z])(?:eval|valid|sanity|test|predict|infer|generat|load|read|writ|sav|fetch|"
+    r"download|upload|token|map|filter|split|shard|prepar|preprocess|cach|index|pack|shuffl|warm|"
+    r"calibrat|compil|convert|extract|encod|build|collect)|epochs?\W*$|data|examples|files",
+    re.IGNORECASE,
+)
+_KERAS = re.compile(
+    r"^\W{0,4}(\d{1,9})/(\d{1,9}) (?:[━─=>.\[\] ]{3,80} ?(?:- )?(?:ETA: )?|- )[\d:]{1,9}s?(?= )(.*)"
+)
+_PER_STEP = re.compile(r"(\d+\.?\d*)(us|ms|s)/step")
+_RICH = re.compile(
+    r"^\W{0,4}Epoch (\d{1,6})/(\d{1,6}) +[━╺╸ ]+ (\d{1,9})/(\d{1,9}) .{0,40}? (\d+\.?\d*)(it/s)(.*)"
+)
+_EPOCH = re.compile(
+    r"\bepochs?['\"]?[ :=#]*\[?(\d{1,6})(?: ?(?:/|of) ?(\d{1,6}))?(?![\d.%])", re.IGNORECASE
+)
 _DICT = re.compile(r"\{.*'(?:train_)?loss': ")
 _AFTER = re.compile(
-    r"\b(?:eval|valid|validation|test)[_ ]?(?:loss|step)|'train_runtime'", re.IGNORECASE
+    r"\b(?:eval|valid|validation|validate|test)[_ ]?(?:loss|step)|'train_runtime'", re.IGNORECASE
 )
 """Of an evaluation, or of all steps once the training is over."""
+_EVALUATED = re.compile(
+    r"\b(?:eval|val|valid|validation|test|dev)[_ /-]?(?:\w{1,20}_)?(?:loss|time|ppl)['\"]?"
+    rf"\s*[:=]?\s*['\"]?{_NUMBER}",
+    re.IGNORECASE,
+)
 
 # How trainers spell what a step has.
 
 _BETWEEN = r"['\"]?\s*[:=]?\s*\[*['\"]?"
 _LOSS = re.compile(
-    r"(?<![\w/])(?:train(?:ing)?[_/ ]|reduced_train_|lm[_ ]|avg_|global_avg_)?loss['\"]?"
-    rf"(?: value)?\s*[:=]?\s*\[?['\"]?{_NUMBER}",
+    r"(?<![\w/])(?:train(?:ing)?[_/ ]|reduced_train_|lm[_ ]|avg_|global_avg_|total_)?loss['\"]?"
+    rf"(?: train| value)?(?:\s*[:=]\s*\[?['\"]?{_NUMBER}|\s+\[?{_FRACTION})",
     re.IGNORECASE,
 )
 _NORM = re.compile(rf"(?:grad[_ ]?norm|global_norm|gnorm){_BETWEEN}{_NUMBER}", re.IGNORECASE)
@@ -91,13 +139,107 @@ def split_tag(text: str) -> Tuple[Optional[int], str]:
     return int(match.group(1) or match.group(2)), text[match.end() :]
 
 
+class PatternError(ValueError):
+    """A pattern of progress lines that cannot be used; the message says why."""
+
+
+GROUPS = {
+    "step": "the step that was done; needed",
+    "total": "number of steps in all",
+    "epoch": "epoch, where the step is counted in each",
+    "loss": "loss",
+    "seconds": "seconds that the step took",
+    "ms": "the same in milliseconds",
+    "per_second": "steps a second",
+    "grad_norm": "norm of the gradients",
+    "lr": "learning rate",
+    "samples_per_s": "samples a second",
+    "tokens_per_s": "tokens a second",
+}
+"""Named groups of a user's own pattern, and what each is."""
+
+
+def compile_pattern(text: str) -> Pattern[str]:
+    """A user's own pattern of progress lines; PatternError where it has no use."""
+    try:
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise PatternError(f"{text!r} is no regular expression: {error}") from None
+    unknown = [name for name in pattern.groupindex if name not in GROUPS]
+    if unknown:
+        raise PatternError(f"has no use for the group {unknown[0]!r}; groups: {', '.join(GROUPS)}")
+    if "step" not in pattern.groupindex:
+        raise PatternError(r"needs a group of the step, such as (?P<step>\d+)")
+    return pattern
+
+
+def read_pattern(text: Any) -> Optional[Pattern[str]]:
+    """That of a plan: None where it has none, or one that another version would have refused."""
+    try:
+        return compile_pattern(text) if isinstance(text, str) else None
+    except PatternError:
+        return None
+
+
+def parse_own(pattern: Pattern[str], text: str) -> Optional[Iteration]:
+    """A line by the user's own pattern; None where that does not fit, or gives no step."""
+    match = pattern.search(split_tag(_COLOUR.sub("", text[:LONGEST]))[1])
+    if match is None:
+        return None
+    found = {
+        name: number
+        for name, word in match.groupdict().items()
+        if word is not None
+        for number in [_parse_number(word.strip())]
+        if number is not None
+    }
+    step = found.get("step")
+    if step is None or not 0 <= step < 1e15:
+        return None
+    times = (("seconds", 1000.0), ("ms", 1.0))
+    time_ms = next((found[name] * unit for name, unit in times if name in found), None)
+    if time_ms is None and found.get("per_second"):
+        time_ms = 1000 / found["per_second"]
+    loss = found.get("loss")
+    return Iteration(
+        int(step),
+        num_steps=_check_total(found.get("total")),
+        time_ms=_check_time(time_ms),
+        learning_rate=found.get("lr"),
+        losses={} if loss is None else {"loss": loss},
+        grad_norm=found.get("grad_norm"),
+        nan=1 if loss is not None and math.isnan(loss) else None,
+        samples_per_s=found.get("samples_per_s"),
+        tokens_per_s=found.get("tokens_per_s"),
+        epoch=_check_total(found.get("epoch")),
+    )
+
+
 def parse_progress(text: str) -> Optional[Iteration]:
-    """None where the line is not about steps that were done."""
+    """A line of any trainer by itself, as if it were the first one; None where it is not about
+    steps that were done."""
+    found = parse_line(text)
+    if found is None or not found.is_bar or found.epoch is None or not found.num_steps:
+        return found
+    step = found.step + found.epoch * found.num_steps
+    return replace(found, step=step, num_steps=None)
+
+
+def parse_line(text: str) -> Optional[Iteration]:
+    """The same with its step and number of steps as they stand: maybe those of its epoch."""
     try:
         line = parse_iteration(text)
         return _parse_free(text[:LONGEST]) if line is None else _complete(line, text)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         return None
+
+
+def parse_epoch(text: str) -> Optional[Tuple[int, Optional[int]]]:
+    """An epoch and their number, of a line such as `Epoch 2/3`."""
+    match = _EPOCH.search(text[:LONGEST])
+    if match is None:
+        return None
+    return int(match.group(1)), int(match.group(2)) if match.group(2) else None
 
 
 def join_lines(first: Iteration, second: Iteration) -> Iteration:
@@ -145,37 +287,195 @@ def _drop_torn(text: str) -> str:
 
 
 def _parse_free(text: str) -> Optional[Iteration]:
+    is_nested = _NESTED.search(text) is not None
     text = _drop_torn(split_tag(_COLOUR.sub("", text))[1])
-    bar = _BAR.search(text)
-    if bar is not None:
-        return _parse_bar(bar)
+    if "%|" in text:
+        bar = _BAR.search(text)
+        if bar is not None:
+            return _parse_bar(bar, is_nested)
+    if "{" in text:
+        found = _parse_json(text)
+        if found is not None:
+            return found
+    if "/" in text or "it" in text:
+        other = _parse_other_bar(text)
+        if other is not None:
+            return other
     step, is_dict = _STEP.search(text), _DICT.search(text) is not None
     if (step is None and not is_dict) or _AFTER.search(text):
         return None
-    values = _parse_values(text)
+    said = _EVALUATED.sub("", text)
+    values = _parse_values(said)
     if is_dict:
         return replace(values, step=int(step.group(1)) if step else NO_STEP)
-    if step is None or (values.loss is None and values.time_ms is None and "skipped=" not in text):
+    if step is None or (values.loss is None and values.time_ms is None and "skipped=" not in said):
+        return None
+    if said is not text and said != text and values.loss is None:
+        return None  # the time is that of an evaluation
+    before = text[: step.start()]
+    if _NOT_DONE.search(before):
         return None
     total = int(step.group(2)) if step.group(2) else None
-    return replace(values, step=int(step.group(1)), num_steps=total or None)
-
-
-def _parse_bar(match: Match[str]) -> Optional[Iteration]:
-    name, _, done, total, speed, unit, more = match.groups()
-    if name.strip() and not _BAR_OF_STEPS.search(name):
-        return None  # of a download, of shards that are read, of a data set that is mapped
-    num_done, num_steps = _parse_whole(done), _parse_whole(total)
-    epoch = _EPOCH.search(name)
-    if epoch is not None:
-        num_done += int(epoch.group(1)) * num_steps
+    number = int(step.group(1))
+    inner = _OPTIMIZER_STEP.search(text, step.end()) if "iter" in step.group().lower() else None
+    if inner is not None:  # the time is that of a micro-batch
+        number, total, values = int(inner.group(1)), None, replace(values, time_ms=None)
+    epoch = _EPOCH.search(text)
     return replace(
-        _parse_values(more or ""),
-        step=num_done,
-        num_steps=None if epoch else num_steps,
-        time_ms=_check_time(_parse_rate_ms(speed, unit) if unit else None),
-        is_bar=True,
+        values,
+        step=number,
+        num_steps=total or None,
+        epoch=int(epoch.group(1)) if epoch else None,
+        num_epochs=int(epoch.group(2)) if epoch and epoch.group(2) else None,
     )
+
+
+def _parse_bar(match: Match[str], is_nested: bool) -> Optional[Iteration]:
+    name, _, done, total, speed, unit, more = match.groups()
+    if unit and not _UNITS.fullmatch(unit):
+        return None
+    return _make_bar(name, _parse_whole(done), _parse_whole(total), speed, unit, more, is_nested)
+
+
+def _make_bar(
+    name: str,
+    done: int,
+    total: Optional[int],
+    speed: Optional[str],
+    unit: Optional[str],
+    more: str,
+    is_nested: bool,
+) -> Optional[Iteration]:
+    """None of a download, of shards that are read, of a data set that is mapped."""
+    name = name.strip()
+    if name and (not _BAR_OF_STEPS.search(name) or _BAR_OF_OTHERS.search(name)):
+        return None
+    values = _parse_values(more)
+    if not name and is_nested and values.loss is None:
+        return None
+    epoch = _EPOCH.search(name)
+    return replace(
+        values,
+        step=done,
+        num_steps=total or None,
+        epoch=int(epoch.group(1)) if epoch else None,
+        num_epochs=int(epoch.group(2)) if epoch and epoch.group(2) else None,
+        time_ms=_check_time(_parse_rate_ms(speed, unit) if speed and unit else None),
+        is_bar=True,
+        is_named=bool(name) or values.loss is not None,
+    )
+
+
+def _parse_other_bar(text: str) -> Optional[Iteration]:
+    """Of tqdm without an end, of Keras, of rich."""
+    match = _BAR_WITHOUT_END.search(text)
+    if match is not None:
+        name, done, speed, unit, more = match.groups()
+        if not name.strip() or not _UNITS.fullmatch(unit):
+            return None
+        return _make_bar(name, int(done), None, speed, unit, more, is_nested=False)
+    match = _RICH.search(text)
+    if match is not None:
+        epoch, epochs, done, total, speed, unit, more = match.groups()
+        found = _make_bar(f"Epoch {epoch}", int(done), int(total), speed, unit, more, False)
+        return None if found is None else replace(found, num_epochs=int(epochs) + 1)
+    match = _KERAS.search(text)
+    if match is None:
+        return None
+    done, total, more = match.groups()
+    took, values = _PER_STEP.search(more), _parse_values(_EVALUATED.sub("", more))
+    if took is None and values.loss is None:
+        return None
+    units = {"us": 0.001, "ms": 1.0, "s": 1000.0}
+    return replace(
+        values,
+        step=int(done),
+        num_steps=int(total) or None,
+        time_ms=_check_time(float(took.group(1)) * units[took.group(2)] if took else None),
+        is_bar=True,
+        is_named=values.loss is not None,
+    )
+
+
+# A line of JSON: keys as loggers name them, the first that is there.
+
+_KEYS: Dict[str, Sequence[str]] = {
+    "step": ("step", "global_step", "iteration", "iter", "train/step", "train/global_step",
+             "num_updates", "update", "training_step", "train_step", "_step", "batch"),
+    "total": ("total_steps", "max_steps", "num_steps", "total", "train_iters", "max_iters"),
+    "loss": ("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss",
+             "loss/train", "avg_loss"),
+    "s": ("step_time_s", "step_time", "seconds", "iter_time", "iteration_time", "time_per_step",
+          "step_s", "elapsed_s", "dt", "train/step_time"),
+    "ms": ("step_time_ms", "iter_time_ms", "elapsed_time_per_iteration_ms", "step_ms", "dt_ms",
+           "time_ms"),
+    "per_second": ("steps_per_second", "it/s", "steps_per_sec", "iterations_per_second"),
+    "lr": ("lr", "learning_rate", "train/lr", "train/learning_rate"),
+    "norm": ("grad_norm", "gnorm", "train/grad_norm", "grad-norm"),
+    "tokens": ("tokens_per_s", "tokens_per_sec", "tokens_per_second", "tok/s", "tps"),
+    "samples": ("samples_per_s", "samples_per_sec", "samples_per_second"),
+    "epoch": ("epoch", "train/epoch"),
+}  # fmt: skip
+_OF_EVALUATIONS = ("eval", "val", "valid", "validation", "test")
+
+
+def _parse_json(text: str) -> Optional[Iteration]:
+    """None where the line ends with no object that tells of a step."""
+    body = text[text.index("{") :].strip()
+    if not body.endswith("}") or '"' not in body:
+        return None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    nested = [item for item in value.values() if isinstance(item, dict)]
+    if nested and not any(name in value for name in _KEYS["loss"]):
+        value = {**value, **nested[0]}  # {"step": 3, "metrics": {"loss": 2.0}}
+    found = {key: _find_key(value, names) for key, names in _KEYS.items()}
+    step, loss = found["step"], found["loss"]
+    times = [(found["s"], 1000.0), (found["ms"], 1.0)]
+    time_ms = next((number * unit for number, unit in times if number is not None), None)
+    if time_ms is None and found["per_second"]:
+        time_ms = 1000 / found["per_second"]
+    if step is None or not 0 <= step < 1e15 or (loss is None and time_ms is None):
+        return None
+    if loss is None and any(str(key).lower().startswith(_OF_EVALUATIONS) for key in value):
+        return None
+    words = [value.get(key) for key in ("split", "phase", "mode", "event", "type", "msg", "stage")]
+    if any(isinstance(word, str) and _NOT_A_STEP.search(word) for word in words):
+        return None
+    total, epoch = found["total"], found["epoch"]
+    return Iteration(
+        int(step),
+        num_steps=_check_total(total),
+        time_ms=_check_time(time_ms),
+        learning_rate=found["lr"],
+        losses={} if loss is None else {"loss": loss},
+        grad_norm=found["norm"],
+        nan=1 if loss is not None and math.isnan(loss) else None,
+        samples_per_s=found["samples"],
+        tokens_per_s=found["tokens"],
+        epoch=int(epoch) if epoch is not None and epoch == epoch // 1 else None,
+    )
+
+
+_NOT_A_STEP = re.compile(r"eval|val|test|warm|resum|load|best|sav|checkpoint|infer", re.IGNORECASE)
+
+
+def _find_key(value: Dict[str, Any], names: Sequence[str]) -> Optional[float]:
+    for name in names:
+        item = value.get(name)
+        if isinstance(item, str):
+            item = _parse_number(item)
+        if isinstance(item, (int, float)) and not isinstance(item, bool):
+            return float(item)
+    return None
+
+
+def _check_total(number: Optional[float]) -> Optional[int]:
+    return int(number) if number is not None and 0 < number < 1e15 else None
 
 
 def _parse_values(text: str) -> Iteration:
@@ -215,12 +515,12 @@ def _parse_rate_ms(speed: str, unit: str) -> Optional[float]:
     number = _parse_number(speed)
     if not number:
         return None
-    return 1000 * number if unit == "s/it" else 1000 / number
+    return 1000 * number if unit.startswith("s/") else 1000 / number
 
 
 def _find(pattern: Pattern[str], text: str) -> Optional[float]:
     match = pattern.search(text)
-    return None if match is None else _parse_number(match.group(1))
+    return None if match is None else _parse_number(match.group(match.lastindex or 0))
 
 
 def _parse_number(text: str) -> Optional[float]:

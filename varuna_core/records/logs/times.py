@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 MARK_S = 0.25
 MOST_BYTES = 64 * 1024 * 1024
@@ -35,6 +35,13 @@ class LineTimes:
         """When the line that begins at `offset` was written, or a little before."""
         at = bisect_right(self.offsets, offset) - 1
         return self.times[at] if at >= 0 else None
+
+    def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
+        """The same, and how much later it may have been: nothing where a mark was made for it."""
+        at = bisect_right(self.offsets, offset) - 1
+        if at < 0:
+            return None, 0.0
+        return self.times[at], 0.0 if self.offsets[at] == offset else MARK_S
 
 
 def format_mark(time: float, out: int, err: int) -> bytes:
@@ -69,6 +76,41 @@ def read_times(path: Path) -> Tuple[LineTimes, LineTimes]:
             return parse_marks(handle.read(MOST_BYTES))
     except OSError:
         return parse_marks(b"")
+
+
+KEPT_BYTES = 256 * 1024
+"""Of the end of a file of marks that grows: an hour of lines at least."""
+MOST_MARKS = 12_000
+
+
+class TimesTail:
+    """The last marks of a file that grows; each look reads what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place: Optional[int] = None
+        self._rest = b""
+        self._held: List[bytes] = []
+        self._parsed: Optional[Tuple[LineTimes, LineTimes]] = None
+
+    def read(self) -> Tuple[LineTimes, LineTimes]:
+        """Of .out and of .err."""
+        try:
+            with open(self._path, "rb") as handle:
+                size = handle.seek(0, 2)
+                if self._place is None or size < self._place:
+                    self._place, self._rest, self._held = max(0, size - KEPT_BYTES), b"", []
+                    self._parsed = None
+                handle.seek(self._place)
+                data = handle.read(MOST_BYTES) if size > self._place else b""
+        except OSError:
+            data = b""
+        if data or self._parsed is None:
+            self._place = (self._place or 0) + len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._held = [*self._held, *lines][-MOST_MARKS:]
+            self._parsed = parse_marks(b"\n".join(self._held) + b"\n")
+        return self._parsed
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 10
 _HEAD = re.compile(r"\biteration +(\d{1,18})/ *(\d{1,18}) *\|(.*)", re.DOTALL)
 _VALIDATION = re.compile(r"\bvalidation loss at iteration (\d{1,18}) *\|(.*)", re.DOTALL)
 _ELAPSED = re.compile(r"elapsed time per (?:iteration|step) *(?:\((\w+)\))?")
+_WHOLE_TIME = re.compile(r" *elapsed time per iteration \(ms\): +\d+\.\d\s*")
+"""As Megatron prints it, with one digit behind the point."""
 _MEMORY = re.compile(
     r"(?:\[Rank (\d{1,9})\])?[^|\[]*\(after (\d{1,18}) iterations?\) memory \(MB\)([^\n]*)"
 )
@@ -94,6 +96,11 @@ class Iteration:
     """As printed: torchtitan's is of one device, others' of all."""
     is_bar: bool = False
     """The line is a progress bar, which counts steps and measures them roughly."""
+    is_named: bool = True
+    """False for a bar of which nothing says that it is of steps."""
+    epoch: Optional[int] = None
+    """As the line says it; then `step` may be counted in each."""
+    num_epochs: Optional[int] = None
 
     @property
     def loss(self) -> Optional[float]:
@@ -142,7 +149,9 @@ def parse_iteration(line: str) -> Optional[Iteration]:
     fields: Dict[str, float] = {}
     losses: Dict[str, float] = {}
     others: Dict[str, float] = {}
-    *whole, _ = head.group(3).split("|")  # what no bar closes may be torn
+    *whole, last = head.group(3).split("|")
+    if _WHOLE_TIME.fullmatch(last):  # of all that no bar closes only this shows that it is whole
+        whole.append(last)
     for part in whole:
         label, colon, text = part.rpartition(":")
         label, number = label.strip(), _read_number(text)

@@ -1,0 +1,160 @@
+"""Steps of a log: from its lines one after the other, and from when they were written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from varuna_core.records.logs.literals import find_marks
+from varuna_core.records.logs.progress import PatternError, compile_pattern, parse_own
+from varuna_core.records.logs.steps import StepReader, Told
+
+
+def read(lines: Iterable[tuple[float | None, str]], reader: StepReader | None = None) -> list[Told]:
+    reader = reader or StepReader()
+    found = [reader.read(text, at, 0.0) for at, text in lines]
+    return [told for told in found if told is not None]
+
+
+def list_steps(lines: Iterable[str]) -> list[int]:
+    return [told.line.step for told in read((None, line) for line in lines)]
+
+
+def list_ms(found: Iterable[Told]) -> list[float | None]:
+    return [None if x.line.time_ms is None else round(x.line.time_ms, 3) for x in found]
+
+
+def test_a_step_takes_what_lies_between_the_writing_of_two_lines() -> None:
+    found = read((100.0 + 0.5 * step, f"0: step {step}/40 loss {9.5 - step}") for step in range(4))
+    assert list_ms(found) == [None, 500, 500, 500]
+    assert [told.num_timed for told in found] == [None, 1, 1, 1]
+    every_tenth = read((100.0 + 0.5 * step, f"step {step} loss 2.5") for step in range(0, 40, 10))
+    assert list_ms(every_tenth) == [None, 500, 500, 500]
+    assert every_tenth[1].num_timed == 10
+
+
+def test_a_time_in_the_line_counts_more_than_that_of_its_writing() -> None:
+    found = read((100.0 + step, f"iter {step}: loss 3.1, time 130.22ms") for step in range(3))
+    assert list_ms(found) == [130.22] * 3
+    assert {told.num_timed for told in found} == {None}
+
+
+def test_times_that_are_not_known_well_are_of_many_steps() -> None:
+    reader = StepReader()
+    lines = [(100.0 + (step // 2) * 0.25, f"step {step} loss 2.5") for step in range(0, 101)]
+    found = [reader.read(text, at, 0.25) for at, text in lines]
+    times = [told.line.time_ms for told in found if told is not None and told.line.time_ms]
+    assert len(times) >= 5
+    assert all(time_ms == pytest.approx(125, rel=0.1) for time_ms in times)
+
+
+def test_a_pause_is_blamed_on_no_step() -> None:
+    reader = StepReader()
+    first = read([(0.0, "step 1 loss 2.5"), (1.0, "step 2 loss 2.5")], reader)
+    reader.pause()
+    later = read([(60.0, "step 3 loss 2.5"), (61.0, "step 4 loss 2.5")], reader)
+    assert list_ms(first + later) == [None, 1000, None, 1000]
+
+
+def test_a_long_span_may_hold_a_pause() -> None:
+    reader = StepReader()
+    read([(float(step), f"step {step} loss 2.5") for step in range(5)], reader)
+    told = reader.read("step 5 loss 2.5", 60.0, 0.0)
+    assert told is not None and reader.is_slow(told)
+
+
+def test_lines_of_one_rank_are_followed() -> None:
+    lines = [f"{rank}: step {step} loss 2.5" for step in range(9) for rank in (0, 1)]
+    late = ["1: step 3 loss 2.5", "0: step 9 loss 2.5"]
+    found = read((None, line) for line in [*lines, *late])
+    assert not any(told.is_anew for told in found)
+    assert found[-1].line.step == 9
+
+
+def test_another_rank_is_followed_where_the_first_falls_silent() -> None:
+    lines = ["0: step 1 loss 2.5", *(f"3: step {step} loss 2.5" for step in range(10, 20))]
+    assert list_steps(lines)[-1] == 19
+
+
+def test_an_older_step_is_another_start() -> None:
+    found = read((float(at), f"step {step} loss 2.5") for at, step in enumerate((5, 6, 7, 6, 7)))
+    assert [told.is_anew for told in found] == [False, False, False, True, False]
+    assert list_ms(found) == [None, 1000, 1000, None, 1000]
+
+
+def test_steps_of_each_epoch_are_counted_through() -> None:
+    lines = [f"epoch {epoch} step {at}/3 loss 2.5" for epoch in (1, 2) for at in (1, 2, 3)]
+    assert list_steps(lines) == [1, 2, 3, 4, 5, 6]
+    whole = [f"epoch {epoch} step {3 * epoch + at} loss 2.5" for epoch in (0, 1) for at in range(3)]
+    assert list_steps(whole) == [0, 1, 2, 3, 4, 5]
+
+
+def test_bars_of_each_epoch_are_counted_through() -> None:
+    bars = [f"train: 1%|x| {at}/100 [00:05<01:30,  2.00it/s]" for at in (50, 100, 50, 100)]
+    assert list_steps(bars) == [50, 100, 150, 200]
+    named = [
+        f"Epoch {epoch}: 1%|x| {at}/100 [00:05<01:30, 2.00it/s]" for epoch in (0, 1)
+        for at in (50, 100)
+    ]  # fmt: skip
+    assert list_steps(named) == [50, 100, 150, 200]
+
+
+def test_lines_tell_more_than_bars_and_bars_with_a_name_more_than_others() -> None:
+    bar = " 50%|x| 500/1000 [00:05<01:30,  2.00it/s]"
+    found = read((None, line) for line in (bar, "train:" + bar, "step 3 loss 2.5", bar))
+    assert [(told.strength, told.is_anew) for told in found] == [(0, False), (1, True), (2, True)]
+
+
+def test_a_pattern_of_the_users_own_is_read() -> None:
+    own = compile_pattern(r"done (?P<step>\d+) of (?P<total>\d+): L=(?P<loss>\S+) (?P<ms>\S+)ms")
+    found = read([(None, "0: done 7 of 9: L=1.5 20ms"), (None, "step 3 loss 2.5")], StepReader(own))
+    (told,) = found
+    assert (told.line.step, told.line.num_steps, told.line.loss) == (7, 9, 1.5)
+    assert told.line.time_ms == 20
+    assert find_marks(own.pattern)
+    assert any(mark in b"done  of : L=. ms" for mark in find_marks(own.pattern))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("step (", "no regular expression"),
+        (r"(\d+)", "a group of the step"),
+        (r"(?P<step>\d+) (?P<lose>\S+)", "'lose'; groups: step, total"),
+    ],
+)
+def test_a_pattern_that_has_no_use_says_why(text: str, word: str) -> None:
+    with pytest.raises(PatternError, match=re.escape(word)):
+        compile_pattern(text)
+
+
+def test_a_pattern_whose_case_does_not_matter_is_tried_on_all_lines() -> None:
+    assert find_marks(r"(?i)STEP (?P<step>\d+)") == ()
+    assert find_marks(r"(?P<step>\d+)") == ()
+
+
+WORDS = st.sampled_from(
+    ["step ", "iter ", "epoch ", " loss ", "1", "7/9", "%|x| ", "[00:01<00:02, ", "1.0it/s]", "]",
+     '{"step": ', '"loss": ', "}", "\x1b[A", "━━", "0: ", "nan", "1e400", "9" * 30, "ms/step", "\r"]
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.text(max_size=80), st.lists(WORDS, max_size=12).map("".join)),
+            st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)),
+        ),
+        max_size=12,
+    )
+)
+def test_no_lines_make_it_raise(lines: list[tuple[str, float | None]]) -> None:
+    reader = StepReader()
+    own = compile_pattern(r"(?P<step>.)(?P<loss>.*)")
+    for text, at in lines:
+        reader.read(text, at)
+        parse_own(own, text)

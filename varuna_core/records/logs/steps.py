@@ -1,0 +1,236 @@
+"""Steps of a log, from its lines and the times at which they were written.
+
+`progress` says what one line means; here stands what follows from lines before it: whose lines are
+followed, what goes on in the next epoch, what begins anew, and how long a step took where no line
+says so.
+
+    0: step 10 loss 2.31    written at 100.0     step 10
+    1: step 10 loss 2.31               100.1     another rank: not followed
+    0: step 20 loss 2.20               104.0     step 20, 0.4 s a step
+    0: validation loss at ...                    a pause: no step is blamed for it
+    0: step 30 loss 2.10               120.0     step 30
+    0: step 11 loss 2.29               200.0     another start
+
+Lines about a step count more than bars, and these more than bars that have no name.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Deque, Dict, Optional, Pattern, Tuple
+
+from varuna_core.records.logs.progress import (
+    NO_STEP,
+    parse_epoch,
+    parse_line,
+    parse_own,
+    split_tag,
+)
+from varuna_core.records.logs.times import MARK_S
+from varuna_core.records.logs.training_log import Iteration
+
+UNNAMED, BAR, LINE = 0, 1, 2
+"""How sure it is that steps are told of."""
+LEAST_S = 0.05
+"""Between two lines whose times of writing are known well."""
+SPAN_SLACKS = 8
+"""A span is long enough if it is so many times as long as what its ends are not sure by."""
+TURNS = 3
+"""So many steps of another rank, and none of the one that is followed: then that is followed."""
+MOST_RANKS = 256
+RECENT = 9
+SLOW = 2.5
+"""A span so many times as long as a usual one may hold a pause."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one line says of a step, in the light of those before it."""
+
+    line: Iteration
+    """Its step and number of steps counted through all epochs; NO_STEP where it has only a loss.
+    Its time is the line's own, else by the times of writing."""
+    at: Optional[float]
+    is_anew: bool
+    """What was told before does not count: the ranks began again from an older step, or this line
+    tells of steps more surely."""
+    num_timed: Optional[int]
+    """Steps that the time is the mean of, where it is by the times of writing."""
+    strength: int
+    """LINE, BAR or UNNAMED."""
+
+
+class StepReader:
+    """The state of one log."""
+
+    def __init__(self, pattern: Optional[Pattern[str]] = None) -> None:
+        """`pattern`: the user's own; then nothing else is a step."""
+        self.strength = -1
+        self.num_steps: Optional[int] = None
+        self.last: Optional[int] = None
+        """The last step."""
+        self._pattern = pattern
+        self._rank: Optional[int] = None
+        self._turns: Dict[Optional[int], int] = {}
+        self._raw: Optional[Tuple[int, Optional[int]]] = None
+        """The last step and number of steps as the line had them."""
+        self._base = 0
+        self._epoch: Optional[int] = None
+        self._num_epochs: Optional[int] = None
+        self._is_new_epoch = False
+        self._anchor: Optional[Tuple[int, float, float]] = None
+        """Step, time of writing and what that is not sure by."""
+        self._recent: Deque[float] = deque(maxlen=RECENT)
+
+    def read(
+        self, text: str, at: Optional[float] = None, slack_s: float = MARK_S
+    ) -> Optional[Told]:
+        """None where the line tells of no step, or of one that is no news.
+
+        `at` is when it was written, at most `slack_s` earlier than said.
+        """
+        own = self._pattern
+        found = parse_line(text) if own is None else parse_own(own, text)
+        if found is None:
+            if own is None and "poch" in text:
+                self._note_epoch(text)
+            return None
+        if found.step == NO_STEP:
+            return Told(found, at, False, None, LINE)
+        strength = LINE if not found.is_bar else BAR if found.is_named else UNNAMED
+        if strength < self.strength:
+            return None
+        rank = split_tag(text)[0]
+        is_surer = strength > self.strength >= 0
+        if strength > self.strength:
+            self._restart()
+            self.strength, self._rank, self._turns, self.num_steps = strength, rank, {}, None
+            self.last = None
+        elif not self._is_followed(rank, found.step):
+            return None
+        told = self._place(found, at, slack_s)
+        return replace(told, is_anew=True) if told is not None and is_surer else told
+
+    def pause(self) -> None:
+        """A checkpoint or an evaluation: no step is blamed for the time up to the next line."""
+        self._anchor = None
+
+    def is_slow(self, told: Told) -> bool:
+        """True for a time by the times of writing that may be one of a pause."""
+        if told.num_timed is None or told.line.time_ms is None or not self._recent:
+            return False
+        return told.line.time_ms > SLOW * statistics.median(self._recent)
+
+    def _is_followed(self, rank: Optional[int], step: int) -> bool:
+        if rank == self._rank:
+            self._turns.clear()
+            return True
+        if self._raw is not None and step == self._raw[0]:
+            return True  # another rank tells more of the same step
+        if len(self._turns) < MOST_RANKS or rank in self._turns:
+            self._turns[rank] = self._turns.get(rank, 0) + 1
+        if self._turns.get(rank, 0) < TURNS:
+            return False
+        self._rank = rank
+        self._turns.clear()
+        return True
+
+    def _note_epoch(self, text: str) -> None:
+        """`Epoch 2/3` above a bar."""
+        found = parse_epoch(text)
+        if found is None or found[1] is None or not 0 < found[0] <= found[1]:
+            return
+        self._is_new_epoch = self._epoch is not None and found[0] > self._epoch
+        self._epoch, self._num_epochs = found
+
+    def _restart(self) -> None:
+        self._raw, self._base, self._anchor = None, 0, None
+        self._recent.clear()
+
+    def _place(self, found: Iteration, at: Optional[float], slack_s: float) -> Optional[Told]:
+        if found.is_bar and found.step == 0:  # nothing is done: a bar that stands, or will
+            return None
+        if found.is_bar and self._is_small_bar(found):
+            return None
+        is_anew = self._count_epochs(found)
+        step = self._base + found.step
+        is_anew = is_anew or (self.last is not None and step < self.last)
+        if is_anew:
+            self._anchor = None
+            self._recent.clear()
+        self._raw = found.step, found.num_steps
+        self.last = step
+        self.num_steps = self._find_total(found) or self.num_steps
+        if self._base and not found.num_epochs and self._num_epochs is None:
+            self.num_steps = None  # nobody says how many epochs there are
+        line = replace(found, step=step, num_steps=self.num_steps)
+        time_ms, num_timed = self._measure(line, at, slack_s)
+        if num_timed is not None:
+            line = replace(line, time_ms=time_ms)
+        return Told(line, at, is_anew, num_timed, self.strength)
+
+    def _is_small_bar(self, found: Iteration) -> bool:
+        """The bar of an evaluation runs while that of the training stands still."""
+        if self._raw is None or not self._raw[1] or not found.num_steps:
+            return False
+        return found.num_steps < self._raw[1] and self._raw[0] < self._raw[1]
+
+    def _count_epochs(self, found: Iteration) -> bool:
+        """Keep the count of steps before this epoch; True where the steps begin anew."""
+        epoch = found.epoch if found.epoch is not None else self._epoch
+        before, self._epoch = self._epoch, epoch
+        is_later = self._is_new_epoch or (
+            epoch is not None and before is not None and epoch > before
+        )
+        self._is_new_epoch = False
+        if found.is_bar and found.epoch is not None and found.num_steps:
+            base = found.epoch * found.num_steps  # Lightning counts epochs from 0
+            is_anew = self._raw is not None and base < self._base
+            self._base = base
+            return is_anew
+        if self._raw is None:
+            if found.is_bar and self._num_epochs and epoch and found.num_steps:
+                self._base = (epoch - 1) * found.num_steps
+            return False
+        last, total = self._raw
+        if found.step > last or (found.step == last and not is_later):
+            return False
+        if is_later or (total and last >= total and total == found.num_steps):
+            self._base += total or last
+            return False
+        is_anew = not (found.is_bar and total and last >= total)
+        self._base = 0
+        return is_anew or self.last is not None
+
+    def _find_total(self, found: Iteration) -> Optional[int]:
+        if not found.num_steps:
+            return None
+        num_epochs = found.num_epochs or self._num_epochs
+        if found.is_bar and num_epochs:
+            return found.num_steps * num_epochs
+        if found.is_bar and found.epoch is not None:
+            return None
+        return self._base + found.num_steps
+
+    def _measure(
+        self, line: Iteration, at: Optional[float], slack_s: float
+    ) -> Tuple[Optional[float], Optional[int]]:
+        """Milliseconds a step since the anchor, and how many steps that are."""
+        if line.time_ms is not None and not line.is_bar:
+            return line.time_ms, None
+        if at is None:
+            return line.time_ms, None
+        anchor = self._anchor
+        if anchor is None or line.step < anchor[0] or at < anchor[1]:
+            self._anchor = line.step, at, slack_s
+            return line.time_ms, None
+        num_steps, span_s = line.step - anchor[0], at - anchor[1]
+        least_s = max(LEAST_S, SPAN_SLACKS * max(slack_s, anchor[2]))
+        if not num_steps or span_s < least_s:
+            return line.time_ms, None
+        self._anchor = line.step, at, slack_s
+        time_ms = 1000 * span_s / num_steps
+        self._recent.append(time_ms)
+        return time_ms, num_steps
