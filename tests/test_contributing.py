@@ -90,9 +90,11 @@ def test_a_conf_key_is_one_field(add: Add, vjob: Vjob) -> None:
     field = "    warm_steps: PositiveInt = 3\n    '''Steps that no report counts.'''\n"
     add(SCHEMA, "    log_every: ", field.replace("'''", '"""'))
     assert re.search(r"warm_steps: 3 +# Steps that no report counts", vjob("init"))
-    assert "# ---- batch.sh" in vjob(
-        "submit", "conf.yaml", "--dry-run", "--set", "train.warm_steps=5"
-    )
+    refer = ["--set", "program.args=['${train.warm_steps}']"]
+    five = ["--set", "train.warm_steps=5"]
+    assert "# ---- batch.sh" in vjob("submit", "conf.yaml", "--dry-run", *five, *refer)
+    said = vjob("submit", "conf.yaml", "--dry-run", *five, code=2)
+    assert "train.warm_steps = 5: has no effect with program.script: remove it" in said
     said = vjob("submit", "conf.yaml", "--dry-run", "--set", "train.warm_steps=0", code=2)
     assert "train.warm_steps = 0: must be at least 1" in said
 

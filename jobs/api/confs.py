@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from vjob.jobs.conf.fates import list_changed
 from vjob.jobs.conf.loading.load import apply_overrides, read_text
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.conf.write import dump_yaml, render_resolved
@@ -53,7 +54,7 @@ def read_source(
     if name is not None:
         overrides.append(spell_override("name", name))
     if isinstance(conf, JobConf):
-        path, text = FROM_PYTHON, render_resolved(conf)
+        path, text = FROM_PYTHON, render_resolved(conf, written=list_changed(conf))
     elif isinstance(conf, Mapping):
         path, text = FROM_PYTHON, dump_yaml(simplify(conf))
     elif isinstance(conf, (str, os.PathLike)):

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from vjob.jobs.conf import schema
+from vjob.jobs.conf.fates import Fate, find_fate, find_variable, list_leaves
 from vjob.jobs.conf.parse import describe, get_annotations, get_hints, get_section_class
 from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
 from vjob.jobs.conf.write import dump_yaml
@@ -32,10 +33,18 @@ same keys as a commented file to start from.
   number where a number is wanted, and environment values and arguments are what you wrote.
 - `--set key=value` replaces one key for one run: `--set train.steps=100`,
   `--set "cluster.nodes[0].count=3"`, `--set env.NCCL_DEBUG=INFO`. The value is YAML.
+- `${train.steps}` in `program.args` and in the values of `env` is the value of that key: any key,
+  for any program. `$${` stands for `${` itself; other variables are not expanded, see `pass_env`.
 - All problems are reported at once, each with its line: first those of single keys, and once these
   are mended, those of keys against each other and of files that are missing.
 - Values of keys that look secret (`HF_TOKEN`, `WANDB_API_KEY`, `notify.webhook`) are not shown, nor
   kept in the run's copies of the conf. Better still, leave them out and name them in `pass_env`.
+
+**With a script** of your own (`program: {script: ...}`), and with a function, the column *script*
+says what becomes of a key that the conf writes. A variable: the key reaches every rank in it, and
+[`varuna_core.Varuna`](script.md#what-the-conf-says) takes it from there. *acts*: it acts outside
+the script, on the cluster, the container or the monitor. *refer*: vjob does nothing with it, so it
+is refused unless `program.args` or `env` pass it on as `${key}`.
 """
 PROGRAM_FORMS = """\
 ## program
@@ -56,12 +65,13 @@ program: {megatron: Megatron-LM, args: [--swiglu]}
 program: {deepspeed: train.py, config: ds.json, args: [--epochs, 3]}
 ```
 
-| key | value | default | what |
-|---|---|---|---|
-| `script` | text | | Training script. |
-| `megatron` | text | | Folder of a Megatron-LM checkout, or a pretraining script in it. |
-| `deepspeed` | text | | Training script that uses DeepSpeed. |
+| key | value | default | script | what |
+|---|---|---|---|---|
+| `script` | text | | acts | Training script. |
+| `megatron` | text | | | Folder of a Megatron-LM checkout, or a pretraining script in it. |
+| `deepspeed` | text | | | Training script that uses DeepSpeed. |
 """
+WORDS: Mapping[Fate, str] = {Fate.ACTS: "acts", Fate.REFERENCE: "refer"}
 # Active keys of the starter conf: it runs as it is, anywhere, without data.
 STARTER: Mapping[str, object] = {
     "name": "my-run",
@@ -154,7 +164,8 @@ def render_conf_doc() -> str:
         title = "Top level" if not section.key else section.key
         names = tuple(field.name for field in fields(section.cls))
         head = (
-            f"## {title}\n\n{section.doc}\n\n| key | value | default | what |\n|---|---|---|---|\n"
+            f"## {title}\n\n{section.doc}\n\n| key | value | default | script | what |\n"
+            "|---|---|---|---|---|\n"
         )
         parts.append(head + "".join(_render_rows(section, names)))
         if section.cls is Model:
@@ -180,7 +191,20 @@ def _render_rows(section: Section, names: tuple[str, ...]) -> Iterator[str]:
         else:
             shown = "" if is_dataclass(default) or inner else f"`{render_value(default)}`"
         doc = get_doc(section.cls, field.name).replace("|", "\\|")
-        yield f"| `{field.name}` | {value} | {shown} | {doc} |\n"
+        fate = render_fate(join_key(section.key, field.name))
+        yield f"| `{field.name}` | {value} | {shown} | {fate} | {doc} |\n"
+
+
+def render_fate(key: str) -> str:
+    """What becomes of a key with a script, in a word; nothing for a section whose keys differ."""
+    if key == "program.config":
+        return ""
+    variable = find_variable(key)
+    if variable is not None:
+        return f"`{variable}`"
+    fates = {find_fate(leaf) for leaf in list_leaves() if leaf.startswith(f"{key}.")}
+    (fate, *others) = fates or {find_fate(key)}
+    return "" if others else WORDS[fate]
 
 
 def _render_models() -> str:

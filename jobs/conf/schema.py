@@ -73,7 +73,7 @@ class Program:
 class Model:
     """The shape of a built-in model; a name such as gpt2-xl stands for one of these.
 
-    It is for the built-in programs; a script does not see it.
+    A script takes it whole: a reference to one of its keys is one to all.
     """
 
     layers: PositiveInt
@@ -102,7 +102,7 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The training data of a built-in program; a script does not see it."""
+    """The training data of a built-in program."""
 
     prefix: str | None = None
     """Megatron .bin/.idx pair without its suffix (relative to the conf's folder), or for a GPT a
@@ -179,10 +179,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """The training itself, for the built-in programs.
-
-    A script does not see this section, nor those below it: it takes `program.args` and `env`.
-    """
+    """The training itself, in full for the built-in programs."""
 
     steps: PositiveInt = 50
     """Optimizer steps."""
@@ -216,10 +213,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """How the model and the batch are laid over the ranks: pipeline x data x tensor = world.
-
-    A script finds pipeline, data, tensor, partition and its own place in VJOB_ variables.
-    """
+    """How the model and the batch are laid over the ranks: pipeline x data x tensor = world."""
 
     pipeline: PositiveInt | Auto = 1
     """Pipeline stages; auto lets the planner choose, and with it the replicas, the order of the
@@ -229,14 +223,12 @@ class Parallel:
     tensor: PositiveInt = 1
     """Ranks that share each layer; all in one node."""
     sequence_parallel: bool = False
-    """With tensor, share each sequence between the shared layers too: less memory; a script does
-    not see it."""
+    """With tensor, share each sequence between the shared layers too: less memory."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
-    micro-batches too, 3 all weights; a script does not see it."""
+    micro-batches too, 3 all weights."""
     recompute: Literal["none", "full", "auto"] = "auto"
-    """Recompute activations in the backward, where auto means none for now; a script does not see
-    it."""
+    """Recompute activations in the backward, where auto means none for now."""
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"
@@ -245,10 +237,10 @@ class Parallel:
     schedule: Literal["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv", "auto"] = (
         "auto"
     )
-    """Order of forwards and backwards in a step; a script does not see it."""
+    """Order of forwards and backwards in a step."""
     profile: str | None = None
     """File that `vjob profile` writes and planning reads; default: profiles/<model>.profile.json
-    next to the conf; a script does not see it."""
+    next to the conf."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +370,7 @@ class Profile:
     """What is measured while training: docs/external.md."""
 
     timeline: bool = True
-    """Write the trace that `vjob report` draws, Megatron-LM its times; a script does not see it."""
+    """Write the trace that `vjob report` draws, Megatron-LM its times."""
     nsys: bool = False
     """Run ranks under Nsight Systems; `nsys` must be on their PATH."""
     ncu: bool = False
@@ -405,18 +397,17 @@ class Morph:
     a morph is short; costs their memory."""
     grow: Literal["none", "auto"] = "none"
     """auto looks for idle nodes in the queues of `cluster.nodes` and lets them join, up to
-    max_nodes, where the steps that they save are worth the pause; a script does not see it."""
+    max_nodes, where the steps that they save are worth the pause."""
     leave_slow: bool = False
-    """Go on without a node that is over 15 % slower than its peers, where that is worth the pause;
-    a script does not see it."""
+    """Go on without a node that is over 15 % slower than its peers, where that is worth the
+    pause."""
     look_s: PositiveInt = 60
-    """Seconds between two looks of these two; a script does not see it."""
+    """Seconds between two looks of these two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notify:
-    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does
-    not see it."""
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
 
     mail: str | None = None
     """Mail address; goes through `sendmail` of the machine that watches."""
@@ -435,11 +426,11 @@ class JobConf:
     program: Program
     """What every rank runs."""
     model: Model | None = None
-    """Shape of a built-in model, by name or by numbers; a script does not see it."""
+    """Shape of a built-in model, by name or by numbers."""
     data: Data | None = None
-    """The training data; a script does not see it."""
+    """The training data."""
     train: Train = field(default_factory=Train)
-    """The training itself; a script does not see it."""
+    """The training itself."""
     parallel: Parallel = field(default_factory=Parallel)
     """The layout."""
     cluster: Cluster = field(default_factory=Cluster)
@@ -464,9 +455,8 @@ class JobConf:
     morph: Morph = field(default_factory=Morph)
     """Whether a built-in program may go on with fewer or more nodes."""
     prices: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
-    """Price of a node-hour by GPU type, for `vjob plan`; a script does not see it."""
+    """Price of a node-hour by GPU type, for `vjob plan`."""
     notify: Notify = field(default_factory=Notify)
-    """Who hears from `vjob watch` when the job is in trouble, well again, or over; a script does
-    not see it."""
+    """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
     log_folder: str = "log"
     """Where run folders are made (relative to the conf's folder), on the shared file system."""

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import yaml
 
+from vjob.jobs.conf.fates import drop_unwritten
 from vjob.jobs.conf.redact import redact_value
 from vjob.jobs.conf.schema import JobConf, Program
 
@@ -47,9 +48,14 @@ def resolve_conf(conf: JobConf) -> dict[str, Any]:
     return resolved
 
 
-def render_resolved(conf: JobConf, *, redact: bool = False) -> str:
-    """The resolved conf as YAML."""
+def render_resolved(
+    conf: JobConf, *, redact: bool = False, written: Collection[str] | None = None
+) -> str:
+    """The resolved conf as YAML; a script's with the keys that count where they are `written`, if
+    these are given, and else with all."""
     plain = resolve_conf(conf)
+    if written is not None:
+        plain = drop_unwritten(conf, plain, written)
     if redact:
         plain = redact_value(plain)
     return dump_yaml(plain)

@@ -11,7 +11,7 @@ Cheap where nothing is to be planned: numpy is not loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,6 +68,8 @@ class Resolved:
     text: str
     """Of the file, as it was parsed."""
     chosen: Chosen
+    written: Collection[str] = ()
+    """Keys that the conf writes, or --set, or the plan that was chosen."""
 
     @property
     def conf(self) -> JobConf:
@@ -115,8 +117,11 @@ def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
     """Check the conf with its layout; a key that was planned has no line in the file."""
     keys = ("train.global_batch_size", *SETTINGS)
     changed = [key for key in keys if get_value(read.conf, key) != get_value(chosen.conf, key)]
-    require_valid(read.change(chosen.conf, changed), require_env=require_env)
-    return Resolved(path=read.path.resolve(), text=read.text, chosen=chosen)
+    read = read.change(chosen.conf, changed)
+    require_valid(read, require_env=require_env)
+    return Resolved(
+        path=read.path.resolve(), text=read.text, chosen=chosen, written=frozenset(read.lines)
+    )
 
 
 def choose_layout(read: ReadConf) -> Chosen:

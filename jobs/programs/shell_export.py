@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed
@@ -41,6 +42,7 @@ class Machines:
 
 def build_scripts(conf: JobConf, found: ProgramFiles, machines: Machines) -> dict[str, str]:
     """All files to write, by name."""
+    conf = fill_references(conf)
     nodes = deepspeed.list_groups(conf.cluster.nodes)
     if machines.elastic is None and len(machines.hosts) != len(nodes):
         raise InputError(

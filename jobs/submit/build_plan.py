@@ -6,7 +6,7 @@ The stage of a rank follows from the stage map (`varuna_core.records.layout.buil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from varuna_core.records.layout import build_stages, encode_stage_map
@@ -14,7 +14,9 @@ from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing
 from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
+from vjob.jobs.conf.fates import build_variables
 from vjob.jobs.conf.layout import build_groups, require_number
+from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import FUNCTION, JobConf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import start
@@ -48,10 +50,13 @@ class PlanContext:
     """Size and time of the image file."""
     found: start.ProgramFiles = field(default_factory=start.ProgramFiles)
     """Facts from the program's own files."""
+    written: Collection[str] = ()
+    """Keys that the conf writes: those reach a script that defaults do not."""
 
 
 def build_plan(conf: JobConf, here: PlanContext) -> Plan:
     """The plan of one run."""
+    conf = fill_references(conf)
     starter = start.get_starter(conf)
     groups = tuple(
         replace(group, env={**starter.build_group_env(asked), **group.env})
@@ -85,6 +90,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         workdir=workdir,
         env={
             **starter.build_env(conf),
+            **build_variables(conf, here.written),
             **collect_passed_env(conf, here.environ),
             **conf.env,
         },

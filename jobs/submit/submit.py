@@ -35,6 +35,7 @@ from varuna_core.records.record import (
     write_record,
 )
 from varuna_core.records.runfolder import RunFolder, make_run_folder
+from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.images.image import classify_image, resolve_image, stamp_image
@@ -124,6 +125,7 @@ def prepare(
         image_kind=classify_image(image or ""),
         image_stamp=stamp_image(image or ""),
         found=start.get_starter(conf).read_files(conf),
+        written=resolved.written,
     )
     code = read_code(conf, resolved.path.parent)
     return _build(resolved, conf, here, words, run, code)
@@ -169,7 +171,7 @@ def _build(
         words=words,
         plan=reserve_spare_nodes(plan),
         scripts=render_scripts(conf, plan, run),
-        files=start.build_files(conf, here.found, here.folder),
+        files=start.build_files(fill_references(conf), here.found, here.folder),
         run=run,
         code=code,
     )
@@ -384,7 +386,8 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     from vjob.jobs.conf.write import render_resolved
 
     write_atomic(run.conf, redact_text(ready.resolved.text))
-    write_atomic(run.resolved, render_resolved(ready.conf, redact=True))
+    written = ready.resolved.written
+    write_atomic(run.resolved, render_resolved(ready.conf, redact=True, written=written))
     write_plan(run.plan, ready.plan)
     for group, text in ready.scripts.batch.items():
         write_atomic(run.batch_script(group), text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from varuna_core.records.plan import Plan
 from vjob.containers.runtime import ImageKind
@@ -91,6 +93,8 @@ def make_plan(
     run: str = "plain-20260102-030405",
     scheduler: str = "slurm",
     image_kind: ImageKind = ImageKind.REFERENCE,
+    written: Collection[str] = (),
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
     here = PlanContext(
         run=run,
@@ -98,8 +102,9 @@ def make_plan(
         python="/opt/vjob/bin/python",
         base=str(BASE),
         user_id=1000,
-        environ={},
+        environ=environ,
         folder=f"/log/{run}",
         image_kind=image_kind,
+        written=written,
     )
     return build_plan(conf, here)

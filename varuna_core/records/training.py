@@ -1,7 +1,8 @@
-"""training.json: what a built-in program is to train. Made by `jobs` of a conf, read by the ranks.
+"""The training that a conf asks for, as ranks get it: made by `jobs`, read by the ranks.
 
-Flat, since each value has one reader; the names are those of the conf, with the section in front
-where it would not be clear. Where a rank stands comes with its environment, not from here.
+A built-in program reads training.json. Flat, since each value has one reader; the names are those
+of the conf, with the section in front where it would not be clear. A script finds what its conf
+writes as variables, by `VARIABLES`. Where a rank stands comes with its environment to both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,32 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
 TRAINING_FORMAT = 1
+
+VARIABLES: Mapping[str, str] = {
+    "train.global_batch_size": "VJOB_GLOBAL_BATCH_SIZE",
+    "train.micro_batch_size": "VJOB_MICRO_BATCH_SIZE",
+    "train.precision": "VJOB_PRECISION",
+    "train.loss_scale": "VJOB_LOSS_SCALE",
+    "train.seed": "VJOB_SEED",
+    "train.log_every": "VJOB_LOG_EVERY",
+    "train.optimizer.offload": "VJOB_OFFLOAD",
+    "train.checkpoint.folder": "VJOB_CHECKPOINT",
+    "train.checkpoint.keep": "VJOB_CHECKPOINT_KEEP",
+    "train.checkpoint.local": "VJOB_CHECKPOINT_LOCAL",
+    "parallel.zero": "VJOB_ZERO",
+    "parallel.recompute": "VJOB_RECOMPUTE",
+    "parallel.schedule": "VJOB_SCHEDULE",
+    "profile.timeline": "VJOB_TIMELINE",
+}
+"""Variables of a script's ranks by the keys of the conf; set where the conf writes the key."""
+LAYOUT_VARIABLES: Mapping[str, str] = {
+    "parallel.pipeline": "VJOB_PIPELINE",
+    "parallel.data": "VJOB_DATA",
+    "parallel.tensor": "VJOB_TENSOR",
+    "parallel.order": "VJOB_STAGE_MAP",
+    "parallel.partition": "VJOB_PARTITION",
+}
+"""Those that the agent sets for every rank (agent/setup/ranks.py), by the keys that decide them."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from typing import Any
 
 from varuna_core.records.logs.progress import PatternError, compile_pattern
 from vjob.containers.registry import RUNTIMES
+from vjob.jobs.conf import references
+from vjob.jobs.conf.fates import check_effect
 from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
 from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
@@ -67,6 +69,7 @@ def check_conf(
     ]
     problems += [*check_container(conf), *check_morph(conf), *check_others(conf)]
     problems += check_supported(conf)
+    problems += [*check_effect(conf, lines), *references.find_problems(conf)]
     if environ is not None:
         problems += find_unset(conf, environ)
     if require_paths:

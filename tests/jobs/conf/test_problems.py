@@ -45,7 +45,7 @@ cluster:
 
 def test_the_first_round_says_that_it_is_not_the_last(tmp_path: Path) -> None:
     conf = tmp_path / "c.yaml"
-    conf.write_text("name: last\nprogram: {script: t.py}\ntrain: {steps: x}\n")
+    conf.write_text("name: last\nprogram: {script: t.py}\ntrain: {seed: x}\n")
     with pytest.raises(ConfError) as caught:
         read_conf(conf)
     first = str(caught.value).splitlines()

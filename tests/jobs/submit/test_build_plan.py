@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,13 +12,10 @@ from tests.jobs.confs import BASE, HETJOB, MORPH, MORPH_MACHINES, SINGLE, make_c
 from varuna_core.morph.layout import count_asked
 from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import parse_plan, render_plan
-from varuna_core.records.runfolder import RunFolder
 from vjob.containers.runtime import ImageKind
-from vjob.jobs.conf.document import get_doc
 from vjob.jobs.conf.layout import build_groups
-from vjob.jobs.conf.schema import Container, JobConf, Parallel, Profile
+from vjob.jobs.conf.schema import Container
 from vjob.jobs.submit.build_plan import PlanContext, build_plan, build_stages, reserve_spare_nodes
-from vjob.jobs.submit.scripts import render_scripts
 
 
 def test_ranks_follow_the_groups_in_the_order_of_the_conf() -> None:
@@ -113,33 +108,6 @@ def test_only_named_variables_pass_and_a_dry_run_does_without_a_missing_one() ->
     )
     assert build_plan(conf, here).env == {"HF_HOME": "/hf"}
     assert build_plan(conf, replace(here, environ={})).env == {}
-
-
-@pytest.mark.parametrize(
-    ("section", "cls", "text"),
-    [
-        ("model", JobConf, "model: gpt2-xl"),
-        ("data", JobConf, "data: {synthetic: true}"),
-        ("train", JobConf, "train: {steps: 7, precision: bf16, checkpoint: {folder: c}}"),
-        ("timeline", Profile, "profile: {timeline: false}"),
-        ("prices", JobConf, "prices: {a10: 1}"),
-        ("notify", JobConf, "notify: {mail: a@b}"),
-        ("zero", Parallel, "parallel: {zero: 3}"),
-        ("recompute", Parallel, "parallel: {recompute: full}"),
-        ("schedule", Parallel, "parallel: {schedule: gpipe}"),
-    ],
-)
-def test_what_changes_nothing_of_a_script_is_documented_so(
-    section: str, cls: type, text: str
-) -> None:
-    plain, changed = make_conf(SINGLE), make_conf(f"{SINGLE}\n{text}\n")
-    run = RunFolder(Path("/log/r"))
-    assert changed != plain and make_plan(changed) == make_plan(plain)
-    assert render_scripts(changed, make_plan(plain), run) == render_scripts(
-        plain, make_plan(plain), run
-    )
-    said = get_doc(cls, section)
-    assert said.endswith(("a script does not see it.", "in this version.")), said
 
 
 def test_ten_thousand_nodes_need_no_more_plan_than_two_groups() -> None:

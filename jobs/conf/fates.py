@@ -1,0 +1,173 @@
+"""The fate of each key of a conf whose program is a script or a function of the user's own.
+
+    reaches     its value is a variable of every rank (varuna_core/records/training.py), which
+                `varuna_core.Varuna` takes as its default
+    acts        it acts outside the program: on the cluster, the container, the monitor
+    reference   the program gets it where `program.args` or `env` refer to it; else it would have
+                no effect, and is refused where it is written
+
+A key that is not named here has the fate of its section.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, fields
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
+from vjob.jobs.conf.parse import get_hints, get_section_class, list_conf_keys
+from vjob.jobs.conf.references import find_value, list_referenced
+from vjob.jobs.conf.schema import FUNCTION, OWN_MODEL, JobConf
+from vjob.jobs.conf.yaml_tree import join_key
+from vjob.jobs.errors import KeyProblem
+
+
+class Fate(Enum):
+    """What becomes of a key."""
+
+    REACHES = "reaches"
+    ACTS = "acts"
+    REFERENCE = "by reference"
+
+
+OF_PROGRAMS = ("model", "data", "train", "parallel")
+"""Sections that describe the training: only a program can act on them."""
+ELSEWHERE = ("parallel.profile",)
+"""Keys of these that act outside it: `vjob plan` reads the profile."""
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    **{
+        f"container.{name}": ("container.image",)
+        for name in ("workdir", "reuse", "writable", "remap_root", "scratch")
+    },
+    **{f"profile.{name}": ("profile.nsys", "profile.ncu") for name in ("ranks", "options")},
+    **{
+        f"morph.{name}": ("morph.enabled",) for name in ("min_nodes", "max_nodes", "warm", "look_s")
+    },
+}
+"""Keys that act with one of these others, which switches them on. Where one of the others is
+written, even to switch it off, these may stay."""
+_INDEX = re.compile(r"\[\d+\]")
+MODEL = "model"
+"""One thing, a name or numbers: whoever refers to one of these takes it as a whole."""
+
+
+def find_fate(key: str) -> Fate:
+    """The fate of a key of the schema."""
+    if find_variable(key) is not None:
+        return Fate.REACHES
+    is_its_own = key.partition(".")[0] in OF_PROGRAMS and key not in ELSEWHERE
+    return Fate.REFERENCE if is_its_own else Fate.ACTS
+
+
+def find_variable(key: str) -> str | None:
+    """The variable in which a key reaches the ranks of a script."""
+    return VARIABLES.get(key) or LAYOUT_VARIABLES.get(key)
+
+
+def check_effect(conf: JobConf, written: Collection[str]) -> Iterator[KeyProblem]:
+    """Keys that are written and would have no effect on the conf's script or function."""
+    kind = conf.program.kind
+    if kind not in OWN_MODEL:
+        return
+    places = "env" if kind == FUNCTION else "program.args or env"
+    for key in list_ignored(conf, written):
+        value = find_value(conf, key)
+        message = f"has no effect with program.{kind}: remove it"
+        if value is not None:
+            shown = f"{key}.layers" if key == MODEL else key
+            message += f", or pass it as ${{{shown}}} in {places}"
+        yield key, vars(value) if key == MODEL else value, message
+    for key, switches in NEEDS.items():
+        if key in written and not any(switch in written for switch in switches):
+            yield key, find_value(conf, key), f"has no effect without {' or '.join(switches)}"
+
+
+def list_ignored(conf: JobConf, written: Collection[str]) -> list[str]:
+    """The keys among those written that the program would never hear of."""
+    heard = list_heard(conf)
+    return [
+        key
+        for key in list_leaves()
+        if find_fate(key) is Fate.REFERENCE
+        and key in written
+        and key not in heard
+        and not (find_value(conf, key) is None and find_default(key) is None)
+    ]
+
+
+def list_heard(conf: JobConf) -> set[str]:
+    """Keys that the conf refers to, without indices."""
+    names = {_INDEX.sub("", name) for name in list_referenced(conf)}
+    return names | ({MODEL} if any(name.startswith(f"{MODEL}.") for name in names) else set())
+
+
+@cache
+def list_leaves() -> tuple[str, ...]:
+    """Keys that hold a value of their own; the model counts as one."""
+    keys = list_conf_keys()
+    sections = {key.rpartition(".")[0] for key in keys}
+    return tuple(
+        key for key in keys if key not in sections - {MODEL} and not key.startswith("model.")
+    )
+
+
+def build_variables(conf: JobConf, written: Collection[str]) -> dict[str, str]:
+    """The variables of the keys that a script's conf writes; a key that is null sets none."""
+    if conf.program.kind not in OWN_MODEL:
+        return {}
+    values = {key: find_value(conf, key) for key in VARIABLES if key in written}
+    return {
+        VARIABLES[key]: str(int(value)) if isinstance(value, bool) else str(value)
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def list_changed(conf: JobConf) -> list[str]:
+    """Keys that are not at their defaults: those written, for a conf without a text."""
+    known = [key for key in list_leaves() if "[]" not in key]
+    return [key for key in known if find_value(conf, key) != find_default(key)]
+
+
+def drop_unwritten(
+    conf: JobConf, plain: dict[str, Any], written: Collection[str]
+) -> dict[str, Any]:
+    """A script's resolved conf without the keys that count only where they are written: the same
+    conf is read of it, with the same variables and nothing to refuse."""
+    if conf.program.kind not in OWN_MODEL:
+        return plain
+    kept, leaves = {*written, *list_heard(conf), *LAYOUT_VARIABLES}, set(list_leaves())
+
+    def is_kept(key: str) -> bool:
+        return key not in leaves or key in kept or find_fate(key) is Fate.ACTS
+
+    def take(value: Any, key: str) -> Any:
+        if not isinstance(value, Mapping) or key in leaves:
+            return value
+        found = {}
+        for name, inner in value.items():
+            path = join_key(key, name)
+            if is_kept(path):
+                taken = take(inner, path)
+                if taken != {} or inner == {}:
+                    found[name] = taken
+        return found
+
+    taken = take(plain, "")
+    assert isinstance(taken, dict)
+    return taken
+
+
+@cache
+def find_default(key: str) -> Any:
+    """The default of a key; MISSING where it has none."""
+    cls: Any = JobConf
+    *sections, last = key.split(".")
+    for name in sections:
+        cls = get_section_class(get_hints(cls)[name])
+    field = next(field for field in fields(cls) if field.name == last)
+    return field.default_factory() if field.default_factory is not MISSING else field.default

@@ -1,0 +1,177 @@
+"""References of a program's arguments and environment to keys of the conf: `${train.steps}`.
+
+They stay in the conf and in its resolved copy, and are filled where a plan or scripts are built:
+then the numbers that were `auto` are known. `$${` stands for `${` itself; any other `$` is text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from vjob.jobs.conf.layout import get_replicas, require_number
+from vjob.jobs.conf.parse import OTHER_WORDS, list_conf_keys, suggest
+from vjob.jobs.conf.redact import is_secret
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.yaml_tree import join_key
+from vjob.jobs.errors import KeyProblem
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}|\$\{")
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
+_KEY = re.compile(r"[^.\[\]\s]+(\[\d{1,6}\]|\.[^.\[\]\s]+)*")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*(:?[-=?+].*)?")
+LITERAL = "for a literal ${ write $${"
+
+
+def list_texts(conf: JobConf) -> Iterator[tuple[str, str]]:
+    """Texts that may hold references, by their keys."""
+    for index, text in enumerate(conf.program.args):
+        yield f"program.args[{index}]", text
+    for name, text in conf.env.items():
+        yield f"env.{name}", text
+    for index, group in enumerate(conf.cluster.nodes):
+        for name, text in group.env.items():
+            yield f"cluster.nodes[{index}].env.{name}", text
+
+
+def list_referenced(conf: JobConf) -> frozenset[str]:
+    """Keys that the conf refers to, `model.layers`."""
+    return frozenset(
+        match[1].strip()
+        for _, text in list_texts(conf)
+        for match in _REFERENCE.finditer(text)
+        if match[1] is not None
+    )
+
+
+def has_references(text: str) -> bool:
+    return _REFERENCE.search(text) is not None
+
+
+def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
+    """References to what is no key of the conf, or has no value."""
+    for place, text in list_texts(conf):
+        for match in _REFERENCE.finditer(text):
+            if match[0] == "$${":
+                continue
+            message = "is not closed by }; " + LITERAL if match[1] is None else ""
+            message = message or _find_problem(conf, match[1].strip(), place)
+            if message:
+                yield place, text, f"{match[0]} {message}"
+
+
+def _find_problem(conf: JobConf, key: str, place: str) -> str:
+    """What is wrong with one reference; empty where it can be filled."""
+    if not _KEY.fullmatch(key):
+        shell = _VARIABLE.fullmatch(key) is not None
+        return f"is no key of the conf; {_explain_shell(key) if shell else LITERAL}"
+    try:
+        value = find_value(conf, key)
+    except LookupError:
+        return f"is no key of the conf; {_suggest(conf, key)}"
+    if is_dataclass(value) or isinstance(value, Mapping):
+        names = list(vars(value)) if is_dataclass(value) else list(value)
+        inner = f", such as ${{{join_key(key, str(names[0]))}}}" if names else ""
+        return f"has keys of its own: name one{inner}"
+    if isinstance(value, tuple) and any(map(is_dataclass, value)):
+        return f"is a list of groups: name one, ${{{key}[0].count}}"
+    if value is None and key not in _DERIVED:
+        return f"has no value: set {key}"
+    if place.startswith("program.args") and is_secret(key):
+        return "is a secret, and arguments show in process lists: pass it by env or pass_env"
+    if key.startswith("program.args") or (isinstance(value, str) and has_references(value)):
+        return "refers to a text with references: write its own reference here"
+    return ""
+
+
+def _suggest(conf: JobConf, key: str) -> str:
+    if _VARIABLE.fullmatch(key):
+        return _explain_shell(key)
+    last = key.rpartition(".")[2]
+    same = [known for known in list_conf_keys() if known.rpartition(".")[2] == last]
+    if not same:
+        word = OTHER_WORDS.get(last, "")
+        same = [known for known in list_conf_keys() if known.rpartition(".")[2] == word]
+    if same and "." not in key:
+        return "did you mean " + " or ".join(f"${{{known}}}" for known in same) + f"? {LITERAL}"
+    said = suggest(key, list_conf_keys())
+    return (said if said.startswith("did") else "docs/conf.md lists them") + f"; {LITERAL}"
+
+
+def _explain_shell(key: str) -> str:
+    name = re.split(r"[:=?+-]", key)[0]
+    return (
+        f"a variable of the submitting shell goes by pass_env: [{name}], and the program reads it "
+        f"from its environment; {LITERAL}"
+    )
+
+
+def fill_references(conf: JobConf) -> JobConf:
+    """The conf with the value of each key in its place; its layout is closed, its texts checked.
+
+    Once only: a `$${` has become a `${` then.
+    """
+
+    def fill(text: str) -> str:
+        return _REFERENCE.sub(lambda match: _fill(conf, match), text)
+
+    def fill_all(env: Mapping[str, str]) -> dict[str, str]:
+        return {name: fill(text) for name, text in env.items()}
+
+    nodes = tuple(replace(group, env=fill_all(group.env)) for group in conf.cluster.nodes)
+    return replace(
+        conf,
+        program=replace(conf.program, args=tuple(map(fill, conf.program.args))),
+        env=fill_all(conf.env),
+        cluster=replace(conf.cluster, nodes=nodes),
+    )
+
+
+def _fill(conf: JobConf, match: re.Match[str]) -> str:
+    key = match[1]
+    return "${" if key is None else spell_value(find_value(conf, key.strip(), is_closed=True))
+
+
+def spell_value(value: Any) -> str:
+    """A value as an argument: lists with commas, truths as true and false, null as nothing."""
+    if isinstance(value, tuple):
+        return ",".join(map(spell_value, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+_DERIVED: Mapping[str, Callable[[JobConf], Any]] = {
+    "parallel.data": lambda conf: get_replicas(conf),
+    "train.schedule.decay_steps": lambda conf: conf.train.steps,
+    "train.global_batch_size": lambda conf: (
+        require_number(conf.train.micro_batch_size)
+        * (get_replicas(conf) or 1)
+        * require_number(conf.parallel.pipeline)
+    ),
+}
+"""Values of keys whose default follows from others."""
+
+
+def find_value(conf: JobConf, key: str, *, is_closed: bool = False) -> Any:
+    """The value of a key, with what its default comes to where the layout is closed; LookupError
+    where there is none."""
+    value: Any = conf
+    for name, index in _STEP.findall(key):
+        if index:
+            if not isinstance(value, tuple):
+                raise LookupError(key)
+            value = value[int(index)]
+        elif isinstance(value, Mapping):
+            value = value[name]
+        elif is_dataclass(value) and name in vars(value):
+            value = getattr(value, name)
+        elif value is None and key in list_conf_keys():
+            return None
+        else:
+            raise LookupError(key)
+    if is_closed and value in (None, "auto") and key in _DERIVED:
+        return _DERIVED[key](conf)
+    return value
