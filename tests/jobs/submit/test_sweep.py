@@ -199,7 +199,7 @@ def test_a_sweep_on_this_machine_runs_two_at_once_and_is_listed_with_its_values(
     lines = vjob("list", "--sweep", "sides").stdout.splitlines()
     assert lines[0].split() == ["JOB", "STATE", "RUN", "grace_s", "SIDE"]
     assert lines[2].split() == ["L2", "RUNNING", "sides-2", "2", "right"]
-    options = ("--sweep", "train.steps=1,2", "--sweep-name", "sides")
+    options = ("--sweep", "train.seed=1,2", "--sweep-name", "sides")
     assert "a sweep sides is known" in vjob("submit", "conf.yaml", *options, code=2).stderr
     vjob("cancel", "sides-1")
     wait_for(lambda: "ready" in read_out(runs[2]), 30, lambda: vjob.explain(runs[2]))
