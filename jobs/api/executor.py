@@ -103,6 +103,12 @@ class VjobExecutor(ScriptExecutor):
         if unknown:
             listed = "".join(f"\n  - {name} (default: {value!r})" for name, value in known.items())
             raise ValueError(f"Unavailable parameter(s): {unknown}\nValid parameters are:{listed}")
+        at_most = kwargs.get("array_parallelism", 1)
+        if not isinstance(at_most, int) or at_most < 1:
+            raise InputError(
+                f"array_parallelism (vjob_array_parallelism) is {at_most!r}: give how many jobs of "
+                "an array may run at once, 1 or more"
+            )
         super()._internal_update_parameters(**kwargs)
 
     # A conf's own program.
@@ -143,7 +149,7 @@ class VjobExecutor(ScriptExecutor):
         folders = submit_array(
             resolved,
             [functools.partial(self._write_function, one, resolved.conf) for one in all_delayed],
-            at_most=self.parameters.get("array_parallelism") or OWN["array_parallelism"],
+            at_most=self.parameters.get("array_parallelism", OWN["array_parallelism"]),
             executor=self,
             after=self._find_after(),
         )
@@ -154,6 +160,11 @@ class VjobExecutor(ScriptExecutor):
 
     def resolve_function(self, delayed: DelayedSubmission) -> Resolved:
         """The conf that a function runs with; of the conf's own program only `python` counts."""
+        if not callable(delayed.function):
+            raise InputError(
+                f"{delayed.function!r} cannot be called: submit the function itself and its "
+                "arguments, executor.submit(train, lr=3e-4)"
+            )
         name = name_function(delayed.function)
         source = self.read_parameters(name)
         program: dict[str, str] = {FUNCTION: name}

@@ -153,6 +153,11 @@ class VjobJob(Job[R]):
 
     def done(self, force_check: bool = False) -> bool:
         """True once the run is over, or every rank of its function has left a result."""
+        if not self.run.path.is_dir():
+            raise VjobError(
+                f"{self.run.path} is not there any more: state and results of a run lie in its "
+                "folder; is it mounted here, was it removed?"
+            )
         if self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"):
             return True
         if not self.has_function:

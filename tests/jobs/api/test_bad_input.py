@@ -20,6 +20,7 @@ import submitit
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 import vjob
+from tests.command import wait_for
 from tests.jobs.api import functions
 from tests.jobs.submit.test_submit import FakeSlurm
 from tests.pythons import list_pythons
@@ -78,6 +79,12 @@ def test_a_pickle_that_is_too_large_says_what_to_do(here: Path) -> None:
     said = refuse(here, RuntimeError, executor.submit, len, b"a" * 20_000)
     assert "len and its arguments take 1.88e-05 GB as a pickle" in said
     assert "write large data to a file, or raise it" in said and "vjob_max_pickle_size_gb" in said
+
+
+def test_what_cannot_be_called_is_no_function(executor: submitit.AutoExecutor, here: Path) -> None:
+    """As in submit(train(lr=1)), which submits what train returned."""
+    said = refuse(here, vjob.InputError, executor.submit, functions.multiply(3))
+    assert said.startswith("6 cannot be called: submit the function itself and its arguments")
 
 
 # A conf that is wrong.
@@ -174,6 +181,25 @@ def test_a_parameter_of_the_executor_that_is_none_lists_all(here: Path) -> None:
     with pytest.raises(ValueError, match=r"Unavailable parameter\(s\): \['blub'\]") as caught:
         VjobExecutor(here / "log").update_parameters(blub=1)
     assert "- array_parallelism (default: 256)" in str(caught.value)
+
+
+@pytest.mark.parametrize("at_most", [0, -1, "x"])
+def test_an_array_of_which_none_may_run_is_refused(
+    executor: submitit.AutoExecutor, at_most: Any
+) -> None:
+    with pytest.raises(vjob.InputError, match="may run at once, 1 or more"):
+        executor.update_parameters(vjob_array_parallelism=at_most)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "col:on", "100%"])
+def test_a_folder_that_cannot_be_used_is_named(here: Path, name: str) -> None:
+    (here / "file").touch()
+    executor = submitit.AutoExecutor(here / name, cluster="vjob")
+    executor.update_parameters(vjob_set=LOCAL)
+    for call in (executor.submit, lambda one, *args: executor.map_array(one, [*args])):
+        with pytest.raises(vjob.VjobError, match="log_folder") as caught:
+            call(functions.multiply, 1, 2)
+        assert str(here / name) in str(caught.value)
 
 
 def test_a_conf_for_functions_needs_neither_name_nor_program(
@@ -333,7 +359,7 @@ def test_a_lost_result_is_said_to_be_lost(
     job = executor.submit(functions.multiply, 1)
     assert job.results() == [2, 2]
     job.task(1).paths.result_pickle.unlink()
-    vjob.job(job.folder).wait()
+    wait_for(lambda: job.state == "COMPLETED", 60)
     with pytest.raises(UncompletedJobError) as caught:
         job.results()
     said = str(caught.value)
@@ -398,6 +424,18 @@ def test_a_damaged_result_is_said_to_be_so(executor: submitit.AutoExecutor) -> N
         job.result()
 
 
+def test_a_run_folder_that_was_removed_is_missed(executor: submitit.AutoExecutor) -> None:
+    job = executor.submit(functions.multiply, 1)
+    assert job.result() == 2
+    wait_for(lambda: job.state == "COMPLETED", 60)
+    shutil.rmtree(job.folder)
+    for ask in (job.result, job.exception, job.done, job.wait):
+        with pytest.raises(vjob.VjobError, match="is not there any more"):
+            ask()
+    with pytest.raises(vjob.VjobError, match="was the run folder removed"):
+        job.cancel()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("what", ["function", "function/0.result.pkl"])
 def test_another_users_pickle_is_not_opened(
@@ -405,7 +443,7 @@ def test_another_users_pickle_is_not_opened(
 ) -> None:
     job = executor.submit(functions.multiply, 1)
     assert job.result() == 2
-    vjob.job(job.folder).wait()
+    wait_for(lambda: job.state == "COMPLETED", 60)
     copy = here / "copy"
     shutil.copytree(job.folder, copy)
     os.chown(copy / what, 12345, -1)

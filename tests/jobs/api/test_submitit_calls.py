@@ -26,6 +26,7 @@ import submitit
 from submitit.core.core import DelayedJob
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
+import vjob
 from tests import ROOT
 from tests.command import wait_for
 from tests.jobs.api import functions
@@ -90,7 +91,8 @@ def test_submitits_own_executors_work_as_they_did(here: Path, cluster: str) -> N
 def test_shared_parameters_are_keys_of_the_conf(executor: submitit.AutoExecutor) -> None:
     executor.update_parameters(
         name="shared",
-        timeout_min=4,
+        timeout_min=60,
+        vjob_timeout_min=4,  # for this cluster alone
         mem_gb=1.5,
         nodes=2,
         cpus_per_task=3,
@@ -483,6 +485,13 @@ def test_a_pickled_job_is_the_same_job_elsewhere(
         [sys.executable, "-c", code, here / "job.pkl"], capture_output=True, text=True, check=False
     )
     assert done.stdout == f"{job.job_id} [0, 1] word of 1\n", done.stderr
+
+
+@pytest.mark.row("`submitit.SlurmJob(folder, job_id)`, to find a job again")
+def test_a_job_is_found_again_by_its_id(executor: submitit.AutoExecutor) -> None:
+    job = executor.submit(functions.multiply, 4)
+    again = vjob.job(job.job_id)
+    assert again.job_id == job.job_id and again.result() == 8
 
 
 @pytest.mark.row("`submit` and `result` in an optimizer's loop (nevergrad)")
