@@ -13,7 +13,7 @@ from-memory; of `vjob watch` verdict, notice, action; a later one (checkpoint) j
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -135,6 +135,9 @@ def read_record(run: RunFolder) -> RunRecord | None:
 
 
 def _parse(value: dict[str, Any]) -> RunRecord:
+    """Fields that a newer vjob added are left out: a long `vjob watch` outlives an upgrade."""
+    known = {one.name for one in fields(RunRecord)}
+    value = {name: item for name, item in value.items() if name in known}
     outcome, array, code = value["outcome"], value.get("array"), value.get("code")
     return RunRecord(
         **{
