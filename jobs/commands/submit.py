@@ -207,6 +207,8 @@ def print_submitted(
     follow: bool,
 ) -> None:
     """Print the job and where its files are, then warnings, then its lines if followed."""
+    from varuna_core.records.logs.tail import clean
+    from vjob.jobs.submit.snapshot import describe
     from vjob.jobs.submit.submit import find_warnings
 
     ids = [job.id for job in record.jobs]
@@ -214,6 +216,8 @@ def print_submitted(
         click.echo(json.dumps({"run": run.name, "folder": str(run.path), "jobs": ids, **more}))
     else:
         click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
+        code = describe(record.code)
+        more = {**more, **({"code": clean(code)} if code else {})}
         look = {"status": f"vjob status {ids[0]}", "logs": f"vjob logs -f {ids[0]}"}
         for label, text in {**more, "files": str(run.path), **look}.items():
             click.echo(f"  {label:<8}{text}")

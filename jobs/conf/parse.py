@@ -39,7 +39,7 @@ _ORDER = {bool: 1, int: 2, float: 3, str: 4}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 # Keys beside the one that names a program's file; `config` is DeepSpeed's.
 PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
-    kind: ("config", "args", "python") if kind == "deepspeed" else ("args", "python")
+    kind: (*(("config",) if kind == "deepspeed" else ()), "args", "python", "snapshot")
     for kind in get_args(ProgramKind)
     if kind not in (*BUILT_IN, FUNCTION)
 }
@@ -361,7 +361,7 @@ class ConfReader:
         known_kinds = {**PROGRAM_KEYS, FUNCTION: ("args", "python")}
         kinds = [name for name in known_kinds if name in node.entries]
         if len(kinds) != 1:
-            known = [*PROGRAM_KEYS, "config", "args", "python"]
+            known = [*PROGRAM_KEYS, "config", "args", "python", "snapshot"]
             for name, entry in node.entries.items():
                 if name not in known:
                     message = f"unknown key; {suggest(name, known)}"

@@ -67,6 +67,11 @@ class Program:
     """DeepSpeed's own JSON configuration, completed by the conf: what it says, wins."""
     python: str | None = None
     """Interpreter of the ranks; default: `python3` in a container, else the one that runs vjob."""
+    snapshot: Literal["auto", "copy", "git", "none"] = "auto"
+    """The code that ranks run. copy: that of the submit, copied into the run folder, where they
+    run; git: the same, of the last commit, with nothing changed since; none: the files as they are
+    when ranks start; auto: for a script in a small git repository a copy, in which the current
+    folder is not."""
 
 
 @dataclass(frozen=True, kw_only=True)

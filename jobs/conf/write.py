@@ -13,7 +13,7 @@ import yaml
 
 from vjob.jobs.conf.fates import drop_unwritten
 from vjob.jobs.conf.redact import redact_value
-from vjob.jobs.conf.schema import JobConf, Program
+from vjob.jobs.conf.schema import FUNCTION, JobConf, Program
 
 
 class _Dumper(yaml.SafeDumper):
@@ -82,4 +82,6 @@ def _spell_program(program: Program) -> Any:
     spelled["args"] = list(program.args)
     if program.python is not None:
         spelled["python"] = program.python
+    if program.kind != FUNCTION:
+        spelled["snapshot"] = program.snapshot
     return spelled

@@ -52,6 +52,8 @@ class PlanContext:
     """Facts from the program's own files."""
     written: Collection[str] = ()
     """Keys that the conf writes: those reach a script that defaults do not."""
+    mounts: tuple[str, ...] = ()
+    """Folders that containers see besides, at their own paths."""
 
 
 def build_plan(conf: JobConf, here: PlanContext) -> Plan:
@@ -230,7 +232,9 @@ def build_containers(conf: JobConf, here: PlanContext, workdir: str) -> tuple[Co
 def build_request(conf: JobConf, here: PlanContext, image: str, workdir: str) -> Request:
     """Mount the run folder at its own path, and so the run's working directory."""
     container = conf.container
-    own = [here.folder] if container.workdir else [workdir, here.folder]
+    seen = [] if container.workdir else dict.fromkeys([workdir, *here.mounts])
+    inner = f"{here.folder}/"  # of a copy that is seen with the run folder
+    own = [*(path for path in seen if not path.startswith(inner)), here.folder]
     return Request(
         run=here.run,
         image=image,

@@ -14,6 +14,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.runs.listing import shorten_keys
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns
 from vjob.jobs.submit.scripts import render_node
+from vjob.jobs.submit.snapshot import describe
 from vjob.jobs.submit.submit import Prepared
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
     parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
+    code = describe(ready.snapshot.build_record())
+    head += f"# Its code: {clean(code)}\n" if code else ""
     for run in after.runs:
         how = "has ended well" if run in after.succeeded else "has ended"
         head += f"# It would start once {run.name} {how}\n"

@@ -42,8 +42,7 @@ from vjob.jobs.images.image import classify_image, resolve_image, stamp_image
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.programs import start
 from vjob.jobs.programs.code.packages import find_site_folders, list_packages, render_packages
-from vjob.jobs.programs.code.repository import Git
-from vjob.jobs.programs.code.state import CodeState, read_state, render_state
+from vjob.jobs.programs.code.state import render_state
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
@@ -54,6 +53,7 @@ from vjob.jobs.schedulers.slurm_reasons import explain_reason
 from vjob.jobs.submit.build_plan import PlanContext, build_plan, reserve_spare_nodes
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
 from vjob.jobs.submit.scripts import Scripts, render_scripts
+from vjob.jobs.submit.snapshot import Snapshot, find_python, relocate, take_snapshot
 
 if TYPE_CHECKING:
     from vjob.jobs.schedulers.script_executor import ScriptExecutor
@@ -87,7 +87,7 @@ class Prepared:
     scripts: Scripts
     files: Mapping[str, str]
     """Files that the program reads from the run folder, by name."""
-    code: CodeState
+    snapshot: Snapshot
     """Of the user's own code."""
     run: RunFolder
 
@@ -98,10 +98,12 @@ def prepare(
     *,
     run_id: str | None = None,
     for_preview: bool = False,
+    snapshot: Snapshot | None = None,
 ) -> Prepared:
     """Build the plan and the scripts of a run; a preview ends here, and needs no Slurm.
 
-    `run_id` names the run; by default its conf's name and the time do.
+    `run_id` names the run; by default its conf's name and the time do. `snapshot` is of another
+    run with the same code.
     """
     conf = resolved.conf
     if "%" in conf.log_folder:
@@ -127,23 +129,15 @@ def prepare(
         found=start.get_starter(conf).read_files(conf),
         written=resolved.written,
     )
-    code = read_code(conf, resolved.path.parent)
-    return _build(resolved, conf, here, words, run, code)
-
-
-def read_code(conf: JobConf, base: Path) -> CodeState:
-    """The state of the repository that the program's file lies in, else the conf."""
-    path = conf.program.path
-    folder = base
-    if path is not None and conf.program.kind != FUNCTION and os.path.exists(path):
-        folder = Path(path) if os.path.isdir(path) else Path(path).parent
-    return read_state(Git(os.environ), folder, Path(conf.log_folder))
+    if snapshot is None:
+        snapshot = take_snapshot(conf, resolved.path.parent, os.environ)
+    return _build(resolved, conf, here, words, run, snapshot)
 
 
 def move(ready: Prepared, run: RunFolder) -> Prepared:
     """The same run in another folder; only what depends on the folder is rebuilt."""
     here = replace(ready.here, run=run.name, folder=str(run.path))
-    return _build(ready.resolved, ready.conf, here, ready.words, run, ready.code)
+    return _build(ready.resolved, ready.conf, here, ready.words, run, ready.snapshot)
 
 
 def _build(
@@ -152,9 +146,10 @@ def _build(
     here: PlanContext,
     words: Sequence[str],
     run: RunFolder,
-    code: CodeState,
+    snapshot: Snapshot,
 ) -> Prepared:
-    chosen, plan = resolved.chosen, build_plan(conf, here)
+    moved, there = relocate(conf, here, snapshot, run.code)
+    chosen, plan = resolved.chosen, build_plan(moved, there)
     plan = replace(
         plan,
         planned=chosen.why,
@@ -170,10 +165,10 @@ def _build(
         here=here,
         words=words,
         plan=reserve_spare_nodes(plan),
-        scripts=render_scripts(conf, plan, run),
-        files=start.build_files(fill_references(conf), here.found, here.folder),
+        scripts=render_scripts(moved, plan, run),
+        files=start.build_files(fill_references(moved), there.found, here.folder),
         run=run,
-        code=code,
+        snapshot=snapshot,
     )
 
 
@@ -262,7 +257,7 @@ def write_run(
         array=array,
         sweep=sweep,
         swept=dict(swept or {}),
-        code=ready.code.build_record(),
+        code=ready.snapshot.build_record(),
     )
     try:
         write_run_folder(ready, run)
@@ -385,6 +380,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     from vjob.jobs.conf.redact import redact_text
     from vjob.jobs.conf.write import render_resolved
 
+    ready.snapshot.write(run)  # first: it needs the most room
     write_atomic(run.conf, redact_text(ready.resolved.text))
     written = ready.resolved.written
     write_atomic(run.resolved, render_resolved(ready.conf, redact=True, written=written))
@@ -404,7 +400,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
 
 def write_code(ready: Prepared, run: RunFolder) -> None:
     """Write what tells later which code and packages ran; nobody waits for the disk for it."""
-    diff = render_state(ready.code, os.environ)
+    diff = render_state(ready.snapshot.state, os.environ)
     if diff:
         write_atomic(run.code_diff, diff, lasts=False)
     python = find_rank_python(ready)
@@ -417,8 +413,7 @@ def find_rank_python(ready: Prepared) -> str:
     """The ranks' interpreter, as this machine knows it; empty for one in a container."""
     if ready.plan.containers:
         return ""
-    python = ready.conf.program.python or ready.here.python
-    return python if "/" in python else shutil.which(python) or ""
+    return find_python(ready.conf, ready.here.python)
 
 
 def link_run(run: RunFolder, record: RunRecord) -> None:

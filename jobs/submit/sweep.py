@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +30,14 @@ from vjob.jobs.conf.loading.load import read_text
 from vjob.jobs.conf.redact import redact_value, show
 from vjob.jobs.errors import ConfError, InputError, UncertainError, VjobError
 from vjob.jobs.planning.plan_file import PlanFile
-from vjob.jobs.planning.resolve_auto import resolve_conf
+from vjob.jobs.planning.resolve_auto import Resolved, resolve_conf
 from vjob.jobs.programs.start import refuse_function
 from vjob.jobs.runs.find import is_over, view_run
 from vjob.jobs.runs.listing import shorten_keys
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
+from vjob.jobs.submit.snapshot import Snapshot, take_snapshot
 from vjob.jobs.submit.submit import (
     Prepared,
     cancel_submitted,
@@ -83,6 +85,7 @@ class Sweep:
 
 
 Submitted = tuple[RunFolder, RunRecord]
+Taken = dict[tuple[object, ...], Snapshot]
 Tell = Callable[[int, int], None]
 """Called with how many runs are done, and of how many."""
 
@@ -221,6 +224,7 @@ def prepare_sweep(
         check_name(name)
     problems: dict[str, list[Values]] = {}
     runs: list[SweepRun] = []
+    taken: Taken = {}
     for number, row in enumerate(rows):
         tell(number, len(rows))
         words = [*overrides, *(f"{key}={value}" for key, value in row.items())]
@@ -229,7 +233,8 @@ def prepare_sweep(
             refuse_function(resolved.conf)
             name = name or make_run_id(resolved.conf.name, time.localtime())
             run_id = f"{name}-{len(runs) + 1}"
-            ready = prepare(resolved, run_id=run_id, for_preview=for_preview)
+            snapshot = take_snapshot_once(resolved, taken)
+            ready = prepare(resolved, run_id=run_id, for_preview=for_preview, snapshot=snapshot)
             runs.append(SweepRun(values=row, ready=ready))
         except ConfError as error:
             for problem in error.problems:
@@ -288,13 +293,15 @@ def submit_sweep(
     """
     resolve_after(after, sweep.runs[0].ready.plan.scheduler)
     done: list[Submitted] = []
+    sources: dict[Path, Path] = {}
     for number, run in enumerate(sweep.runs):
         before = [done[place][0] for place in find_before(number, sweep.at_most)]
         waits = AfterRuns(succeeded=after.succeeded, ended=(*after.ended, *before))
+        ready = share_code(run.ready, sources)
         with defer_interrupts():
             try:
                 submitted = submit_prepared(
-                    run.ready,
+                    ready,
                     after=waits,
                     executor=executor,
                     sweep=sweep.name,
@@ -303,8 +310,29 @@ def submit_sweep(
             except VjobError as error:
                 raise _take_back(done, sweep, run, error) from None
             done.append(submitted)
+            sources.setdefault(ready.snapshot.root, submitted[0].code)
             tell(len(done), len(sweep.runs))
     return done
+
+
+def take_snapshot_once(resolved: Resolved, taken: Taken) -> Snapshot:
+    """The code that a run keeps; looked at once for runs of the same program."""
+    conf = resolved.conf
+    program = replace(conf.program, args=())
+    key = (resolved.path, program, conf.container, conf.workdir, conf.log_folder)
+    if key not in taken:
+        taken[key] = take_snapshot(conf, resolved.path.parent, os.environ)
+    return taken[key]
+
+
+def share_code(ready: Prepared, sources: Mapping[Path, Path]) -> Prepared:
+    """The run with the code of an earlier one of the sweep: an edit meanwhile changes nothing."""
+    snapshot = ready.snapshot
+    source = sources.get(snapshot.root)
+    if snapshot.tree is None or source is None:
+        return ready
+    tree = replace(snapshot.tree, root=source)
+    return replace(ready, snapshot=replace(snapshot, tree=tree))
 
 
 def find_before(number: int, at_most: int | None) -> list[int]:

@@ -7,6 +7,7 @@ container for example, is not known.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 _INFO = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+?)(-py\d[\d.]*)?\.(dist|egg)-info")
 _FIELD = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE)
 _HEAD_CHARS = 4096
+_MOST_CHARS = 1 << 20
 
 
 def find_site_folders(python: str) -> list[Path]:
@@ -63,6 +65,42 @@ def _read_fields(info: Path) -> tuple[str, str] | None:
         if {"Name", "Version"} <= set(fields):
             return fields["Name"], fields["Version"]
     return None
+
+
+def find_editable(folders: Iterable[Path]) -> list[Path]:
+    """Folders elsewhere that are imported from, of packages installed with `pip install -e`."""
+    found: list[Path] = []
+    for folder in folders:
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith((".pth", ".egg-link")):
+                lines = _read(folder / name).splitlines()
+                found += [Path(line.strip()) for line in lines if line.startswith("/")]
+            elif name.startswith("__editable__") and name.endswith("_finder.py"):
+                found += parse_finder(_read(folder / name))
+    return list(dict.fromkeys(found))
+
+
+def parse_finder(text: str) -> list[Path]:
+    """The folders that hold the packages of a finder of setuptools."""
+    match = re.search(r"^MAPPING\b[^=]*= *(\{.*\})", text, re.MULTILINE)
+    try:
+        mapping = ast.literal_eval(match[1]) if match else {}
+    except (ValueError, SyntaxError):
+        return []
+    paths = {name: Path(str(path)) for name, path in mapping.items()}
+    return [path.parent for name, path in paths.items() if path.name == name]
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_CHARS)
+    except OSError:
+        return ""
 
 
 def render_packages(python: str, packages: Sequence[str]) -> str:

@@ -110,7 +110,7 @@ def test_a_resolved_conf_has_every_key() -> None:
     conf = parse_conf("name: a\nprogram: {script: t.py}\nmodel: gpt2-xl\ndata:\n", "c", BASE)
     resolved = resolve_conf(conf)
     assert list(resolved) == [field.name for field in fields(JobConf)]
-    assert resolved["program"] == {"script": "/conf/t.py", "args": []}
+    assert resolved["program"] == {"script": "/conf/t.py", "args": [], "snapshot": "auto"}
     assert resolved["model"]["layers"] == 48 and resolved["data"] is None
     assert resolved["cluster"]["nodes"][0]["group"] == "master"
 

@@ -4,7 +4,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from vjob.jobs.programs.code.packages import find_site_folders, list_packages
+from vjob.jobs.programs.code.packages import find_editable, find_site_folders, list_packages
 
 
 def test_packages_are_those_that_importlib_knows() -> None:
@@ -36,3 +36,17 @@ def test_another_environment_is_read_by_its_layout_and_else_not_at_all(tmp_path:
     assert find_site_folders(str(python)) == []
     (tmp_path / "env/pyvenv.cfg").write_text("")
     assert find_site_folders(str(python)) == [site]
+
+
+def test_folders_of_editable_packages_are_found_however_they_are_installed(tmp_path: Path) -> None:
+    files = {
+        "plain.pth": "/repo/src\nimport x\nrelative\n",
+        "old.egg-link": "/repo/old\n.",
+        "__editable___a_1_finder.py": "import os\nMAPPING: dict[str, str] = {'a': '/repo/lib/a', "
+        "'b': '/repo/other'}\nNAMESPACES = {}\n",
+        "__editable___b_1_finder.py": "MAPPING = {broken}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = find_editable([tmp_path, tmp_path / "missing"])
+    assert sorted(map(str, found)) == ["/repo/lib", "/repo/old", "/repo/src"]

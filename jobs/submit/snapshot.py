@@ -1,0 +1,352 @@
+"""`program.snapshot`: which code a run keeps, and a conf whose program runs from that copy.
+
+    copy, git   program, workdir, PYTHONPATH ──► <run folder>/code/...
+    auto        program, PYTHONPATH ───────────► <run folder>/code/...     workdir stays the user's
+
+Paths of a conf are those that ranks see; in a container, mounts lead from them to files here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from varuna_core.records.files import write_json
+from varuna_core.records.record import CodeRecord, format_commit
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.errors import InputError
+from vjob.jobs.programs.code.packages import find_editable, find_site_folders
+from vjob.jobs.programs.code.repository import Git, GitError, show_name
+from vjob.jobs.programs.code.state import CodeState, find_passed, read_state
+from vjob.jobs.programs.code.tree import MB, Limits, Tree, copy_tree, list_tree
+from vjob.jobs.submit.build_plan import PlanContext, parse_mount
+
+AUTO = Limits(num_files=500, size_mb=20)
+"""Under which a submit takes no longer than one would notice, on a shared file system too."""
+MOST = Limits(num_files=20_000, size_mb=500)
+AUTO_KINDS = ("script", "deepspeed")
+"""Programs of the user's own; a Megatron-LM checkout is large, and is edited less."""
+COPIED_KINDS = (*AUTO_KINDS, "megatron")
+NAMED = 3
+"""Files that a note names."""
+_PATH = "PYTHONPATH"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a run keeps of the user's code."""
+
+    state: CodeState = field(default_factory=CodeState)
+    kept: str = ""
+    """copy or git, where files are copied."""
+    tree: Tree | None = None
+    """Those files."""
+    root: Path = Path()
+    """The tree's root in the user's folders, though an earlier run's copy may be what is copied."""
+    seen_root: Path = Path()
+    """The same as the ranks see it."""
+    program: str = ""
+    """The program's file or folder, relative to the root."""
+    moves_workdir: bool = False
+    editable: tuple[str, ...] = ()
+    """Folders of the tree that ranks import from, as packages in them were installed with -e."""
+    note: str = ""
+    record: CodeRecord | None = None
+    """Of the run whose code it is; None where it is today's."""
+
+    def build_record(self) -> CodeRecord | None:
+        """None where there is nothing to tell."""
+        if self.record is not None:
+            return self.record
+        found = self.state.build_record()
+        if self.tree is None:
+            return found if found is None or not self.note else replace(found, note=self.note)
+        return replace(
+            found or CodeRecord(root=str(self.root)),
+            kept=self.kept,
+            num_files=len(self.tree.files),
+            size_bytes=self.tree.size_bytes,
+            note=self.note,
+        )
+
+    def write(self, run: RunFolder) -> None:
+        """Copy the files into the run folder, and write their names beside them."""
+        if self.tree is None:
+            return
+        must_have = self.program if self.program in self.tree.files else ""
+        copied = copy_tree(self.tree, run.code, self.seen_root, must_have)
+        listed = {"root": str(self.root), "seen_root": str(self.seen_root), "files": copied}
+        write_json(run.code_files, {**listed, "links": self.tree.links}, lasts=False)
+
+
+def find_folder(conf: JobConf, base: Path) -> Path:
+    """The folder here whose repository is the program's, else the conf's folder."""
+    path = find_here(conf.program.path, conf, base) if is_file_program(conf) else None
+    if path is None or not path.exists():
+        return base
+    return path if path.is_dir() else path.parent
+
+
+def is_file_program(conf: JobConf) -> bool:
+    return conf.program.kind in COPIED_KINDS and conf.program.path is not None
+
+
+def take_snapshot(
+    conf: JobConf, base: Path, environ: Mapping[str, str], python: str = sys.executable
+) -> Snapshot:
+    """Choose what is kept; reads only. InputError where a copy was asked for and cannot be."""
+    git = Git(environ)
+    log_folder = Path(conf.log_folder)
+    state = read_state(git, find_folder(conf, base), log_folder)
+    asked = conf.program.snapshot
+    if not is_file_program(conf) or asked == "none":
+        return Snapshot(state=state)
+    if asked == "auto" and (conf.program.kind not in AUTO_KINDS or state.repository is None):
+        return Snapshot(state=state)
+    path = find_here(conf.program.path, conf, base)
+    if path is None or not path.exists():  # it lies in the image
+        if asked == "auto":
+            return Snapshot(state=state)
+        raise InputError(
+            f"program.snapshot {asked}: program.{conf.program.kind} {conf.program.path} is not on "
+            "this machine, or the container does not see it; use none for a program of the image"
+        )
+    if asked == "git":
+        _require_commit(state)
+    root = state.repository.root if state.repository is not None else _find_own_root(path)
+    limits = AUTO if asked == "auto" else MOST
+    try:
+        tree = list_tree(
+            git if state.repository is not None else None,
+            root,
+            find_passed(root, log_folder),
+            limits,
+            untracked=asked != "git",
+        )
+    except GitError as error:
+        return _decline(asked, state, str(error))
+    program = find_inside(path, root)
+    problem = tree.excess or _find_problem(tree, program, path)
+    if problem or program is None:
+        return _decline(asked, state, problem)
+    found = Snapshot(
+        state=state,
+        kept="git" if asked == "git" else "copy",
+        tree=tree,
+        root=root,
+        seen_root=find_seen(root, conf, base),
+        program=program,
+        moves_workdir=asked != "auto",
+    )
+    editable = _find_editable(conf, found, python)
+    notes = [_note_arguments(conf, base, found)]
+    if editable and conf.setup:
+        # They may set PYTHONPATH, and what a plan sets would replace that.
+        notes.append("packages installed with -e are imported from the repository: setup has lines")
+        editable = ()
+    return replace(found, editable=editable, note="; ".join(filter(None, notes)))
+
+
+def _find_editable(conf: JobConf, snapshot: Snapshot, python: str) -> tuple[str, ...]:
+    container, tree = conf.container, snapshot.tree
+    if tree is None or (container.image is not None and container.runtime != "none"):
+        return ()
+    folders = find_editable(find_site_folders(find_python(conf, python)))
+    inside = (find_inside(folder, snapshot.root) for folder in folders)
+    return tuple(name for name in inside if name is not None and tree.has_folder(name))
+
+
+def find_python(conf: JobConf, python: str) -> str:
+    """The ranks' interpreter where they run bare, with its folder; `python` runs vjob."""
+    chosen = conf.program.python or python
+    return chosen if "/" in chosen else shutil.which(chosen) or ""
+
+
+def _find_own_root(path: Path) -> Path:
+    return Path(os.path.realpath(path if path.is_dir() else path.parent))
+
+
+def _find_problem(tree: Tree, program: str | None, path: Path) -> str:
+    if program is None:
+        return f"{path} does not lie in {tree.root}"
+    if program not in tree.files and not tree.has_folder(program):
+        return f"git ignores {path}, or has it in no commit"
+    if tree.unreadable:
+        names = ", ".join(map(show_name, tree.unreadable[:NAMED]))
+        return f"{len(tree.unreadable)} files cannot be read: {names}"
+    return ""
+
+
+def _decline(asked: str, state: CodeState, problem: str) -> Snapshot:
+    """No copy: where the conf asks for one that is an error."""
+    if asked == "auto":
+        return Snapshot(state=state, note=f"not copied: {problem}")
+    raise InputError(
+        f"program.snapshot {asked}: {problem}. Let git ignore what is no code (it is then linked), "
+        "or set program.snapshot: none"
+    )
+
+
+def _require_commit(state: CodeState) -> None:
+    if state.repository is None:
+        why = state.problem or "the program lies in no git repository"
+        raise InputError(f"program.snapshot git: {why}; use copy, or none")
+    if state.problem or not state.repository.commit:
+        raise InputError(f"program.snapshot git: {state.problem or 'there is no commit yet'}")
+    changed = state.changes.tracked
+    if changed:
+        names = ", ".join(map(show_name, changed[:NAMED]))
+        more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+        raise InputError(
+            f"program.snapshot git: {state.repository.root} is not as it was committed: {names}"
+            f"{more} changed; commit or stash them, or use program.snapshot: copy"
+        )
+
+
+def _note_arguments(conf: JobConf, base: Path, snapshot: Snapshot) -> str:
+    """Arguments that name files of the copy, where ranks read the user's own all the same."""
+    if snapshot.moves_workdir or snapshot.tree is None:
+        return ""
+    files = set(snapshot.tree.files)
+    workdir = Path(conf.container.workdir or conf.workdir or base)
+    named = []
+    for word in conf.program.args:
+        here = find_here(str(workdir / word.rpartition("=")[2]), conf, base)
+        inside = find_inside(here, snapshot.root) if here is not None else None
+        if inside in files:
+            named.append(word)
+    if not named:
+        return ""
+    return f"{', '.join(named[:NAMED])} is read from {workdir}; snapshot: copy keeps it too"
+
+
+# Paths as ranks see them, and as they are here.
+
+
+def find_here(path: str | None, conf: JobConf, base: Path) -> Path | None:
+    """The path on this machine of one that ranks see; None where it lies in the image."""
+    if path is None:
+        return None
+    container = conf.container
+    if container.image is None or container.runtime == "none":
+        return Path(path)
+    for mount in map(parse_mount, reversed(container.mounts)):
+        if Path(path).is_relative_to(mount.target):
+            return Path(mount.source) / Path(path).relative_to(mount.target)
+    workdir = Path(conf.workdir or base)
+    is_seen = container.workdir is None and Path(path).is_relative_to(workdir)
+    return Path(path) if is_seen else None
+
+
+def find_seen(root: Path, conf: JobConf, base: Path) -> Path:
+    """A folder here as ranks see it: by the mount that holds it, else at its own path."""
+    container = conf.container
+    if container.image is None or container.runtime == "none" or container.workdir is None:
+        return root
+    for mount in map(parse_mount, reversed(container.mounts)):
+        source = Path(os.path.realpath(mount.source))
+        if root.is_relative_to(source):
+            return Path(mount.target) / root.relative_to(source)
+    return root
+
+
+def find_inside(path: Path, root: Path) -> str | None:
+    """The path relative to a tree, whatever links lead to it; None outside of the tree."""
+    absolute = os.path.abspath(path)
+    folder, name = os.path.split(absolute)
+    for one in (os.path.join(os.path.realpath(folder), name), os.path.realpath(absolute)):
+        inside = os.path.relpath(one, os.path.realpath(root))
+        if inside != os.pardir and not inside.startswith(f"{os.pardir}/"):
+            return inside
+    return None
+
+
+# A conf that runs from the copy.
+
+
+def relocate(
+    conf: JobConf, here: PlanContext, snapshot: Snapshot, code: Path
+) -> tuple[JobConf, PlanContext]:
+    """The conf, and what its plan depends on, with the program and its imports in the copy."""
+    if snapshot.tree is None:
+        return conf, here
+    base = Path(here.base)
+    moved = _Moved(conf, base, snapshot, code)
+    workdir = conf.container.workdir or conf.workdir or str(base)
+    changed = replace(
+        conf,
+        program=replace(conf.program, path=str(code / snapshot.program)),
+        env=moved.map_env(conf.env, workdir, adds=_PATH not in conf.pass_env),
+        cluster=replace(
+            conf.cluster,
+            nodes=tuple(
+                replace(group, env=moved.map_env(group.env, workdir))
+                for group in conf.cluster.nodes
+            ),
+        ),
+    )
+    found, checkout = here.found, here.found.checkout
+    if checkout is not None:
+        script = moved.map_path(checkout.script)
+        found = replace(found, checkout=replace(checkout, script=script))
+    mounts = () if conf.container.workdir else (conf.workdir or str(base), str(snapshot.root))
+    passed = moved.map_env(here.environ, workdir)
+    here = replace(here, environ=passed, found=found, mounts=mounts)
+    if not snapshot.moves_workdir:
+        return changed, here
+    if conf.container.image is not None and conf.container.workdir:
+        inside = moved.map_path(workdir)
+        return replace(changed, container=replace(conf.container, workdir=inside)), here
+    return replace(changed, workdir=moved.map_path(workdir)), here
+
+
+class _Moved:
+    """Maps paths of the tree to those of its copy."""
+
+    def __init__(self, conf: JobConf, base: Path, snapshot: Snapshot, code: Path) -> None:
+        assert snapshot.tree is not None
+        self.conf, self.base, self.snapshot, self.code = conf, base, snapshot, code
+        self.tree = snapshot.tree
+
+    def map_path(self, path: str) -> str:
+        """The path in the copy; one that the copy lacks stays as it is."""
+        here = find_here(path, self.conf, self.base)
+        inside = find_inside(here, self.snapshot.root) if here is not None else None
+        if inside is None or not (inside in self.tree.files or self.tree.has_folder(inside)):
+            return path
+        return str(self.code) if inside == os.curdir else str(self.code / inside)
+
+    def map_env(
+        self, env: Mapping[str, str], workdir: str, *, adds: bool = False
+    ) -> dict[str, str]:
+        """With the entries of PYTHONPATH in the copy, and what was installed from there; with
+        `adds` also where there are no entries."""
+        entries = env.get(_PATH, "").split(os.pathsep) if env.get(_PATH) else []
+        mapped = []
+        for entry in entries:
+            absolute = os.path.join(workdir, entry)
+            moved = self.map_path(absolute)
+            mapped.append(entry if moved == absolute else moved)
+        if entries or adds:
+            mapped += [str(self.code / folder) for folder in self.snapshot.editable]
+        return {**env, _PATH: os.pathsep.join(dict.fromkeys(mapped))} if mapped else dict(env)
+
+
+def describe(code: CodeRecord | None) -> str:
+    """What a run keeps, in a line; empty where there is nothing to tell."""
+    if code is None:
+        return ""
+    size = f"{code.size_bytes / MB:.1f} MB" if code.size_bytes >= MB / 10 else "under 0.1 MB"
+    words = []
+    if code.kept:
+        words.append(f"a copy of {code.num_files:,} files of {code.root}, {size}")
+    elif code.note:
+        return code.note
+    commit = format_commit(code)
+    words += [commit] if commit and code.kept else []
+    return "; ".join([*words, code.note] if code.note else words)
