@@ -38,6 +38,7 @@ def in_units(seconds: float) -> str:
     return f"{seconds * 1e3:.4g} ms" if seconds < 1 else f"{seconds:.4g} s"
 
 
+OWN_PROGRAMS = ("script", "function", "deepspeed")
 DOUBTFUL_NS = 1_000_000
 """Clocks that agree to within less are good enough."""
 
@@ -57,7 +58,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             weight=0.0,
             sentence="No rank wrote a trace: bubbles, stages and stragglers are not known.",
             evidence="no trace/<rank>.jsonl",
-            key="profile.timeline",
+            # A program of the user's own does not see that key.
+            key="" if job.plan.program in OWN_PROGRAMS else "profile.timeline",
         )
     elif not analysis.steps:
         yield Finding(
@@ -321,6 +323,8 @@ def _on_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
     goodput = analysis.goodput
+    if goodput.wall_s is not None and not goodput.knows_steps:
+        yield _explain_no_steps(job, analysis, goodput.wall_s)
     if goodput.share is None or goodput.wall_s is None:
         return
     repeated = sum(attempt.repeated_s for attempt in goodput.attempts)
@@ -339,6 +343,28 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=sentence + ".",
         evidence=f"{restarts + 1} attempt{'s' if restarts else ''}, first start to last end",
         key="train.checkpoint.every" if repeated > MUCH_BUBBLE * goodput.wall_s else "",
+    )
+
+
+def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
+    """What is known where steps, or their times, are not."""
+    many = len(analysis.goodput.attempts)
+    ran = f"The run took {in_units(wall_s)}" + (f" in {many} attempts" if many > 1 else "")
+    failed = len(job.exits) and int((job.exits["code"].astype(float) != 0).sum())
+    if len(job.exits):
+        ranks = f"{len(job.exits)} rank{'s' if len(job.exits) > 1 else ''}"
+        ran += f"; {ranks} ended, " + (f"{failed} of them badly" if failed else "all of them well")
+    table = analysis.curves.table
+    if len(table):
+        what = f"the last step that lines tell of is {int(table['step'].max())}, and no line or "
+        what += "time of writing tells how long one took"
+    else:
+        what = "no line of its logs was understood as a step, so nothing is said about steps"
+    return Finding(
+        weight=0.0,
+        sentence=f"{ran}; {what}.",
+        evidence="exit/<rank>.json, and the logs of the nodes",
+        key="progress" if job.plan.program in OWN_PROGRAMS and not len(table) else "",
     )
 
 

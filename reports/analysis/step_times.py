@@ -48,6 +48,8 @@ def build_step_times(steps: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFr
     since = table.groupby("attempt")["step"].diff()
     table["count"] = since.fillna(since.groupby(table["attempt"]).shift(-1)).clip(lower=1)
     table["count"] = table["count"].fillna(1).clip(upper=table["step"].clip(lower=1))
+    if "timed" in table:  # by the times of writing, which leave out what is no step
+        table["count"] = table["timed"].fillna(table["count"])
     return table[columns].reset_index(drop=True)
 
 
@@ -143,10 +145,14 @@ class Goodput:
     useful_s: float
     between_s: float
     """Between an attempt's end and the next one's start."""
+    knows_steps: bool
+    """False where nothing tells how long steps took: then nothing is said of useful time."""
 
     @property
     def share(self) -> float | None:
-        return min(1.0, self.useful_s / self.wall_s) if self.wall_s else None
+        if not self.wall_s or not self.knows_steps:
+            return None
+        return min(1.0, self.useful_s / self.wall_s)
 
 
 def measure_goodput(
@@ -194,6 +200,7 @@ def measure_goodput(
         wall_s=max(stops) - min(starts) if known else None,
         useful_s=sum(item.steps_s - item.repeated_s for item in attempts),
         between_s=between,
+        knows_steps=len(times) > 0,
     )
 
 

@@ -28,6 +28,8 @@ class AttemptSources:
     folder: Path
     logs: tuple[tuple[str, Path], ...]
     """(node, its standard output)."""
+    errors: tuple[tuple[str, Path], ...]
+    """(node, its standard error)."""
     traces: tuple[Path, ...]
     gpus: tuple[tuple[str, Path], ...]
     """(node, samples): JSON lines where there are any, else text."""
@@ -48,7 +50,13 @@ def find_sources(path: Path) -> Sources:
     """`path` is a run folder, a folder of logs, or one log."""
     if path.is_file():
         attempt = AttemptSources(
-            label="", folder=path.parent, logs=((path.stem, path),), traces=(), gpus=(), exits=()
+            label="",
+            folder=path.parent,
+            logs=((path.stem, path),),
+            errors=(),
+            traces=(),
+            gpus=(),
+            exits=(),
         )
         return Sources(name=path.name, run=None, attempts=(attempt,))
     if not path.is_dir():
@@ -93,6 +101,7 @@ def _find_attempt(label: str, folder: Path) -> AttemptSources:
         label=label,
         folder=folder,
         logs=tuple(logs),
+        errors=tuple(_list(folder, (".err",))),
         traces=tuple(path for _, path in _list(folder / "trace", (".jsonl",))),
         gpus=tuple(samples.items()),
         exits=tuple(path for _, path in _list(folder / "exit", (".json",))),

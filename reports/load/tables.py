@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ import pandas as pd
 
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
+from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.plan import Prediction, parse_prediction
 from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.record import read_events as read_history
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.reports.load.gpu_log import read_gpus
-from vjob.reports.load.sources import Sources, find_sources
+from vjob.reports.load.sources import AttemptSources, Sources, find_sources
 from vjob.reports.load.trace_file import NO_HEADER
 from vjob.reports.load.trace_reader import Traces, read_events, read_traces
 from vjob.reports.load.training_log import LogReader, LogTables, build_log_events
@@ -38,6 +40,10 @@ class PlanFacts:
     world: int | None = None
     """The number of ranks."""
     prediction: Prediction | None = None
+    progress: str | None = None
+    """The user's own pattern of lines about steps."""
+    program: str = ""
+    """What ranks run: script, megatron, ...; empty where an older version submitted."""
 
 
 def read_plan_facts(path: Path) -> PlanFacts:
@@ -58,6 +64,8 @@ def parse_plan_facts(plan: dict[str, Any]) -> PlanFacts:
         partition=str(plan.get("partition") or ""),
         world=_count_ranks(groups) if isinstance(groups, list) else None,
         prediction=parse_prediction(plan.get("prediction")),
+        progress=str(plan["progress"]) if plan.get("progress") else None,
+        program=str(plan.get("program") or ""),
     )
 
 
@@ -138,10 +146,15 @@ def load_job(
     chosen = choose_steps(list_whole_steps(traces), _measure_steps(traces.steps))
     held = {*chosen.values(), *choose_more(traces, more_events)}
     tables = LogTables()
+    plan = read_plan_facts(sources.run.plan) if sources.run is not None else PlanFacts()
+    pattern = read_pattern(plan.progress)
     for attempt in sources.attempts:
+        readers: list[LogReader] = []
         for node, log in attempt.logs:
             say(f"{log.name}")
-            LogReader(tables, attempt.label, node, log).read()
+            readers.append(LogReader(tables, attempt.label, node, log, pattern))
+            readers[-1].read()
+        _read_errors(tables, attempt, readers, pattern)
     skipped |= {name: f"{count} lines skipped" for name, count in tables.skipped.items()}
     gpus: list[dict[str, Any]] = []
     for attempt in sources.attempts:
@@ -168,7 +181,7 @@ def load_job(
         history=read_history(sources.run) if sources.run is not None else [],
         exits=_read_exits(sources),
         outcomes=_read_outcomes(sources),
-        plan=read_plan_facts(sources.run.plan) if sources.run is not None else PlanFacts(),
+        plan=plan,
         skipped=skipped,
         commit=_read_commit(sources),
     )
@@ -177,6 +190,25 @@ def load_job(
 def _read_commit(sources: Sources) -> str:
     record = None if sources.run is None else read_record(sources.run)
     return "" if record is None else format_commit(record.code)
+
+
+def _read_errors(
+    tables: LogTables,
+    attempt: AttemptSources,
+    readers: list[LogReader],
+    pattern: re.Pattern[str] | None,
+) -> None:
+    """Steps by standard error, where no line of standard output tells of one, and by bars."""
+    errors: dict[str, list[LogReader]] = {}
+    if not any(reader.has_steps for reader in readers):
+        for node, log in attempt.errors:
+            reader = LogReader(tables, attempt.label, node, log, pattern)
+            reader.read_steps()
+            errors.setdefault(node, []).append(reader)
+    found = [own for node in errors.values() for own in node]
+    if not any(reader.has_steps for reader in (*readers, *found)):
+        for reader in readers:
+            reader.close(errors.get(reader.node, ()))
 
 
 def _measure_steps(steps: pd.DataFrame) -> pd.Series:

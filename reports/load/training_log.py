@@ -8,20 +8,34 @@ steps a log: the first, the slowest, the last.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from varuna_core.records.logs.progress import MARKS, NO_STEP, join_lines, parse_progress
+from varuna_core.records.logs.literals import find_marks
+from varuna_core.records.logs.progress import (
+    MARKS,
+    NO_STEP,
+    join_lines,
+    parse_progress,
+    parse_time,
+    split_tag,
+)
+from varuna_core.records.logs.steps import LINE, StepReader, Told
+from varuna_core.records.logs.times import MARK_S, LineTimes, read_times
 from varuna_core.records.logs.training_log import (
     ITERATION_MARK,
     JOB_INFO,
     MEMORY_MARK,
     PHASE_MARK,
+    PHASE_MARKS,
     TIMER_CALLS,
     TIMER_NUMBERS,
     TIMERS_HEAD,
@@ -42,7 +56,10 @@ _JOB_INFO_BYTES = 4096
 _HEAD = re.compile(rb"iteration +\d+/")
 """A Megatron line, or the torn beginning of one."""
 RARE = ("samples_per_s", "tokens_per_s")
-"""Columns only of logs that say so."""
+"""Columns only of logs that say so. One more is `timed`: of how many steps `time_ms` is the mean,
+where that is by the times of writing."""
+BAR_SLACK_S = 0.5
+"""A bar is written when it has stood still for a while."""
 COLUMNS = tuple(
     name
     for name in Iteration.__dataclass_fields__
@@ -104,10 +121,25 @@ class LogTables:
 
 
 class LogReader:
-    """Reads one log into the tables."""
+    """Reads one log into the tables; of steps that only bars tell of, and of losses without a
+    step, `close` makes rows."""
 
-    def __init__(self, tables: LogTables, attempt: str, node: str, path: Path) -> None:
+    def __init__(
+        self,
+        tables: LogTables,
+        attempt: str,
+        node: str,
+        path: Path,
+        pattern: re.Pattern[str] | None = None,
+    ) -> None:
+        """`pattern`: the user's own of lines about steps."""
         self.tables, self.attempt, self.node, self.path = tables, attempt, node, path
+        self.has_steps = False
+        """Lines told of steps: bars then count for nothing."""
+        self.bars = Thinned()
+        """Iterations by progress bars, and when their lines were written."""
+        self.losses = Thinned()
+        """The same of lines that name no step."""
         self._step, self._time_ms = -1, 0.0
         self._open: _Timers | None = None
         self._kept: dict[str, _Timers] = {}
@@ -116,15 +148,21 @@ class LogReader:
         self._is_megatron = False
         self._held: Iteration | None = None
         """Of another trainer, until no more lines about its step follow."""
+        self._num_timed: int | None = None
         self._bar: Iteration | None = None
         self._in_vain = 0
+        self._pattern, self._steps = pattern, StepReader(pattern)
+        self._marks = MARKS if pattern is None else find_marks(pattern.pattern)
+        self._times: LineTimes | None = None
+        self._read_to = 0
+        """Where in the block the line ended that told of a step last."""
 
     def read(self) -> None:
         blocks = BlockReader(self.path, LOG_BLOCK_BYTES)
-        for _, block in blocks:
+        for offset, block in blocks:
             self._read_block(block)
             if not self._is_megatron:
-                self._read_others(block)
+                self._read_others(offset, block)
         self._flush()
         self._close_timers()
         kept = {id(timers): timers for timers in self._kept.values()}
@@ -133,6 +171,12 @@ class LogReader:
         skipped = self._skipped + blocks.skipped
         if skipped:
             self.tables.skipped[f"{self.attempt}/{self.path.name}".lstrip("/")] = skipped
+
+    def read_steps(self) -> None:
+        """Nothing but the steps, of standard error: there all else would be somebody's prose."""
+        for offset, block in BlockReader(self.path, LOG_BLOCK_BYTES):
+            self._read_others(offset, block)
+        self._flush()
 
     def _read_block(self, block: bytes) -> None:
         start = seen = 0
@@ -164,18 +208,18 @@ class LogReader:
 
     def _read_iteration(self, line: bytes) -> bool:
         """False where the line is about something else."""
-        if not _HEAD.search(line):
+        if self._pattern is not None or not _HEAD.search(line):
             return False
         found = parse_progress(line.decode("utf-8", "replace"))
         if found is None:
             self._skipped += 1
             return False
-        self._is_megatron = True
+        self._is_megatron = self.has_steps = True
         self._step, self._time_ms = found.step, found.time_ms or 0.0
         self._add_row(found)
         return True
 
-    def _read_others(self, block: bytes) -> None:
+    def _read_others(self, offset: int, block: bytes) -> None:
         """Lines of trainers that do not print as Megatron does.
 
         A log that has Megatron's lines is read for those alone: a search for every word that
@@ -183,39 +227,94 @@ class LogReader:
         """
         if self._in_vain > _MOST_IN_VAIN:
             return
-        for begin, end in _find_lines(block, MARKS):
+        self._read_to = 0
+        for begin, end in _find_lines(block, self._marks):
             if self._in_vain > _MOST_IN_VAIN:
                 return
             text = block[begin : min(end, begin + 65536)].decode("utf-8", "replace")
-            found = parse_progress(text.rstrip("\r").rpartition("\r")[2])
-            self._in_vain += 1 if found is None else -10
-            if found is None:
-                continue
-            if found.is_bar:
-                self._bar = found
-            elif found.step != NO_STEP:
-                self._hold(found)
-            elif self._bar is not None:  # the bar above tells the step
-                self._hold(join_lines(self._bar, replace(found, step=self._bar.step)))
+            text = text.rstrip("\r").rpartition("\r")[2]
+            told = self._steps.read(text, *self._find_time(text, offset + begin))
+            if self._pattern is None:
+                self._in_vain += 1 if told is None else -10
+            if told is not None:
+                self._note(told, block[self._read_to : begin])
+                self._read_to = end
 
-    def _hold(self, found: Iteration) -> None:
+    def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
+        """When a line was written, and how much later it may have been."""
+        if self._times is None:
+            out, err = read_times(self.path.with_suffix(".times"))
+            self._times = err if self.path.suffix == ".err" else out
+        at, slack_s = self._times.find_exact(place)
+        if at is None:
+            return parse_time(split_tag(text)[1], self._year), MARK_S
+        return at, max(slack_s, BAR_SLACK_S) if "%|" in text else slack_s
+
+    @cached_property
+    def _year(self) -> int:
+        try:
+            return time.gmtime(self.path.stat().st_mtime).tm_year
+        except OSError:
+            return time.gmtime().tm_year
+
+    def _note(self, told: Told, between: bytes) -> None:
+        """A line about a step; `between`: what stands before it."""
+        found = told.line
+        if self._steps.is_slow(told) and any(mark in between for mark in PHASE_MARKS):
+            found = replace(found, time_ms=None)
+        if found.step == NO_STEP:
+            if self._bar is None:
+                self.losses.append({"line": found, "at": told.at})
+            else:  # the bar above tells the step
+                self._hold(join_lines(self._bar, replace(found, step=self._bar.step)), None)
+        elif told.strength < LINE:
+            self._bar = found
+            self.bars.append({"line": found, "at": told.at, "timed": told.num_timed})
+        else:
+            self.has_steps = True
+            self._hold(found, told.num_timed)
+
+    def close(self, others: Iterable[LogReader] = ()) -> None:
+        """Rows by bars, of this log or of `others` of its node, and losses placed among them."""
+        sources = [self, *others]
+        source = next((reader for reader in sources if reader.bars.rows), None)
+        if source is None or any(reader.has_steps for reader in sources):
+            return
+        rows = source.bars.rows
+        for row in rows:
+            self._add_row(row["line"], row["timed"])
+        known = [row for row in rows if row["at"] is not None]
+        if not known:
+            return
+        ats = [row["at"] for row in known]
+        steps = [row["line"].step for row in known]
+        for reader in sources:
+            for row in reader.losses.rows:
+                if row["at"] is not None:
+                    step = round(float(np.interp(row["at"], ats, steps)))
+                    self._add_row(replace(row["line"], step=step))
+
+    def _hold(self, found: Iteration, num_timed: int | None) -> None:
         """Several lines about one step make one row."""
         if self._held is not None and self._held.step == found.step:
             self._held = join_lines(self._held, found)
+            self._num_timed = num_timed or self._num_timed
             return
         self._flush()
-        self._held = found
+        self._held, self._num_timed = found, num_timed
 
     def _flush(self) -> None:
         if self._held is not None:
-            self._add_row(self._held)
+            self._add_row(self._held, self._num_timed)
             self._held = None
 
-    def _add_row(self, found: Iteration) -> None:
+    def _add_row(self, found: Iteration, num_timed: int | None = None) -> None:
         row = {name: getattr(found, name) for name in COLUMNS}
         row |= {"attempt": self.attempt, "node": self.node, "loss": found.loss}
         if found.samples_per_s is not None:
             row["samples_per_s"] = found.samples_per_s
+        if num_timed is not None:
+            row["timed"] = num_timed
         if found.tokens_per_s is not None:
             row["tokens_per_s"] = found.tokens_per_s
         for label, value in list({**found.losses, **found.others}.items())[:16]:
@@ -340,8 +439,11 @@ class LogReader:
             self.tables.calls.append(pd.DataFrame(columns))
 
 
-def _find_lines(block: bytes, marks: Iterable[bytes]) -> list[tuple[int, int]]:
-    """Begin and end of the lines with one of these marks, in order."""
+def _find_lines(block: bytes, marks: Collection[bytes]) -> list[tuple[int, int]]:
+    """Begin and end of the lines with one of these marks, in order; of all without any mark."""
+    if not marks:
+        ends = list(accumulate(len(line) + 1 for line in block.split(b"\n")))
+        return [(begin, end - 1) for begin, end in zip([0, *ends], ends, strict=False)]
     found = set()
     for mark in marks:
         place = block.find(mark)

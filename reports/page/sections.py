@@ -181,9 +181,9 @@ def _list_attempts(analysis: Analysis) -> ReportTable:
                 attempt.label or "-",
                 begun,
                 took,
-                steps if attempt.first_step is not None else "none",
-                f"{attempt.steps_s:.1f}",
-                f"{attempt.repeated_s:.1f}",
+                steps if attempt.first_step is not None else "not known",
+                f"{attempt.steps_s:.1f}" if attempt.first_step is not None else "-",
+                f"{attempt.repeated_s:.1f}" if attempt.first_step is not None else "-",
                 attempt.outcome or "-",
             )
         )
