@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from vjob.jobs.monitor.model.snapshot import (
 
 MANY_NODES = 16
 NUM_POINTS = 20
+NUM_RECENT = 5
+"""Points whose median is the pace that is said."""
 NUM_ERRORS = 10
 NUM_EVIDENCE = 3
 
@@ -157,10 +160,10 @@ def format_progress(snapshot: Snapshot) -> str:
     progress = snapshot.progress
     if progress is None:
         return ""
-    last = progress.points[-1] if progress.points else None
+    times = [point.step_s for point in progress.points if point.step_s is not None]
     words = [f"step {progress.step}" + (f" of {progress.num_steps}" if progress.num_steps else "")]
-    if last is not None and last.step_s is not None:
-        words.append(f"{last.step_s:.4g} s a step")
+    if times:  # one may be of a step with a pause in it
+        words.append(f"{statistics.median_low(times[-NUM_RECENT:]):.4g} s a step")
     loss = next((point.loss for point in reversed(progress.points) if point.loss is not None), None)
     if loss is not None:
         words.append(f"loss {loss:.6g}")

@@ -52,10 +52,11 @@ _STEP = re.compile(
 _OPTIMIZER_STEP = re.compile(r" step (\d{1,15}) \|")
 """litgpt names the pass over a micro-batch first, and then the step."""
 _NOT_DONE = re.compile(
-    r"\b(?:resum|restor|reload|load(?:ed|ing)?\b|checkpoint|best\b|warm(?:ing)?[ _-]?up|evaluat|"
-    r"validat|sanity|calibrat|autotun|benchmark|infer(?:ence|ring)\b|predict|generat|"
-    r"early[ _-]stop|since\b|until\b|from\b|before\b|after\b|every\b|next\b|sav(?:e|ed|ing)\b|"
-    r"(?:eval|valid|val|test|dev|micro|sub|inner|dummy)[ _-]*$)",
+    r"(?<![\w./-])(?:resum(?:e|ed|es|ing)|restor(?:e|ed|ing)|(?:re)?load(?:ed|ing)?|checkpoint|"
+    r"best|warm(?:ing)?[ _-]?up|evaluat(?:e|ed|ing|ion)|validat(?:e|ed|ing|ion)|sanity|"
+    r"calibrat(?:ing|ion)|autotun(?:e|ing)|benchmark(?:ing)?|infer(?:ence|ring)|predict(?:ing|ion)?|generat(?:ed|ing|ion)|"
+    r"early[ _-]stop(?:ped|ping)?|since|until|from|before|after|every|next|sav(?:e|ed|ing))(?![\w./])|"
+    r"(?<![\w./-])(?:(?:eval|valid|val)[\] _:-]*|(?:test|dev|micro|sub|inner|dummy)[ _-]*)$",
     re.IGNORECASE,
 )
 """Before the step of a line that tells of it, and not that it was done."""
@@ -293,10 +294,9 @@ def _parse_free(text: str) -> Optional[Iteration]:
         bar = _BAR.search(text)
         if bar is not None:
             return _parse_bar(bar, is_nested)
-    if "{" in text:
-        found = _parse_json(text)
-        if found is not None:
-            return found
+    value = _read_object(text) if "{" in text else None
+    if value is not None:
+        return _parse_object(value)
     if "/" in text or "it" in text:
         other = _parse_other_bar(text)
         if other is not None:
@@ -419,8 +419,8 @@ _KEYS: Dict[str, Sequence[str]] = {
 _OF_EVALUATIONS = ("eval", "val", "valid", "validation", "test")
 
 
-def _parse_json(text: str) -> Optional[Iteration]:
-    """None where the line ends with no object that tells of a step."""
+def _read_object(text: str) -> Optional[Dict[str, Any]]:
+    """The object of JSON that a line ends with."""
     body = text[text.index("{") :].strip()
     if not body.endswith("}") or '"' not in body:
         return None
@@ -428,8 +428,11 @@ def _parse_json(text: str) -> Optional[Iteration]:
         value = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
-        return None
+    return value if isinstance(value, dict) else None
+
+
+def _parse_object(value: Dict[str, Any]) -> Optional[Iteration]:
+    """None where it tells of no step."""
     nested = [item for item in value.values() if isinstance(item, dict)]
     if nested and not any(name in value for name in _KEYS["loss"]):
         value = {**value, **nested[0]}  # {"step": 3, "metrics": {"loss": 2.0}}

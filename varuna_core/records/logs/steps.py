@@ -143,6 +143,8 @@ class StepReader:
         if found is None or found[1] is None or not 0 < found[0] <= found[1]:
             return
         self._is_new_epoch = self._epoch is not None and found[0] > self._epoch
+        if self._epoch is not None and found[0] < self._epoch:  # another training
+            self._restart()
         self._epoch, self._num_epochs = found
 
     def _restart(self) -> None:
