@@ -54,7 +54,8 @@ _OPTIMIZER_STEP = re.compile(r" step (\d{1,15}) \|")
 _NOT_DONE = re.compile(
     r"(?<![\w./-])(?:resum(?:e|ed|es|ing)|restor(?:e|ed|ing)|(?:re)?load(?:ed|ing)?|checkpoint|"
     r"best|warm(?:ing)?[ _-]?up|evaluat(?:e|ed|ing|ion)|validat(?:e|ed|ing|ion)|sanity|"
-    r"calibrat(?:ing|ion)|autotun(?:e|ing)|benchmark(?:ing)?|infer(?:ence|ring)|predict(?:ing|ion)?|generat(?:ed|ing|ion)|"
+    r"calibrat(?:ing|ion)|autotun(?:e|ing)|"
+    r"benchmark(?:ing)?|infer(?:ence|ring)|predict(?:ing|ion)?|generat(?:ed|ing|ion)|"
     r"early[ _-]stop(?:ped|ping)?|since|until|from|before|after|every|next|sav(?:e|ed|ing))(?![\w./])|"
     r"(?<![\w./-])(?:(?:eval|valid|val)[\] _:-]*|(?:test|dev|micro|sub|inner|dummy)[ _-]*)$",
     re.IGNORECASE,
