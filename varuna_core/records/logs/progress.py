@@ -56,7 +56,8 @@ _NOT_DONE = re.compile(
     r"best|warm(?:ing)?[ _-]?up|evaluat(?:e|ed|ing|ion)|validat(?:e|ed|ing|ion)|sanity|"
     r"calibrat(?:ing|ion)|autotun(?:e|ing)|"
     r"benchmark(?:ing)?|infer(?:ence|ring)|predict(?:ing|ion)?|generat(?:ed|ing|ion)|"
-    r"early[ _-]stop(?:ped|ping)?|since|until|from|before|after|every|next|sav(?:e|ed|ing))(?![\w./])|"
+    r"early[ _-]stop(?:ped|ping)?|since|until|from|before|after|every|next|sav(?:e|ed|ing))"
+    r"(?![\w./])|"
     r"(?<![\w./-])(?:(?:eval|valid|val)[\] _:-]*|(?:test|dev|micro|sub|inner|dummy)[ _-]*)$",
     re.IGNORECASE,
 )
