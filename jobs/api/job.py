@@ -167,11 +167,12 @@ class VjobJob(Job[R]):
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end. TimeoutError after `timeout_s`, if one is given."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        begun = time.monotonic()
         while not self.done():
-            if deadline is not None and time.monotonic() > deadline:
+            waited_s = time.monotonic() - begun
+            if timeout_s is not None and waited_s > timeout_s:
                 raise TimeoutError(f"{self.name} is {self.state} after {timeout_s:g} s")
-            time.sleep(1)
+            time.sleep(min(1.0, max(0.1, waited_s / 10)))
 
     def status(self) -> JobStatus:
         """How the job is now, with verdict and evidence, as `vjob status`."""

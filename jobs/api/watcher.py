@@ -19,6 +19,8 @@ from vjob.jobs.runs.find import RunView, view_runs
 DELAY_S = 30
 SOONEST_S = 2.0
 """Between two looks that the end of an attempt asks for."""
+SETTLE_S = 6.0
+"""So long such looks go on: an attempt writes its outcome before its batch script has ended."""
 
 
 class VjobInfoWatcher(InfoWatcher):
@@ -28,8 +30,8 @@ class VjobInfoWatcher(InfoWatcher):
         super().__init__(delay_s)
         self._runs: dict[str, RunFolder] = {}
         self._views: dict[str, RunView] = {}
-        self._ends: dict[str, float] = {}
-        """When the last attempt of a run had its outcome written, as it was at the last look."""
+        self._ends: dict[str, tuple[float, float]] = {}
+        """When the last attempt of a run had its outcome written, and when that was first seen."""
 
     def register_run(self, job_id: str, run: RunFolder) -> None:
         """Watch a job of this run."""
@@ -69,7 +71,12 @@ class VjobInfoWatcher(InfoWatcher):
         if not live:
             return
         self._num_calls += 1
-        self._ends = {job: self._find_end(run) for job, run in live.items()}
+        ends = {job: (self._find_end(run), time.time()) for job, run in live.items()}
+        for job, (end, _) in ends.items():
+            known = self._ends.get(job)
+            if known is not None and known[0] == end:
+                ends[job] = known
+        self._ends = ends
         by_path = {str(view.run.path): view for view in view_runs(list(live.values()))}
         for job, run in live.items():
             view = by_path.get(str(run.path))
@@ -84,7 +91,9 @@ class VjobInfoWatcher(InfoWatcher):
     def _sees_an_end(self, job_id: str) -> bool:
         if job_id in self._finished or job_id not in self._runs:
             return False
-        return self._find_end(self._runs[job_id]) != self._ends.get(job_id, 0.0)
+        known, seen = self._ends.get(job_id, (0.0, 0.0))
+        end = self._find_end(self._runs[job_id])
+        return end != known or (end > 0 and time.time() - seen < SETTLE_S)
 
     @staticmethod
     def _find_end(run: RunFolder) -> float:
