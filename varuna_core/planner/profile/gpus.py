@@ -1,6 +1,7 @@
 """Vendors' figures of GPUs, for estimates where nothing was measured.
 
-Dense half precision with fp32 sums, without sparsity; memory in GB as sold (2^30 bytes); memory and
+Dense half precision with fp32 sums, without sparsity; fp32 on the plain cores, as torch multiplies
+unless a program allows TF32; memory in GB as sold (2^30 bytes); memory and
 link bandwidth in GB/s, the link's as one GPU sends to another of its node. From the vendor's data
 sheets of each product, as of 2024. A figure of this table in a plan is always called an estimate.
 """
@@ -24,10 +25,16 @@ class GpuProduct:
     name: str
     memory_gb: float
     half_tflops: float
+    single_tflops: float
     memory_gb_s: float
     link_gb_s: float
     """One way: NVLink where the product has it, else PCI Express."""
     link: str
+
+    def find_flops_s(self, element_bytes: int) -> float:
+        """Operations a second that a training reaches, with numbers of so many bytes."""
+        peak = self.half_tflops if element_bytes == 2 else self.single_tflops
+        return peak * 1e12 * EFFICIENCY
 
     @property
     def memory_bytes(self) -> float:
@@ -35,12 +42,19 @@ class GpuProduct:
 
 
 def _gpu(
-    name: str, memory_gb: float, half_tflops: float, memory_gb_s: float, link_gb_s: float, link: str
+    name: str,
+    memory_gb: float,
+    half_tflops: float,
+    single_tflops: float,
+    memory_gb_s: float,
+    link_gb_s: float,
+    link: str,
 ) -> GpuProduct:
     return GpuProduct(
         name=name,
         memory_gb=memory_gb,
         half_tflops=half_tflops,
+        single_tflops=single_tflops,
         memory_gb_s=memory_gb_s,
         link_gb_s=link_gb_s,
         link=link,
@@ -50,23 +64,25 @@ def _gpu(
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("A100-40", 40, 312, 1555, 300, "NVLink 3"),
-        _gpu("A100-80", 80, 312, 2039, 300, "NVLink 3"),
-        _gpu("H100", 80, 989, 3350, 450, "NVLink 4"),
-        _gpu("H100-PCIE", 80, 756, 2000, 64, "PCIe 5"),
-        _gpu("H200", 141, 989, 4800, 450, "NVLink 4"),
-        _gpu("GH200", 96, 989, 4000, 450, "NVLink 4"),
-        _gpu("V100-16", 16, 125, 900, 150, "NVLink 2"),
-        _gpu("V100-32", 32, 125, 900, 150, "NVLink 2"),
-        _gpu("A10", 24, 125, 600, 32, "PCIe 4"),
-        _gpu("A30", 24, 165, 933, 32, "PCIe 4"),
-        _gpu("A40", 48, 150, 696, 32, "PCIe 4"),
-        _gpu("A6000", 48, 155, 768, 32, "PCIe 4"),
-        _gpu("L4", 24, 121, 300, 32, "PCIe 4"),
-        _gpu("L40S", 48, 362, 864, 32, "PCIe 4"),
-        _gpu("T4", 16, 65, 320, 16, "PCIe 3"),
-        _gpu("RTX3090", 24, 71, 936, 32, "PCIe 4"),
-        _gpu("RTX4090", 24, 165, 1008, 32, "PCIe 4"),
+        _gpu("A100-40", 40, 312, 19.5, 1555, 300, "NVLink 3"),
+        _gpu("A100-80", 80, 312, 19.5, 2039, 300, "NVLink 3"),
+        _gpu("H100", 80, 989, 67, 3350, 450, "NVLink 4"),
+        _gpu("H100-PCIE", 80, 756, 51, 2000, 64, "PCIe 5"),
+        _gpu("H200", 141, 989, 67, 4800, 450, "NVLink 4"),
+        _gpu("GH200", 96, 989, 67, 4000, 450, "NVLink 4"),
+        _gpu("V100-16", 16, 125, 15.7, 900, 150, "NVLink 2"),
+        _gpu("V100-32", 32, 125, 15.7, 900, 150, "NVLink 2"),
+        _gpu("A10", 24, 125, 31.2, 600, 32, "PCIe 4"),
+        _gpu("A30", 24, 165, 10.3, 933, 32, "PCIe 4"),
+        _gpu("A40", 48, 150, 37.4, 696, 32, "PCIe 4"),
+        _gpu("A6000", 48, 155, 38.7, 768, 32, "PCIe 4"),
+        _gpu("L4", 24, 121, 30.3, 300, 32, "PCIe 4"),
+        _gpu("L40S", 48, 362, 91.6, 864, 32, "PCIe 4"),
+        _gpu("T4", 16, 65, 8.1, 320, 16, "PCIe 3"),
+        _gpu("RTX2080TI", 11, 54, 13.4, 616, 16, "PCIe 3"),
+        _gpu("RTX3090", 24, 71, 35.6, 936, 32, "PCIe 4"),
+        _gpu("TITANRTX", 24, 130, 16.3, 672, 16, "PCIe 3"),
+        _gpu("RTX4090", 24, 165, 82.6, 1008, 32, "PCIe 4"),
     )
 }
 

@@ -8,6 +8,7 @@ segment L + 1  norm, head, loss 2 s h V flops a sample; logits held in fp32
 
 Counting as Korthikanti et al. (arXiv 2205.05198) do: a block keeps s h (10 + 24/t + 5 a s / (h t))
 bytes of one sample in half precision; with fused attention (`flash`) the last term is not kept.
+In fp32 (`element_bytes` 4) the flops are those of the plain cores, and bytes twice as many.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.profile.gpus import EFFICIENCY, LINK_EFFICIENCY, GpuProduct, find_gpu
+from varuna_core.planner.profile.gpus import LINK_EFFICIENCY, GpuProduct, find_gpu
 from varuna_core.planner.profile.profile import (
     Cell,
     GpuProfile,
@@ -101,12 +102,14 @@ class Transformer:
         )
 
 
-def build_cell(model: Transformer, gpu: GpuProduct, micro_batch: int, tensor: int = 1) -> Cell:
+def build_cell(
+    model: Transformer, gpu: GpuProduct, micro_batch: int, tensor: int = 1, element_bytes: int = 2
+) -> Cell:
     """Times from peak figures and the share of them that trainings reach."""
-    flops_s = gpu.half_tflops * 1e12 * EFFICIENCY
+    flops_s = gpu.find_flops_s(element_bytes)
     memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
     b, s, h, t = micro_batch, model.length, model.hidden, tensor
-    act = 2.0 * s * b * h
+    act = float(element_bytes) * s * b * h
     # Two sums over the tensor group each way, as a ring.
     shared = 2 * 2 * (t - 1) / t * act / (gpu.link_gb_s * 1e9 * LINK_EFFICIENCY) if t > 1 else 0.0
     block = b * model.block_flops / t / flops_s + shared + LAUNCH_S
@@ -114,7 +117,7 @@ def build_cell(model: Transformer, gpu: GpuProduct, micro_batch: int, tensor: in
     head = b * model.head_flops / t / flops_s + 3 * 4.0 * b * s * model.vocabulary / t / memory_s
     embed = 4 * act / memory_s + LAUNCH_S
     scores = 0.0 if model.flash else 5.0 * model.heads * s / (h * t)
-    graph = s * b * h * (10 + 24 / t + scores)
+    graph = s * b * h * (10 + 24 / t + scores) * element_bytes / 2
     logits = 4.0 * s * b * model.vocabulary / t
 
     def spread(first: float, middle: float, last: float) -> tuple[float, ...]:
@@ -147,6 +150,7 @@ def estimate_profile(
     micro_batches: Sequence[int] = (1, 2, 4, 8, 16),
     degrees: Sequence[int] = (1, 2, 4, 8),
     inter_gb_s: float,
+    element_bytes: int = 2,
 ) -> Profile:
     """For GPUs of the table; `inter_gb_s` is one node's link to another, in 10^9 bytes a second."""
     products = {kind: find_gpu(kind) for kind in gpus}
@@ -155,7 +159,7 @@ def estimate_profile(
         kind: GpuProfile(
             memory_bytes=gpu.memory_bytes,
             cells={
-                (size, t): build_cell(model, gpu, size, t)
+                (size, t): build_cell(model, gpu, size, t, element_bytes)
                 for size in micro_batches
                 for t in degrees
             },
