@@ -3,6 +3,8 @@
     pipeline or micro_batch_size auto   a whole search over the conf's nodes: it may leave some
     partition auto, a profile is there  cuts (schedule, recompute where auto) of the conf's layout,
                                         and with morph the best layouts of other nodes than all
+      none, and GPUs of several types   the same by an estimate from data sheets; the runtime then
+                                        finds what to recompute
     else                                nothing: the runtime balances stages by counted work
 
 Cheap where nothing is to be planned: numpy is not loaded.
@@ -28,6 +30,7 @@ from vjob.jobs.planning.plan_file import SETTINGS, PlanFile, apply_cuts, apply_p
 if TYPE_CHECKING:
     from varuna_core.planner.profile.profile import Profile
     from varuna_core.planner.result.plan import LayoutPlan
+    from vjob.jobs.planning.question import Question
 
 log = logging.getLogger(__name__)
 
@@ -133,13 +136,20 @@ def choose_layout(read: ReadConf) -> Chosen:
     if reason:
         return Chosen(conf=conf, why=reason)
     file = find_profile(conf, base)
-    if file is None:
+    if file is None and not has_unlike_gpus(conf):
         return Chosen(conf=conf, why=BY_RUNTIME + ": there is no profile")
     try:
-        return _cut(conf, file)
+        return _cut(conf, base, file)
     except VjobError as error:
-        log.warning("%s is not used: %s", file, error)
+        log.warning("%s is not used: %s", file or "the estimate from data sheets", error)
         return Chosen(conf=conf, why=f"{BY_RUNTIME}: {error}")
+
+
+def has_unlike_gpus(conf: JobConf) -> bool:
+    """True where groups of nodes name several types of GPU: equal stages would wait for the
+    slowest, so that even data sheets cut better than counted work."""
+    groups = conf.cluster.nodes
+    return len({group.gpu_type for group in groups if group.num_gpus} - {None}) > 1
 
 
 def _find_reason(conf: JobConf) -> str:
@@ -188,28 +198,36 @@ def _search(base: Path, conf: JobConf) -> Chosen:
         plan = build_plan(tables, question.cluster, searched.best, question.wishes.least)
         proof = f"gap {100 * searched.gap:.1f} %" if searched.gap else "proved fastest of its space"
         return Chosen(
-            conf=apply_plan(conf, plan),
+            conf=_keep_recompute(conf, apply_plan(conf, plan), question),
             why=f"planned at submit by {question.basis}; {proof}",
             prediction=_predict(conf, plan, question.profile),
         )
 
 
-def _cut(conf: JobConf, file: Path) -> Chosen:
+def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
     with explain_errors():
         from vjob.jobs.planning.fixed_layout import plan_fixed_layout, plan_other_nodes
         from vjob.jobs.planning.question import PlanOptions, load_question
 
-        question = load_question(conf, KEYS, file.parent, PlanOptions(prices={}, profile=file))
+        question = load_question(conf, KEYS, base, PlanOptions(prices={}, profile=file))
         plan = plan_fixed_layout(question, conf)
         may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
         others = plan_other_nodes(question, conf, plan) if may_change else None
     return Chosen(
-        conf=apply_cuts(conf, plan),
+        conf=_keep_recompute(conf, apply_cuts(conf, plan), question),
         why=f"stages cut at submit by {question.basis}",
         prediction=_predict(conf, plan, question.profile),
         layouts=None if others is None else others.layouts,
         layout_steps=None if others is None else others.steps,
     )
+
+
+def _keep_recompute(conf: JobConf, planned: JobConf, question: Question) -> JobConf:
+    """The planned conf; what is recomputed is left to the runtime, which measures graphs, where no
+    profile has."""
+    if not question.is_estimate or conf.parallel.recompute != "auto":
+        return planned
+    return replace(planned, parallel=replace(planned.parallel, recompute="auto"))
 
 
 def _predict(conf: JobConf, plan: LayoutPlan, profile: Profile) -> Prediction:

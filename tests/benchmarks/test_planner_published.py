@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planner.cases import A10_8, MIXED_8, build_gpt2_profile, predict_seed
+from benchmarks.planner.estimates import find_errors
 from benchmarks.planner.fasop import Peer, time_in_our_model
 from benchmarks.planner.public import Published
 from benchmarks.planner.vtrain import predict_held_out, read_rows
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.search.search import Search
+from vjob.jobs.planning.question import ESTIMATE
 
 FOLDER = Path(os.environ.get("VJOB_PUBLIC_DATA", "none"))
 
@@ -51,6 +53,17 @@ def test_cells_kept_apart_are_predicted_from_the_others() -> None:
     found = predict_held_out(rows, lambda row: (row.hidden, row.tensor))
     errors = [abs(one / row.step_ms - 1) for one, row in zip(found, rows, strict=True)]
     assert sum(errors) / len(errors) < 0.1
+
+
+@pytest.mark.skipif(
+    not ((FOLDER / "vtrain").is_dir() and (FOLDER / "sailor").is_dir()),
+    reason="VJOB_PUBLIC_DATA is not set",
+)
+def test_what_is_said_of_an_estimates_errors_was_measured() -> None:
+    runs, low, high, ranked = find_errors(FOLDER)
+    errors = f"off by {100 * (low - 1):.0f} to {100 * (high - 1):+.0f} %"
+    assert f"in {runs} published runs its steps were {errors}" in ESTIMATE
+    assert 0.75 < ranked < 0.85
 
 
 def test_the_peers_search_is_of_the_size_it_is_said_to_have() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +110,7 @@ def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ([], "no profile"),
+        (['cluster.nodes=[{group: a, count: 2, gpus: "a10:4"}]'], "no profile"),
         (["parallel.partition=2-2-1-1"], "gives the partition"),
         (["train.global_batch_size=null"], "global_batch_size"),
         (["parallel.order=pipeline"], "order pipeline"),
@@ -117,11 +119,65 @@ def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
     ],
 )
 def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> None:
-    if more:
+    if why != "no profile":
         put_profile(conf.parent)
     chosen = choose(conf, [*GIVEN, *more])
     assert chosen.conf == read_open_conf(conf, [*GIVEN, *more]).conf and not chosen.prediction
     assert why in chosen.why
+
+
+def test_unlike_gpus_are_cut_by_data_sheets_and_it_says_how_far_these_are_off(conf: Path) -> None:
+    chosen = choose(conf, GIVEN)
+    parallel = chosen.conf.parallel
+    counts = [int(word) for word in parallel.partition.split("-")]
+    assert sum(counts) == 8 and counts[0] + counts[1] > counts[2] + counts[3]
+    assert "data sheets, nothing was measured" in chosen.why
+    assert re.search(r"in \d+ published runs its steps were off by -\d+ to \+\d+ %", chosen.why)
+    assert chosen.prediction is not None and len(chosen.prediction.stage_s) == 4
+    assert parallel.recompute == "auto", "no graph was measured: the runtime does that"
+    assert choose(conf, [*GIVEN, "parallel.recompute=full"]).conf.parallel.recompute == "full"
+
+
+def test_a_run_of_unlike_gpus_may_morph_by_data_sheets(conf: Path) -> None:
+    morph = "morph={enabled: true}"
+    given = [*GIVEN, morph, "cluster.hetero=split", "train.checkpoint={folder: /x, every: 10}"]
+    chosen = choose(conf, given)
+    assert chosen.layouts and chosen.layout_steps, chosen.why
+    one_kind = 'cluster.nodes=[{group: a, count: 2, gpus: "a10:4"}]'
+    assert choose(conf, [*given, one_kind]).layouts is None
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (['cluster.nodes=[{group: a, gpus: "a10:4"}, {group: b, gpus: "k80:4"}]'], "k80"),
+        (
+            ['cluster.nodes=[{group: a, gpus: "a10:4"}, {group: b, gpus: "t4:4"}, '
+             '{group: c, ranks: 4}]'],
+            "no GPUs",
+        ),
+        (["model.layers=400", "model.hidden=16384"], "fits"),
+    ],
+)  # fmt: skip
+def test_without_an_estimate_the_runtime_balances_and_a_warning_says_why(
+    conf: Path, caplog: pytest.LogCaptureFixture, more: list[str], problem: str
+) -> None:
+    chosen = choose(conf, [*GIVEN, *more])
+    assert chosen.conf.parallel.partition == "auto" and problem in chosen.why
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and problem in record.getMessage()
+
+
+def test_unlike_gpus_without_numpy_are_left_to_the_runtime(
+    conf: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "numpy" else find(name)
+    )
+    chosen = choose(conf, GIVEN)
+    assert chosen.conf.parallel.partition == "auto"
+    assert "pip install 'vjob[plan]'" in chosen.why and "vjob[plan]" in caplog.text
 
 
 def test_replicas_may_straddle_nodes(conf: Path) -> None:
@@ -140,7 +196,7 @@ def test_a_conf_names_its_profile(conf: Path) -> None:
     with pytest.raises(InputError, match=r"of mine.json is not there: `vjob profile` writes it"):
         choose(conf, named)
     put_profile(conf.parent).rename(elsewhere)
-    assert "no profile" in choose(conf, GIVEN).why
+    assert "by an estimate" in choose(conf, GIVEN).why
     assert f"cut at submit by profile {elsewhere}" in choose(conf, named).why
     read = read_conf(conf, named, environ={})
     assert choose_output(read, conf.parent, None) == elsewhere
