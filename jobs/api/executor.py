@@ -46,6 +46,7 @@ from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, find_after
 if TYPE_CHECKING:
     from vjob.jobs.conf.schema import JobConf
     from vjob.jobs.planning.resolve_auto import Resolved
+    from vjob.jobs.submit.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 SHARED: Mapping[str, Any] = {
@@ -114,10 +115,16 @@ class VjobExecutor(ScriptExecutor):
     # A conf's own program.
 
     def submit_conf(
-        self, resolved: Resolved, words: Sequence[str] = (), *, after: AfterRuns = NO_RUNS
+        self,
+        resolved: Resolved,
+        words: Sequence[str] = (),
+        *,
+        after: AfterRuns = NO_RUNS,
+        snapshot: Snapshot | None = None,
     ) -> VjobJob[None]:
-        """Submit a conf's program; `words` are further arguments of it."""
-        run, _ = submitting.submit(resolved, words, after=after, executor=self)
+        """Submit a conf's program; `words` are further arguments of it, `snapshot` its code where
+        that is not today's."""
+        run, _ = submitting.submit(resolved, words, after=after, executor=self, snapshot=snapshot)
         return VjobJob.open(run)
 
     # Functions.

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from vjob.jobs.api.confs import ConfLike, read_source, resolve
+from vjob.jobs.errors import InputError
 
 if TYPE_CHECKING:
     from vjob.jobs.api.job import VjobJob
     from vjob.jobs.conf.schema import JobConf
     from vjob.jobs.planning.answer import Answer
 
+log = logging.getLogger(__name__)
 JobLike = Union[str, Path, "VjobJob[Any]"]
 """A job, or how `vjob status` names one: an id, a name, a run id, `last`, a run folder."""
 
 
 def submit(
-    conf: ConfLike,
+    conf: ConfLike | None = None,
     *,
+    like: JobLike | None = None,
     set: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     name: str | None = None,
@@ -29,7 +33,8 @@ def submit(
     """Submit a conf's program, as `vjob submit` does.
 
     `set` goes over the keys of the conf, `env` is added to its environment. The job waits for the
-    good end of the jobs `after`, and for any end of `after_any`.
+    good end of the jobs `after`, and for any end of `after_any`. In place of a conf, `like` names a
+    job to be submitted again, with the code that it ran where it has a copy.
 
     >>> job = vjob.submit("conf.yaml", set={"cluster.walltime_min": 10}, name="first")
     >>> second = vjob.submit("conf.yaml", after=job)
@@ -41,6 +46,17 @@ def submit(
     from vjob.jobs.submit.chain import find_after
 
     before = find_after(name_jobs(after), name_jobs(after_any), Path.cwd())
+    if like is not None and conf is None:
+        from vjob.jobs.submit.like import resolve_like
+
+        source = read_source({}, set=set, env=env, name=name)
+        again = resolve_like(job(like).run, source.overrides)
+        if again.warning:
+            log.warning("%s", again.warning)
+        executor = VjobExecutor(again.resolved.conf.log_folder)
+        return executor.submit_conf(again.resolved, after=before, snapshot=again.snapshot)
+    if conf is None or like is not None:
+        raise InputError("give a conf, or a job: vjob.submit(like=job)")
     resolved = resolve(read_source(conf, set=set, env=env, name=name))
     return VjobExecutor(resolved.conf.log_folder).submit_conf(resolved, after=before)
 

@@ -15,6 +15,7 @@ import click
 from vjob.jobs.commands.arguments import (
     after_any_option,
     after_option,
+    complete_job,
     conf_argument,
     json_option,
     set_option,
@@ -35,7 +36,15 @@ CANCEL_S = 60
 
 
 @click.command()
-@conf_argument
+@click.argument(
+    "conf", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option(
+    "--like",
+    metavar="JOB",
+    shell_complete=complete_job,
+    help="In place of CONF: what JOB ran, with its code where it has a copy.",
+)
 @set_option
 @click.option(
     "--plan",
@@ -71,7 +80,8 @@ CANCEL_S = 60
 @click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
 @json_option
 def submit(
-    conf: Path,
+    conf: Path | None,
+    like: str | None,
     overrides: tuple[str, ...],
     plan_file: Path | None,
     after: tuple[str, ...],
@@ -93,6 +103,7 @@ def submit(
     vjob submit conf.yaml --set cluster.machine_list=available_machines.out
     vjob submit conf.yaml --after last               starts when that has ended well
     vjob submit conf.yaml --sweep train.optimizer.lr=1e-4,3e-4 --at-most 4
+    vjob submit --like last --set program.args[1]=0.1
     """
     from vjob.jobs.planning.plan_file import describe_promise, read_plan_file
     from vjob.jobs.planning.resolve_auto import resolve_conf
@@ -100,6 +111,8 @@ def submit(
     from vjob.jobs.submit import submit as submitting
     from vjob.jobs.submit.chain import find_after
 
+    if (conf is None) == (like is None):
+        raise InputError("give a conf, or --like JOB: vjob submit conf.yaml")
     before = find_after(after, after_any, Path.cwd())
     plan = None if plan_file is None else read_plan_file(plan_file, overrides)
     if sweeps or sweep_file:
@@ -107,6 +120,8 @@ def submit(
 
         if test_only or follow:
             raise InputError("--test-only and --follow are of one run, and a sweep has many")
+        if conf is None:
+            raise InputError("a sweep is of a conf: give conf.yaml in place of --like")
         sweep = prepare_sweep(
             conf,
             find_rows(sweeps, sweep_file, overrides),
@@ -121,20 +136,34 @@ def submit(
         return
     if sweep_name is not None or at_most is not None:
         raise InputError("--sweep-name and --at-most are of a sweep: give --sweep or --sweep-file")
-    resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
+    snapshot = None
+    if like is not None:
+        from vjob.jobs.runs.find import find_run
+        from vjob.jobs.submit.like import resolve_like
+
+        again = resolve_like(
+            find_run(like, Path.cwd()), overrides, plan=plan, require_env=not dry_run
+        )
+        resolved, snapshot = again.resolved, again.snapshot
+        if again.warning:
+            click.echo(f"vjob: {again.warning}", err=True)
+    else:
+        assert conf is not None, "one of the two is given"
+        resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
     refuse_function(resolved.conf)
     if dry_run:
         from vjob.jobs.submit.preview import render_preview
 
-        ready = submitting.prepare(resolved, for_preview=True)
+        ready = submitting.prepare(resolved, for_preview=True, snapshot=snapshot)
         click.echo(render_preview(ready, before), nl=False)
         return
     if test_only:
         from vjob.jobs.submit.preview import test_only as ask
 
-        click.echo(ask(submitting.prepare(resolved)))
+        click.echo(ask(submitting.prepare(resolved, snapshot=snapshot)))
         return
-    run, record = submitting.submit(resolved, after=before, executor=make_executor(resolved))
+    executor = make_executor(resolved)
+    run, record = submitting.submit(resolved, after=before, executor=executor, snapshot=snapshot)
     promise = None if as_json else describe_promise(run)
     more = {"plan": promise} if promise else {}
     print_submitted(run, record, more, as_json=as_json, follow=follow)

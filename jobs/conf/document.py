@@ -158,7 +158,8 @@ def render_conf_doc() -> str:
     for section in list_sections():
         if section.cls is Program:
             parts.append(
-                PROGRAM_FORMS + "".join(_render_rows(section, ("args", "config", "python")))
+                PROGRAM_FORMS
+                + "".join(_render_rows(section, ("args", "config", "python", "snapshot")))
             )
             continue
         title = "Top level" if not section.key else section.key

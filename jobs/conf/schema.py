@@ -70,8 +70,8 @@ class Program:
     snapshot: Literal["auto", "copy", "git", "none"] = "auto"
     """The code that ranks run. copy: that of the submit, copied into the run folder, where they
     run; git: the same, of the last commit, with nothing changed since; none: the files as they are
-    when ranks start; auto: for a script in a small git repository a copy, in which the current
-    folder is not."""
+    when ranks start; auto: of a script in a small git repository a copy, run in the user's own
+    folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from varuna_core.records.files import write_json
-from varuna_core.records.record import CodeRecord, format_commit
+from varuna_core.records.files import read_json, write_atomic, write_json
+from varuna_core.records.record import CodeRecord, RunRecord, format_commit
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError
@@ -58,6 +58,8 @@ class Snapshot:
     note: str = ""
     record: CodeRecord | None = None
     """Of the run whose code it is; None where it is today's."""
+    source: RunFolder | None = None
+    """That run."""
 
     def build_record(self) -> CodeRecord | None:
         """None where there is nothing to tell."""
@@ -80,8 +82,45 @@ class Snapshot:
             return
         must_have = self.program if self.program in self.tree.files else ""
         copied = copy_tree(self.tree, run.code, self.seen_root, must_have)
-        listed = {"root": str(self.root), "seen_root": str(self.seen_root), "files": copied}
-        write_json(run.code_files, {**listed, "links": self.tree.links}, lasts=False)
+        listed = {
+            "root": str(self.root),
+            "seen_root": str(self.seen_root),
+            "program": self.program,
+            "editable": self.editable,
+            "files": copied,
+            "links": self.tree.links,
+        }
+        write_json(run.code_files, listed, lasts=False)
+        if self.source is not None and self.source.code_diff.exists():
+            text = self.source.code_diff.read_text(encoding="utf-8", errors="replace")
+            write_atomic(run.code_diff, text, lasts=False)
+
+
+def read_snapshot(run: RunFolder, record: RunRecord, *, moves_workdir: bool) -> Snapshot | None:
+    """The code that a run has, for another run; None where it has none, or no more."""
+    listed = read_json(run.code_files)
+    if not isinstance(listed, dict) or record.code is None or not run.code.is_dir():
+        return None
+    try:
+        tree = Tree(
+            root=run.code,
+            files=tuple(listed["files"]),
+            links=tuple(listed["links"]),
+            size_bytes=record.code.size_bytes,
+        )
+        return Snapshot(
+            kept=record.code.kept,
+            tree=tree,
+            root=Path(listed["root"]),
+            seen_root=Path(listed["seen_root"]),
+            program=listed["program"],
+            moves_workdir=moves_workdir,
+            editable=tuple(listed["editable"]),
+            record=record.code,
+            source=run,
+        )
+    except (KeyError, TypeError):
+        return None
 
 
 def find_folder(conf: JobConf, base: Path) -> Path:

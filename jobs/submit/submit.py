@@ -196,12 +196,14 @@ def submit(
     after: AfterRuns = NO_RUNS,
     executor: ScriptExecutor | None = None,
     fill: Fill = no_more,
+    snapshot: Snapshot | None = None,
 ) -> tuple[RunFolder, RunRecord]:
     """Make the run folder, write it, and submit its jobs; on VjobError no job is lost.
 
     `fill` writes what else the run needs; where it fails, nothing is left and nothing submitted.
     """
-    return submit_prepared(prepare(resolved, words), after=after, executor=executor, fill=fill)
+    ready = prepare(resolved, words, snapshot=snapshot)
+    return submit_prepared(ready, after=after, executor=executor, fill=fill)
 
 
 def submit_prepared(
