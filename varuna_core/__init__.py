@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from varuna_core import trace as trace
     from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
     from varuna_core.profiling.profiler import Profiler as Profiler
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
@@ -24,8 +25,10 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _LAZY and name != "trace":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    if name == "trace":
+        return importlib.import_module("varuna_core.trace")
     return getattr(importlib.import_module(_LAZY[name]), name)

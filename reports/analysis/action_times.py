@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from varuna_core.records.logs.trace import COMPUTE
+from varuna_core.records.logs.trace import ACTIONS
 from vjob.reports.load.tables import load_job
 
 SEES_WAIT_S = 2e-5
@@ -49,7 +49,7 @@ def read_times(folder: Path, tensor: int) -> tuple[list[ActionTime], list[Messag
 
 
 def list_actions(events: pd.DataFrame) -> list[ActionTime]:
-    actions = events[events["kind"].isin(COMPUTE)]
+    actions = events[events["kind"].isin(ACTIONS)]
     took = (actions["end_s"] - actions["ready_s"]).groupby(
         [actions["rank"], actions["stage"], actions["kind"]], observed=True
     )

@@ -39,12 +39,14 @@ def in_units(seconds: float) -> str:
 
 
 OWN_PROGRAMS = ("script", "function", "deepspeed")
+OWN_TRACE = "a script writes one by varuna_core.trace (docs/script.md)"
 DOUBTFUL_NS = 1_000_000
 """Clocks that agree to within less are good enough."""
 
 
 def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     """Missing traces and details, doubtful clocks, files that were not read whole."""
+    is_own = job.plan.program in OWN_PROGRAMS  # it does not see the keys for traces
     if not job.traces.ranks and len(job.events):
         yield Finding(
             weight=0.0,
@@ -57,16 +59,15 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         yield Finding(
             weight=0.0,
             sentence="No rank wrote a trace: bubbles, stages and stragglers are not known.",
-            evidence="no trace/<rank>.jsonl",
-            # A program of the user's own does not see that key.
-            key="" if job.plan.program in OWN_PROGRAMS else "profile.timeline",
+            evidence=f"no trace/<rank>.jsonl{f'; {OWN_TRACE}' if is_own else ''}",
+            key="" if is_own else "profile.timeline",
         )
     elif not analysis.steps:
         yield Finding(
             weight=0.0,
             sentence="The traces hold no details of any step.",
-            evidence="step totals only",
-            key="train.log_every",
+            evidence="step totals only" + ("; trace.start(every=1) for all" if is_own else ""),
+            key="" if is_own else "train.log_every",
         )
     for step in analysis.steps[:1]:
         if step.trouble:
@@ -223,8 +224,15 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"Rank {int(worst['rank'])} waits longest, {in_units(float(worst['exposed_s']))}."
         ),
         evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles",
-        key="parallel.order or train.micro_batch_size" if exposed / took > MUCH_BUBBLE else "",
+        key="parallel.order or train.micro_batch_size"
+        if exposed / took > MUCH_BUBBLE and _is_pipeline(job)
+        else "",
     )
+
+
+def _is_pipeline(job: Job) -> bool:
+    """False for a script that cuts no model: the layout's keys mean nothing to it."""
+    return job.plan.program not in OWN_PROGRAMS or (job.plan.pipeline or 1) > 1
 
 
 def _get_time(analysis: Analysis, step: StepAnalysis) -> float:

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
-from varuna_core.records.logs.trace import COMPUTE
+from varuna_core.records.logs.trace import ACTIONS, CONTINUED
 from varuna_core.schedule.actions import Action, Kind, Schedule
 from varuna_core.schedule.order import find_source
 from vjob.reports.load.trace_lines import Column
@@ -111,7 +111,8 @@ def observe(events: pd.DataFrame) -> Iterator[tuple[int, Pipeline | str]]:
     """
     names = ("replica", "rank", "stage", "microbatch", "begin_s", "ready_s", "end_s")
     columns = {name: events[name].to_numpy() for name in names}
-    columns["kind"] = pd.Index(COMPUTE).get_indexer(pd.Index(events["kind"]))
+    columns["goes_on"] = (events["what"] == CONTINUED).to_numpy()
+    columns["kind"] = pd.Index(ACTIONS).get_indexer(pd.Index(events["kind"]))
     replicas = np.unique(columns["replica"])
     is_action = (columns["kind"] >= 0) & (columns["stage"] >= 0) & (columns["microbatch"] >= 0)
     columns = {name: values[is_action] for name, values in columns.items()}
@@ -131,6 +132,8 @@ def _observe_one(
     """Of the replica's actions in order of rank and time; `known` are the orders so far."""
     if not len(own["rank"]):
         return "no actions"
+    if own["goes_on"].any():
+        own = _join_pieces(own)
     stages, firsts = np.unique(own["stage"], return_index=True)
     owners = own["rank"][firsts]
     missing = next((at for at, stage in enumerate(stages.tolist()) if at != stage), None)
@@ -151,9 +154,21 @@ def _observe_one(
     return Pipeline(replica=replica, ranks=tuple(ranks.tolist()), order=order, **times)
 
 
+def _join_pieces(own: dict[str, Column]) -> dict[str, Column]:
+    """Actions that others interrupted, as one: it begins with its first piece and ends with its
+    last, and what lies between them counts as its wait."""
+    starts = np.flatnonzero(~own["goes_on"] | (np.arange(len(own["rank"])) == 0))
+    last = np.append(starts[1:], len(own["rank"])) - 1
+    work = np.add.reduceat(own["end_s"] - own["ready_s"], starts)
+    joined = {name: values[starts] for name, values in own.items()}
+    joined["end_s"] = own["end_s"][last]
+    joined["ready_s"] = joined["end_s"] - work
+    return joined
+
+
 def _find_order(own: dict[str, Column], placement: list[int]) -> Order | None:
     """None where an action is there twice."""
-    kinds = [cast(Kind, COMPUTE[code]) for code in own["kind"]]
+    kinds = [cast(Kind, ACTIONS[code]) for code in own["kind"]]
     stages, microbatches = own["stage"].tolist(), own["microbatch"].tolist()
     actions = tuple(map(Action, kinds, stages, microbatches))
     if len(set(actions)) < len(actions):

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 
-from varuna_core.records.logs.trace import COMMUNICATION, COMPUTE, FORMAT, OTHERS
+from varuna_core.records.logs.trace import COMMUNICATION, COMPUTE, FORMAT, OTHER, OTHERS
 from vjob.reports.load.blocks import BlockReader
 from vjob.reports.load.trace_lines import Column, TracePiece
 
@@ -165,7 +165,8 @@ def _take_record(trace: RankTrace, value: dict[str, Any], rows: StepRows) -> boo
     for kind, three in sums.items():
         if not isinstance(three, list) or len(three) != 3 or not all(map(_is_whole, three)):
             return False
-        row[f"sum {kind if kind in KINDS else 'other'}"] = three[2] / 1e9
+        column = f"sum {kind if kind in KINDS else OTHER}"
+        row[column] = row.get(column, 0.0) + three[2] / 1e9
         if kind in COMPUTE:
             wait += three[1]
             work += three[2]
@@ -217,14 +218,21 @@ class Ends:
 
 
 def put_right(found: Iterable[tuple[RankTrace, Ends]]) -> None:
-    """Shift the origins of wrong clocks; `shifted_ns` says by how much."""
+    """Shift the origins of wrong clocks; `shifted_ns` says by how much.
+
+    Ranks of one machine have one clock: theirs are apart because they do not wait for each other.
+    """
     attempts: dict[str, list[tuple[RankTrace, Ends]]] = {}
     for trace, ends in found:
         attempts.setdefault(trace.attempt, []).append((trace, ends))
     for own in attempts.values():
         own.sort(key=lambda pair: (not pair[0].offsets, pair[0].rank))
         (first, ends), *others = own
-        doubtful = [(trace, ends) for trace, ends in others if not trace.offsets]
+        doubtful = [
+            (trace, ends)
+            for trace, ends in others
+            if not trace.offsets and (not trace.host or trace.host != first.host)
+        ]
         if not doubtful:
             continue
         reference = ends.list_by_step(first)

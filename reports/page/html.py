@@ -72,6 +72,8 @@ class Page:
     is_partial: bool = False
     findings: Sequence[Finding] = ()
     has_timeline: bool = False
+    is_own_program: bool = False
+    """The user's script, to which the conf's keys for a timeline mean nothing."""
     sections: Sequence[tuple[str, Sequence[PagePart]]]
     """(title, parts)."""
     conf: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vjob.reports.analysis.findings import Finding
+from vjob.reports.analysis.findings import OWN_PROGRAMS, Finding
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
 from vjob.reports.page.figure import (
@@ -222,6 +222,7 @@ def render_page(
         is_partial=is_partial,
         findings=findings,
         has_timeline=True,
+        is_own_program=job.plan.program in OWN_PROGRAMS,
         sections=list(_list_sections(figures, build_sections(job, analysis), analysis)),
         conf=_read_conf(job),
         figures=figures,

@@ -133,11 +133,15 @@ const KINDS = [
   { name: "B", css: "backward", text: "backward", on: "#000" },
   { name: "I", css: "inputs", text: "backward of inputs", on: "#000" },
   { name: "W", css: "weights", text: "backward of weights", on: "#fff" },
+  { name: "compute", css: "compute", text: "compute", on: "#fff" },
   { name: "send", css: "send", text: "send", on: "#000" },
   { name: "all-reduce", css: "all-reduce", text: "all-reduce", on: "#fff" },
+  { name: "communication", css: "communication", text: "communication", on: "#fff" },
+  { name: "memcpy", css: "memcpy", text: "copies", on: "#000" },
   { name: "optimizer", css: "optimizer", text: "optimizer", on: "#000" },
   { name: "checkpoint", css: "checkpoint", text: "checkpoint", on: "#fff" },
   { name: "data", css: "data", text: "data", on: "#000" },
+  { name: "detail", css: "detail", text: "spans inside others", on: "#000" },
   { name: "other", css: "other", text: "other", on: "#fff" },
 ];
 

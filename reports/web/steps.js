@@ -8,6 +8,9 @@ const KIND_NAMES = {
   B: "backward",
   I: "backward of the inputs",
   W: "backward of the weights",
+  memcpy: "copy",
+  detail: "span",
+  other: "span",
 };
 const FORWARDS = "Ff";
 const BACKWARDS = "BI";

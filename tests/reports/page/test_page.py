@@ -337,3 +337,13 @@ def test_every_table_has_its_place_on_the_page() -> None:
     source = Path(build_sections.__code__.co_filename).read_text()
     places = {name for places in SECTIONS.values() for kind, name, *_ in places if kind == "table"}
     assert places == set(re.findall(r'Table\(\s*title="([^"]+)"', source))
+
+
+def test_a_script_without_a_trace_is_told_how_to_write_one(tmp_path: Path) -> None:
+    """A key of the conf would change nothing: its program does not see it."""
+    (tmp_path / "attempt-0").mkdir()
+    (tmp_path / "attempt-0/n0.out").write_text("step 3\n")
+    (tmp_path / "plan.json").write_text(json.dumps({"program": "script"}))
+    page = render(tmp_path)
+    assert "trace.step(n)" in page and "by varuna_core.trace" in page
+    assert "profile.timeline" not in page and "train.log_every" not in page

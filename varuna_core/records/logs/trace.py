@@ -35,14 +35,25 @@ COLUMNS = ("kind", "step", "stage", "microbatch", "begin", "wait", "work", "byte
 """`begin`, then `wait` ns for its message, then `work` ns. Text at both ends, numbers between; -1
 where there is no stage or micro-batch."""
 
-COMPUTE = ("F", "f", "R", "B", "I", "W")
+ACTIONS = ("F", "f", "R", "B", "I", "W")
 """Kinds that are actions of a schedule (varuna_core/schedule/actions.py)."""
-COMMUNICATION = ("send", "all-reduce")
-OTHERS = ("optimizer", "checkpoint", "data")
+COMPUTE = (*ACTIONS, "compute")
+COMMUNICATION = ("send", "all-reduce", "communication")
+OTHERS = ("optimizer", "checkpoint", "data", "memcpy")
+OTHER = "other"
+"""Spans of a script by names of its own (varuna_core/trace.py); `what` has the name."""
+DETAIL = "detail"
+"""The same, within a span that has its time already: it joins no sum."""
+CONTINUED = "goes on"
+"""`what` of the further pieces of an action that others interrupted."""
 
 FLUSH_BYTES = 64 * 1024
 FLUSH_S = 5.0
 """A killed rank loses at most so much of its trace."""
+MOST_EVENTS = 20_000
+"""Of one step by `add`: what is beyond joins the sums alone."""
+DETAIL_BYTES = 1 << 27
+"""After so many bytes of details they are written half as often."""
 
 _ACTION = re.compile(r"(\d+)([A-Za-z]+)(\d+)")
 _FOREIGN = re.compile(r"[^A-Za-z0-9 ._:/+-]")
@@ -85,9 +96,11 @@ class TraceWriter:
         stages: Sequence[int] = (0,),
         replica: int = 0,
         log_every: int = 10,
+        num_first: int = 0,
         facts: Optional[Dict[str, Any]] = None,
     ) -> None:
-        """Details are written of every step that `log_every` divides, 1 for all.
+        """Details are written of every step that `log_every` divides, 1 for all, and of the first
+        `num_first` steps.
 
         `facts` join the header; the report knows `device` (the GPU's name) and `partition`.
         """
@@ -95,8 +108,13 @@ class TraceWriter:
         self.is_stopped = False
         self._stage = stages[0] if stages else -1
         self._events: List[_Event] = []
+        self._num_first = num_first
         self._step: Optional[int] = None
         self._begun = 0.0
+        self._sums: Dict[str, List[float]] = {}
+        self._ends: List[float] = []
+        self._is_full = False
+        self._detail_bytes = 0
         self._lines: List[str] = []
         self._size = 0
         self._actions: Dict[str, Tuple[str, int, int]] = {}
@@ -149,6 +167,8 @@ class TraceWriter:
         stage = self._stage if stage is None else stage
         ready = begin if ready is None else ready
         self._events.append((kind, stage, microbatch, begin, ready, end, num_bytes, what))
+        if len(self._events) >= MOST_EVENTS:
+            self._make_room()
 
     @contextmanager
     def span(self, kind: str, **facts: Any) -> Iterator[None]:
@@ -168,6 +188,21 @@ class TraceWriter:
     def end_step(self) -> None:
         """Without it a step goes on to the next one's begin."""
         self._finish(time.perf_counter())
+
+    def drop_step(self) -> None:
+        """End a step that was cut short: it keeps its events, but has no sums."""
+        step, self._step = self._step, None
+        events = self._take()
+        self._take_sums()
+        if step is not None and events and not self.is_stopped:
+            try:
+                self._add_details(step, events)
+            except (TypeError, ValueError) as error:
+                self._stop(str(error))
+
+    @property
+    def is_in_step(self) -> bool:
+        return self._step is not None
 
     # The clock.
 
@@ -197,13 +232,10 @@ class TraceWriter:
                     self._stop(error.strerror or str(error))
 
     def close(self) -> None:
-        """The step that was cut short keeps its events, but has no sums."""
         if os.getpid() != self._pid:  # a forked data loader's exit
             return
         atexit.unregister(self.close)
-        if self._step is not None and self._events:
-            self._add_events(self._step, self._take())
-        self._step = None
+        self.drop_step()
         self.flush()
         with self._lock:
             if self._fd is not None:
@@ -244,41 +276,81 @@ class TraceWriter:
         step, self._step = self._step, None
         events = self._take()
         try:
-            if step % self.log_every == 0:
-                self._add_events(step, events)
+            if self._wants_details(step) and not self._is_full:
+                self._add_details(step, events)
+            self._add_up(events)
             begin = self._count_ns(self._begun)
             fields = {"step": step, "begin": begin, "took": self._count_ns(now) - begin}
-            self._add_line({**fields, **self._add_up(events)})
+            self._add_line({**fields, **self._take_sums()})
+            self._num_first = max(0, self._num_first - 1)
         except (TypeError, ValueError) as error:  # what a caller gave is no number
             self._stop(str(error))
         if self._size > FLUSH_BYTES or now - self._flushed > FLUSH_S:
             self.flush()
 
-    def _add_up(self, events: List[_Event]) -> Dict[str, Any]:
+    def _wants_details(self, step: int) -> bool:
+        return step % self.log_every == 0 or self._num_first > 0
+
+    def _make_room(self) -> None:
+        """Of a step with many events only the first are held."""
+        with self._lock:
+            events = self._take()
+        step = self._step
+        try:
+            if step is not None and self._wants_details(step) and not self._is_full:
+                log.warning(
+                    "%s: step %d has too many spans, the later ones are added up alone",
+                    self.path,
+                    step,
+                )
+                self._add_details(step, events)
+            self._is_full = True
+            self._add_up(events)
+        except (TypeError, ValueError) as error:
+            self._stop(str(error))
+
+    def _add_up(self, events: List[_Event]) -> None:
         """[count, wait, work] of each kind, and from when to when the actions ran."""
-        sums: Dict[str, List[float]] = {}
-        first = last = None
-        for kind, _, _, begin, ready, end, _, _ in events:
+        sums, ends = self._sums, self._ends
+        for kind, _, _, begin, ready, end, _, what in events:
+            if kind == DETAIL:
+                continue
             found = sums.get(kind)
             if found is None:
                 found = sums[kind] = [0, 0.0, 0.0]
-            found[0] += 1
+            found[0] += what != CONTINUED
             found[1] += ready - begin
             found[2] += end - ready
             if kind in COMPUTE:
-                first = begin if first is None or begin < first else first
-                last = end if last is None or end > last else last
+                if not ends:
+                    ends += [begin, end]
+                elif begin < ends[0]:
+                    ends[0] = begin
+                if end > ends[1]:
+                    ends[1] = end
+
+    def _take_sums(self) -> Dict[str, Any]:
+        sums, ends = self._sums, self._ends
+        self._sums, self._ends, self._is_full = {}, [], False
         fields: Dict[str, Any] = {
             "sums": {
                 kind: [count, round(wait * 1e9), round(work * 1e9)]
                 for kind, (count, wait, work) in sums.items()
             }
         }
-        if first is not None and last is not None:
-            fields["first"], fields["last"] = self._count_ns(first), self._count_ns(last)
+        if ends:
+            fields["first"], fields["last"] = map(self._count_ns, ends)
         return fields
 
-    def _add_events(self, step: int, events: List[_Event]) -> None:
+    def _add_details(self, step: int, events: List[_Event]) -> None:
+        """Ranks that have to write less often than others have some of those steps in common."""
+        self._detail_bytes += self._add_events(step, events)
+        if self._detail_bytes > DETAIL_BYTES:
+            self._detail_bytes = 0
+            self.log_every *= 2
+
+    def _add_events(self, step: int, events: List[_Event]) -> int:
+        """The number of bytes."""
         origin, names = self._origin_s, self._names
         lines = []
         for kind, stage, microbatch, begin, ready, end, num_bytes, what in events:
@@ -289,6 +361,7 @@ class TraceWriter:
                 f'{done - middle},{num_bytes:d},"{names[what]}"]\n'
             )
         self._extend(lines)
+        return sum(map(len, lines))
 
     def _add_line(self, fields: Dict[str, Any]) -> None:
         self._extend([json.dumps(fields, separators=(",", ":")) + "\n"])
