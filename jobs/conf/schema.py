@@ -233,7 +233,8 @@ class Parallel:
     """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
     micro-batches too, 3 all weights."""
     recompute: Literal["none", "full", "auto"] = "auto"
-    """Recompute activations in the backward, where auto means none for now."""
+    """Recompute activations in the backward; auto: by the plan of a profile, else what does not fit
+    in a GPU's memory, as each start's first step finds it (none on CPU and with zero 3)."""
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"

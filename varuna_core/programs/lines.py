@@ -4,6 +4,7 @@ the block of settings       the first rank of each node
 iteration, validation       the last rank
 memory                      the ranks of replica 0, once, after the first line
 saving, saved, evaluating   rank 0
+recompute auto              rank 0
 """
 
 from __future__ import annotations
@@ -80,6 +81,21 @@ class RankLines:
     def tell_resumed(self, iteration: int, folder: str) -> None:
         if self.place.rank == 0:
             _say(f"resumed from iteration {iteration} in {folder}")
+
+    def tell_recompute(self, text: str) -> None:
+        if self.place.rank == 0:
+            _say(text)
+
+    def tell_recomputed(self) -> None:
+        """What `recompute: auto` has found, once it knows what graphs hold."""
+        samples, size = len(self.model.samples), self.training.micro_batch_size
+        schedule = self.model.plans.find(-(-samples // size)).schedule
+        kinds = [action.kind for actions in schedule.ranks for action in actions]
+        again, kept = kinds.count("f"), kinds.count("F")
+        self.tell_recompute(
+            f"recompute auto: {again} of {again + kept} forwards of a replica's step are run again "
+            f"({schedule.name}), the other graphs fit in memory"
+        )
 
     def note(self, step: int, loss: Tensor, overflow: bool, rate: float) -> None:
         """Of one step; reads nothing of the device but where a line is due, as after the first."""

@@ -44,6 +44,7 @@ from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.training import Training
 from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
+from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages
 from varuna_core.varuna import Varuna
 
@@ -161,11 +162,27 @@ def build_varuna(
         tensor=training.tensor,
         tensor_plan=plan_layers(model, training),
         precision=training.precision,
-        recompute="full" if training.recompute == "full" else "none",
+        recompute=choose_recompute(training, place.device)[0],
         trace=trace,
         seed=training.seed,
         zero=training.zero,
         offload="optimizer" if training.offload else None,
+    )
+
+
+def choose_recompute(training: Training, device: torch.device) -> tuple[Recompute, str]:
+    """What the runtime is asked for, and of `auto` a line that says what becomes of it."""
+    if training.recompute == "none":
+        return "none", ""
+    if training.recompute == "full":
+        return "full", ""
+    if device.type != "cuda":
+        return "none", "recompute auto: none, only a GPU's memory is measured"
+    if training.zero == 3:
+        return "none", "recompute auto: none, zero 3 does not tell its weights from graphs"
+    return "auto", (
+        "recompute auto: the first step of this start recomputes everything, and measures; then "
+        "what does not fit"
     )
 
 
@@ -237,6 +254,9 @@ class Trainer:
         """Steps that were taken: those that no overflow skipped."""
 
         self.lines = RankLines(training, place, self.model)
+        self.recompute, said = choose_recompute(training, place.device)
+        if said:
+            self.lines.tell_recompute(said)
         self.copies = self._open_memory()
         """Whether the nodes keep copies; all of them or none."""
 
@@ -316,6 +336,9 @@ class Trainer:
         if lays:
             model.settle_copy()
         loss, overflow = model.step(batch, training.clip_grad_norm)
+        if self.recompute == "auto" and not model.plans.lacks_memory:
+            self.lines.tell_recomputed()
+            self.recompute = "none"  # told
         with self._span("optimizer"):
             self.optimizer.step()
             model.zero_grad()

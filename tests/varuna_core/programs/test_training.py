@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.ranks.start import collect, start_ranks
 from tests.small_training import write_text
@@ -19,7 +20,7 @@ from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.place import ProgramError
-from varuna_core.programs.training import build_model, plan_layers
+from varuna_core.programs.training import build_model, choose_recompute, plan_layers
 from varuna_core.records.logs.training_log import (
     parse_evaluation,
     parse_saved,
@@ -27,6 +28,9 @@ from varuna_core.records.logs.training_log import (
     parse_validation,
 )
 from varuna_core.records.training import Training
+from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.engine.graph_memory import GraphMeter, agree_on_memory
+from varuna_core.schedule.recompute import Memory
 
 WORLD = 4
 LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}
@@ -123,6 +127,64 @@ def test_a_gpt_has_the_loss_curve_of_one_plain_process_at_any_layout(folder: Pat
 def test_alone_it_trains_alike() -> None:
     losses, _ = train_plainly(GPT)
     expect_close(train(Case(name="", stage_map="0;", training=GPT), 0, 1).losses, losses)
+
+
+ALONE = replace(GPT, dropout=0.2, schedule="gpipe")
+
+
+def train_alone(training: Training) -> Mapping[int, float]:
+    return train(Case(name="", stage_map="0;", training=training), 0, 1).losses
+
+
+def test_recompute_auto_is_none_on_cpu_from_the_first_step_on_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected = train_alone(ALONE)
+    assert "recompute" not in capsys.readouterr().out
+    assert train_alone(replace(ALONE, recompute="auto")) == expected, "to the bit"
+    said = capsys.readouterr().out
+    assert said.count("recompute auto: none") == 1 and "are run again" not in said
+
+
+def test_recompute_auto_is_the_runtimes_where_there_is_a_gpu() -> None:
+    auto, gpu, cpu = replace(GPT, recompute="auto"), torch.device("cuda"), torch.device("cpu")
+    assert choose_recompute(auto, gpu)[0] == "auto"
+    assert choose_recompute(replace(auto, zero=2, offload=True), gpu)[0] == "auto"
+    chosen, said = choose_recompute(replace(auto, zero=3), gpu)
+    assert chosen == "none" and "zero 3" in said
+    for word in ("none", "full"):
+        for device in (gpu, cpu):
+            assert choose_recompute(replace(GPT, recompute=word), device) == (word, "")
+
+
+@pytest.mark.parametrize(
+    ("limit", "again"), [(1e9, "0 of 4"), (3.2, "1 of 4"), (0.0, "everything")]
+)
+def test_what_recompute_auto_finds_is_told_and_changes_no_loss(
+    limit: float,
+    again: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU that has room for so many graphs."""
+    expected = train_alone(ALONE)
+    monkeypatch.setattr("varuna_core.programs.training.choose_recompute", lambda *_: ("auto", "x"))
+    monkeypatch.setattr("varuna_core.runtime.settings.check_memory_limit", lambda *_: None)
+    graph: list[float] = []
+
+    def agree(meter: GraphMeter, _: float, links: Links) -> Memory | None:
+        graph[:] = meter.graphs.values()
+        return agree_on_memory(meter, limit * graph[0], links)
+
+    monkeypatch.setattr("varuna_core.varuna.find_limit", lambda *_: 0.0)
+    monkeypatch.setattr("varuna_core.varuna.agree_on_memory", agree)
+    assert train_alone(replace(ALONE, recompute="auto")) == expected, "to the bit"
+    if limit:
+        said = capsys.readouterr().out
+        assert said.count(f"recompute auto: {again} forwards") == 1, said
+    else:
+        assert again in caplog.text and "4 of 4 forwards" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["dropout", "bert"])
