@@ -24,7 +24,6 @@ from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.plan_file import PlanFile
 from vjob.jobs.planning.resolve_auto import Resolved, resolve_conf
-from vjob.jobs.programs.code.state import render_state
 from vjob.jobs.submit.snapshot import Snapshot, is_file_program, read_snapshot, take_snapshot
 
 
@@ -162,7 +161,7 @@ def explain_difference(run: RunFolder, record: RunRecord, today: Snapshot) -> st
     told = format_commit(now) or "in no commit"
     if now is None or now.commit != then.commit:
         return f"{run.name} ran {format_commit(then)}, and the code is now {told}"
-    if _read_change(run) != _drop_head(render_state(today.state, os.environ)):
+    if _read_change(run) != _drop_head(today.state.diff):
         return f"{run.name} ran {format_commit(then)}, and files have changed since"
     return ""
 

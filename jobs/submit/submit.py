@@ -42,7 +42,6 @@ from vjob.jobs.images.image import classify_image, resolve_image, stamp_image
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.programs import start
 from vjob.jobs.programs.code.packages import find_site_folders, list_packages, render_packages
-from vjob.jobs.programs.code.state import render_state
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
@@ -402,7 +401,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
 
 def write_code(ready: Prepared, run: RunFolder) -> None:
     """Write what tells later which code and packages ran; nobody waits for the disk for it."""
-    diff = render_state(ready.snapshot.state, os.environ)
+    diff = ready.snapshot.state.diff
     if diff:
         write_atomic(run.code_diff, diff, lasts=False)
     python = find_rank_python(ready)

@@ -67,3 +67,14 @@ def test_work_ends_with_us_even_when_we_are_killed(tmp_path: Path) -> None:
     us.kill()
     us.wait()
     wait_for(lambda: start_time(int(pid.read_text())) is None, 20)
+
+
+def test_the_start_of_a_long_output_is_enough() -> None:
+    env = dict(os.environ)
+    assert process.run_start(["yes"], 10, env=env, timeout_s=30) == (b"y\n" * 5, False)
+    assert process.run_start(["echo", "a"], 10, env=env, timeout_s=30) == (b"a\n", True)
+    assert process.run_start(["sleep", "60"], 10, env=env, timeout_s=0.1) == (b"", False)
+    with pytest.raises(VjobError, match="false ended with 1"):
+        process.run_start(["false"], 10, env=env, timeout_s=30)
+    with pytest.raises(VjobError, match="cannot be started"):
+        process.run_start(["/nonexistent/git"], 10, env=env, timeout_s=30)

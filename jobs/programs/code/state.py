@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from varuna_core.records.record import CodeRecord
@@ -29,6 +30,11 @@ class CodeState:
     changes: Changes = field(default_factory=Changes)
     problem: str = ""
     """Why git did not say all."""
+
+    @cached_property
+    def diff(self) -> str:
+        """The text of code.diff, asked for once though many runs are of this state."""
+        return render_state(self, os.environ)
 
     def build_record(self) -> CodeRecord | None:
         """None where there is nothing to tell."""

@@ -23,6 +23,7 @@ from vjob.jobs.programs.code.repository import Git, is_inside, list_files, list_
 MOST_LINKS = 1000
 LARGEST_FOLDERS = 3
 _SKIPPED = frozenset({".git", "__pycache__"})
+_BLOCK_BYTES = 1 << 20
 MB = 1_000_000
 
 
@@ -203,7 +204,7 @@ def _copy_file(root: Path, target: Path, name: str, outside: Path, made: set[str
             _make_parent(target, name, made)
             os.symlink(text, target / name)
             return True
-        file = open(source, "rb")  # noqa: SIM115  # only what reading says is caught
+        file = open(source, "rb", 0)  # noqa: SIM115  # only what reading says is caught
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -215,9 +216,10 @@ def _copy_file(root: Path, target: Path, name: str, outside: Path, made: set[str
         ) from None
     _make_parent(target, name, made)
     with file, open(target / name, "xb") as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)
-    os.chmod(target / name, stat.S_IMODE(status.st_mode) & 0o777)
-    os.utime(target / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+        shutil.copyfileobj(file, copy, min(status.st_size + 1, _BLOCK_BYTES))
+        copy.flush()
+        os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
+        os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     return True
 
 
