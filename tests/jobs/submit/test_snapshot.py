@@ -362,3 +362,26 @@ def test_a_package_that_was_installed_from_the_tree_is_imported_from_the_copy(
     assert plan.env["PYTHONPATH"] == f"/other:{code}/src"
     plan, _ = plan_of(home, text + "setup: [module load x]\n")
     assert "PYTHONPATH" not in plan.env
+
+
+def test_all_attempts_of_a_run_have_the_same_copy(vjob: Vjob) -> None:
+    write_files(
+        vjob.folder,
+        src__train_py="import os, sys\n"
+        "print('RAN', os.environ['VJOB_ATTEMPT'], 'old', flush=True)\n"
+        "if os.environ['VJOB_ATTEMPT'] == '0':\n"
+        f"    open({str(vjob.folder / 'src/train.py')!r}, 'w').write('raise SystemExit(9)')\n"
+        "    sys.exit(5)\n",
+    )
+    run = submit(vjob, "auto", "", "--set", "cluster.restarts=1")
+    vjob.wait_over(run, may_fail=True)
+    assert "RAN 1 old" in read_out(run, attempt=1)
+    assert (vjob.folder / "src/train.py").read_text() == "raise SystemExit(9)"
+
+
+def test_an_export_is_of_the_users_own_files(vjob: Vjob) -> None:
+    write(vjob, "copy")
+    vjob("export", "conf.yaml", "byhand")
+    texts = [path.read_text() for path in (vjob.folder / "byhand").iterdir() if path.is_file()]
+    assert any(f"{vjob.folder}/src/train.py" in text for text in texts)
+    assert not any("/code/" in text for text in texts)
