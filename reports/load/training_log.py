@@ -281,18 +281,20 @@ class LogReader:
         if source is None or any(reader.has_steps for reader in sources):
             return
         rows = source.bars.rows
+        told: dict[int, tuple[Iteration, int | None]] = {}
         for row in rows:
-            self._add_row(row["line"], row["timed"])
+            told[row["line"].step] = row["line"], row["timed"]
         known = [row for row in rows if row["at"] is not None]
-        if not known:
-            return
         ats = [row["at"] for row in known]
         steps = [row["line"].step for row in known]
-        for reader in sources:
-            for row in reader.losses.rows:
-                if row["at"] is not None:
-                    step = round(float(np.interp(row["at"], ats, steps)))
-                    self._add_row(replace(row["line"], step=step))
+        for row in (row for reader in sources for row in reader.losses.rows):
+            if known and row["at"] is not None:
+                step = round(float(np.interp(row["at"], ats, steps)))
+                line = replace(row["line"], step=step)
+                bar, timed = told.get(step, (line, None))
+                told[step] = join_lines(bar, line), timed
+        for step in sorted(told):
+            self._add_row(*told[step])
 
     def _hold(self, found: Iteration, num_timed: int | None) -> None:
         """Several lines about one step make one row."""

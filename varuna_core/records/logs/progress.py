@@ -269,7 +269,8 @@ def _complete(line: Iteration, text: str) -> Iteration:
     ):
         return line  # nearly all lines: a copy takes a tenth of their time
     if time_ms is None:
-        time_ms = _find_time_ms(_drop_torn(text[:LONGEST]))
+        whole = _drop_torn(text[:LONGEST])
+        time_ms = _find_time_ms(whole, whole.lower())
     rate = line.learning_rate
     return replace(
         line,
@@ -290,8 +291,10 @@ def _drop_torn(text: str) -> str:
 
 
 def _parse_free(text: str) -> Optional[Iteration]:
-    is_nested = _NESTED.search(text) is not None
-    text = _drop_torn(split_tag(_COLOUR.sub("", text))[1])
+    is_nested = "[A" in text and _NESTED.search(text) is not None
+    if not text.isprintable():
+        text = _COLOUR.sub("", text)
+    text = _drop_torn(split_tag(text)[1])
     if "%|" in text:
         bar = _BAR.search(text)
         if bar is not None:
@@ -299,37 +302,32 @@ def _parse_free(text: str) -> Optional[Iteration]:
     value = _read_object(text) if "{" in text else None
     if value is not None:
         return _parse_object(value)
-    if "/" in text or "it" in text:
+    if "it/s" in text or "s/it" in text or "step" in text or " - " in text:
         other = _parse_other_bar(text)
         if other is not None:
             return other
-    step, is_dict = _STEP.search(text), _DICT.search(text) is not None
+    step, is_dict = _STEP.search(text), "{" in text and _DICT.search(text) is not None
     if (step is None and not is_dict) or _AFTER.search(text):
         return None
     said = _EVALUATED.sub("", text)
-    values = _parse_values(said)
     if is_dict:
-        return replace(values, step=int(step.group(1)) if step else NO_STEP)
-    if step is None or (values.loss is None and values.time_ms is None and "skipped=" not in said):
+        return _parse_values(said, step=int(step.group(1)) if step else NO_STEP)
+    if step is None or (step.start() and _NOT_DONE.search(text, 0, step.start())):
         return None
-    if said is not text and said != text and values.loss is None:
-        return None  # the time is that of an evaluation
-    before = text[: step.start()]
-    if _NOT_DONE.search(before):
-        return None
-    total = int(step.group(2)) if step.group(2) else None
-    number = int(step.group(1))
-    inner = _OPTIMIZER_STEP.search(text, step.end()) if "iter" in step.group().lower() else None
+    facts: Dict[str, Any] = {"step": int(step.group(1))}
+    if step.group(2) and int(step.group(2)):
+        facts["num_steps"] = int(step.group(2))
+    inner = _OPTIMIZER_STEP.search(text, step.end()) if "| iter " in text else None
     if inner is not None:  # the time is that of a micro-batch
-        number, total, values = int(inner.group(1)), None, replace(values, time_ms=None)
-    epoch = _EPOCH.search(text)
-    return replace(
-        values,
-        step=number,
-        num_steps=total or None,
-        epoch=int(epoch.group(1)) if epoch else None,
-        num_epochs=int(epoch.group(2)) if epoch and epoch.group(2) else None,
-    )
+        facts = {"step": int(inner.group(1)), "time_ms": None}
+    epoch = _EPOCH.search(text) if "poch" in text else None
+    if epoch is not None:
+        facts["epoch"] = int(epoch.group(1))
+        facts["num_epochs"] = int(epoch.group(2)) if epoch.group(2) else None
+    found = _parse_values(said, **facts)
+    if found.loss is None and (said != text or (found.time_ms is None and "skipped=" not in said)):
+        return None  # of two times one is that of an evaluation
+    return found
 
 
 def _parse_bar(match: Match[str], is_nested: bool) -> Optional[Iteration]:
@@ -355,7 +353,7 @@ def _make_bar(
     values = _parse_values(more)
     if not name and is_nested and values.loss is None:
         return None
-    epoch = _EPOCH.search(name)
+    epoch = _EPOCH.search(name) if name else None
     return replace(
         values,
         step=done,
@@ -483,27 +481,33 @@ def _check_total(number: Optional[float]) -> Optional[int]:
     return int(number) if number is not None and 0 < number < 1e15 else None
 
 
-def _parse_values(text: str) -> Iteration:
-    """What a line says besides its step."""
-    loss = _find(_LOSS, text)
-    skipped = _SKIPPED.search(text)
-    return Iteration(
-        NO_STEP,
-        time_ms=_check_time(_find_time_ms(text)),
-        learning_rate=_find(_RATE_OF_LEARNING, text),
-        losses={} if loss is None else {"loss": loss},
-        loss_scale=_find(_SCALE, text),
-        grad_norm=_find(_NORM, text),
+def _parse_values(text: str, **facts: Any) -> Iteration:
+    """What a line says besides its step; `facts` are fields that are known already."""
+    low = text.lower()  # a word is found much faster than a pattern that is not there
+    loss = _find(_LOSS, text) if "loss" in low else None
+    skipped = _SKIPPED.search(text) if "skipped" in low else None
+    is_rate = "tokens" in low or "tps" in low
+    known: Dict[str, Any] = {
+        "step": NO_STEP,
+        "time_ms": _check_time(_find_time_ms(text, low)),
+        "learning_rate": _find(_RATE_OF_LEARNING, text) if "lr" in low or "rate" in low else None,
+        "losses": {} if loss is None else {"loss": loss},
+        "loss_scale": _find(_SCALE, text) if "scale" in low else None,
+        "grad_norm": _find(_NORM, text) if "norm" in low else None,
         # DeepSpeed's `skipped=` counts from the run's beginning.
-        skipped=int(skipped.group(1)) if skipped and "skipped=" not in skipped.group() else None,
-        nan=1 if loss is not None and math.isnan(loss) else None,
-        samples_per_s=_find(_SAMPLES, text),
-        tokens_per_s=_find(_TOKENS, text),
-    )
+        "skipped": int(skipped.group(1)) if skipped and "skipped=" not in skipped.group() else None,
+        "nan": 1 if loss is not None and math.isnan(loss) else None,
+        "samples_per_s": _find(_SAMPLES, text) if "samples" in low else None,
+        "tokens_per_s": _find(_TOKENS, text) if is_rate else None,
+    }
+    known.update(facts)
+    return Iteration(**known)
 
 
-def _find_time_ms(text: str) -> Optional[float]:
-    elapsed, rate = _TIME.search(text), _RATE.search(text)
+def _find_time_ms(text: str, low: str) -> Optional[float]:
+    has_word = "time" in low or "timing" in low or "dt" in low
+    elapsed = _TIME.search(text) if has_word else None
+    rate = _RATE.search(text) if "/s" in low or "s/it" in low else None
     if elapsed is not None:
         unit = (elapsed.group(1) or elapsed.group(3) or "").lower()
         if unit:  # a bare number may be of either

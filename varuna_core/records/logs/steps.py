@@ -167,7 +167,9 @@ class StepReader:
         self.num_steps = self._find_total(found) or self.num_steps
         if self._base and not found.num_epochs and self._num_epochs is None:
             self.num_steps = None  # nobody says how many epochs there are
-        line = replace(found, step=step, num_steps=self.num_steps)
+        line = found
+        if step != found.step or self.num_steps != found.num_steps:
+            line = replace(found, step=step, num_steps=self.num_steps)
         time_ms, num_timed = self._measure(line, at, slack_s)
         if num_timed is not None:
             line = replace(line, time_ms=time_ms)

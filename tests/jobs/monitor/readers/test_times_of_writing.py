@@ -1,0 +1,84 @@
+"""Pace by when lines were written: of logs whose lines say nothing of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+from tests.jobs.monitor.builders import NOW, healthy
+from varuna_core.records.logs.times import TimesTail, format_mark
+from vjob.jobs.monitor.log_lines.errors import Classifier
+from vjob.jobs.monitor.model.snapshot import Health, Progress
+from vjob.jobs.monitor.readers.node_files import NodeFiles, find_progress
+from vjob.jobs.monitor.rules.judge import judge
+
+
+class NodeLogs:
+    """Logs of a node as an agent writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out, self.err, self.times = (folder / f"n0.{end}" for end in ("out", "err", "times"))
+        for path in (self.out, self.err, self.times):
+            path.touch()
+        paths = {"out": str(self.out), "err": str(self.err)}
+        self.files = NodeFiles("n0", paths, Classifier(), 64 * 1024, 10)
+
+    def write(self, at: float, text: str, *, is_err: bool = False) -> None:
+        with self.times.open("ab") as handle:
+            handle.write(format_mark(at, self.out.stat().st_size, self.err.stat().st_size))
+        with (self.err if is_err else self.out).open("a") as handle:
+            handle.write(text + "\n")
+
+    def read(self) -> Progress:
+        self.files.poll()
+        found = find_progress([self.files])
+        assert found is not None
+        return found
+
+
+def test_steps_that_become_slower_are_slow_without_a_time_in_any_line(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    took = [1.4] * 100 + [4.2] * 16
+    for step, before in enumerate(accumulate(took), start=1):
+        at = NOW - sum(took) + before
+        logs.write(at, f"0: step {step}/5000 loss {5 - step / 1000:.4f}")
+    progress = logs.read()
+    assert [round(point.step_s or 0, 1) for point in progress.points[-17:-14]] == [1.4, 4.2, 4.2]
+    ranks = tuple(replace(rank, step=None, step_s=None, step_at=None) for rank in healthy().ranks)
+    verdict = judge(replace(healthy(), ranks=ranks, progress=replace(progress, at=NOW)))
+    assert (verdict.health, verdict.rule) == (Health.SLOW, "slower")
+    assert "4.2 s now and took 1.4 s" in verdict.reason
+
+
+def test_what_comes_later_is_timed_by_its_own_marks(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    for step in range(1, 20):
+        logs.write(NOW + 2 * step, f"0: step {step} loss 2.5")
+        if step in (5, 12):
+            assert logs.read().points[-1].step_s == 2.0
+    assert {point.step_s for point in logs.read().points[1:]} == {2.0}
+
+
+def test_an_evaluation_is_no_step(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    logs.write(NOW, "0: step 1 loss 2.5")
+    logs.write(NOW + 1, "0: step 2 loss 2.5")
+    logs.write(NOW + 2, "0: Evaluating on 640 samples")
+    logs.write(NOW + 60, "0: step 3 loss 2.5")
+    logs.write(NOW + 61, "0: step 4 loss 2.5")
+    assert [point.step_s for point in logs.read().points] == [None, 1.0, None, 1.0]
+
+
+def test_marks_of_a_growing_file_are_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "n.times"
+    tail = TimesTail(path)
+    assert tail.read()[0].find(0) is None
+    path.write_bytes(format_mark(100.0, 0, 0) + b"101.0 5")
+    assert tail.read()[0].find(7) == 100.0
+    with path.open("ab") as handle:
+        handle.write(b"0 0\n")
+    assert tail.read()[0].find(70) == 101.0
+    assert tail.read()[0].find_exact(50) == (101.0, 0.0)
+    path.write_bytes(format_mark(200.0, 0, 0))
+    assert tail.read()[0].find(7) == 200.0

@@ -1,0 +1,72 @@
+"""The report of a script's logs: steps by lines, bars and standard error, times by writing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.jobs.monitor.readers.test_times_of_writing import NodeLogs
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.measures import Analysis, analyse
+from vjob.reports.load.tables import load_job
+
+BAR = "{percent:3d}%|####      | {step}/60 [00:10<00:30,  2.00it/s]"
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, Analysis, str]:
+    job = load_job(folder)
+    analysis = analyse(job)
+    said = " ".join(finding.sentence for finding in find_all(job, analysis))
+    return job.logs["iterations"], analysis, said
+
+
+def test_lines_without_times_are_timed_by_their_writing(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    at = 1_700_000_000.0
+    for step in range(1, 41):
+        at += 9.0 if step == 30 else 1.0
+        logs.write(at, f"0: step {step}/40 loss {4 / step:.4f}")
+        if step == 20:
+            logs.write(at + 1, "0: saving checkpoint at iteration 20 to /ckpt")
+            at += 60.0
+    table, analysis, said = read(tmp_path)
+    assert table["step"].tolist() == list(range(1, 41))
+    times = analysis.times.set_index("step")["took_s"]
+    assert 21 not in times.index, "the time of the checkpoint"
+    assert times[30] == 9.0 and times.median() == 1.0
+    assert [found.step for found in analysis.outliers] == [30]
+    assert "the slowest, step 30, took 9 s" in said
+    assert analysis.goodput.useful_s == pytest.approx(37 + 9)
+
+
+def test_a_bar_on_standard_error_tells_the_steps_of_losses(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    for step in range(0, 61, 5):
+        at = 1_700_000_000.0 + 5 * step
+        logs.write(at, "0: " + BAR.format(percent=step, step=step), is_err=True)
+        if step % 10 == 0 and step:
+            logs.write(at, f"0: {{'loss': {3 - step / 60:.3f}, 'epoch': 0.1}}")
+    table, analysis, said = read(tmp_path)
+    known = table.dropna(subset=["loss"])
+    assert known["step"].tolist() == [10, 20, 30, 40, 50, 60]
+    assert analysis.times["took_s"].median() == pytest.approx(5.0)
+    assert "The loss went from 2.833 to 2" in said
+
+
+def test_standard_error_is_read_only_where_standard_output_tells_no_step(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    logs.write(100.0, "0: INFO step 1 loss 2.5", is_err=True)
+    logs.write(101.0, "0: INFO step 2 loss 2.25", is_err=True)
+    assert read(tmp_path)[0]["step"].tolist() == [1, 2]
+    logs.write(102.0, "0: step 7 loss 2.125")
+    assert read(tmp_path)[0]["step"].tolist() == [7]
+
+
+def test_without_steps_no_useful_time_is_claimed(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    logs.write(100.0, "0: still at it")
+    _, analysis, said = read(tmp_path)
+    assert analysis.goodput.share is None
+    assert "useful" not in said
