@@ -53,6 +53,15 @@ NEMO = (
         ("Step 10 of 100: loss=inf", 10, 100, None, math.inf),
         ("[rank3]: step=7 loss=-1.5e-3 step_time: 250ms", 7, None, 0.25, -0.0015),
         ("iter 120: loss 2.1, time 103.4ms, mfu 12.1%", 120, None, 0.1034, 2.1),
+        ("step: 12 loss: 3.4", 12, None, None, 3.4),
+        ("epoch 2 batch 7/90 loss=1.9", 7, 90, None, 1.9),
+        ("iteration 7 | loss: 2.5", 7, None, None, 2.5),
+        ('{"step": 10, "loss": 2.3, "total_steps": 90, "step_time_s": 0.5}', 10, 90, 0.5, 2.3),
+        ("\x1b[1m 6/24\x1b[0m \x1b[32m━━━━━\x1b[0m\x1b[37m━━━━\x1b[0m \x1b[1m0s\x1b[0m 10ms/step - "
+         "loss: 1.5788\x08\x08", 6, 24, 0.01, 1.5788),
+        ("10/24 [=====>........] - ETA: 1s - loss: 0.5", 10, 24, None, 0.5),
+        (" iteration 3/ 9 | elapsed time per iteration (ms): 20.0", 3, 9, 0.02, None),
+        ("[checkpoint_trainer.py:12] step 4 loss 2.5", 4, None, None, 2.5),
         ("INFO global_step=40 train_loss=0.5 3.5 it/s", 40, None, 1 / 3.5, 0.5),
     ],
 )  # fmt: skip
