@@ -19,8 +19,12 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.logs.trace import TraceWriter
+from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
 from varuna_core.runtime.assembly import assemble
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.runtime.engine.engine import Trace
@@ -35,10 +39,10 @@ from varuna_core.runtime.engine.microbatch import (
 from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.engine.random_streams import kept_random_state
 from varuna_core.runtime.memory_copies.copies import KeptInMemory
-from varuna_core.runtime.optim.precision import choose_precision
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
 from varuna_core.runtime.settings import VarunaSettings, find_device, refuse_unknown, refuse_zero
+from varuna_core.runtime.step_trace import StepTrace, open_rank_trace, synchronise_clocks
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
@@ -50,34 +54,38 @@ class Varuna(KeptInMemory):
     def __init__(
         self,
         model: nn.Module,
-        stage_to_rank_map: str | Sequence[Sequence[int]],
-        dummy_inputs: Mapping[str, Any] | GetBatch,
-        batch_size: int,
-        chunk_size: int,
-        fp16: bool = False,
+        stage_to_rank_map: str | Sequence[Sequence[int]] | FromConf = FROM_CONF,
+        dummy_inputs: Mapping[str, Any] | GetBatch | FromConf = FROM_CONF,
+        batch_size: int | FromConf = FROM_CONF,
+        chunk_size: int | FromConf = FROM_CONF,
+        fp16: bool | FromConf = FROM_CONF,
         local_rank: int = -1,
         device: int | str | torch.device = -1,
         shared_weights: Sequence[Sequence[str]] | None = None,
         from_cache: bool = True,
         *,
-        partition: str | Sequence[int] | None = None,
-        schedule: str = "auto",
-        stages_per_rank: int = 1,
-        tensor: int = 1,
+        partition: str | Sequence[int] | FromConf | None = FROM_CONF,
+        schedule: str | FromConf = FROM_CONF,
+        stages_per_rank: int | FromConf = FROM_CONF,
+        tensor: int | FromConf = FROM_CONF,
         tensor_plan: Mapping[str, Any] | None = None,
-        precision: str | None = None,
-        recompute: Recompute = "none",
-        trace: Trace | None = None,
-        seed: int = 1234,
+        precision: str | FromConf | None = FROM_CONF,
+        recompute: Recompute | FromConf = FROM_CONF,
+        trace: Trace | FromConf | None = FROM_CONF,
+        seed: int | FromConf = FROM_CONF,
         state_dict: Mapping[str, Tensor] | None = None,
         memory_limit: float | None = None,
         opportunistic: bool = True,
         hang_timeout_s: float | None = None,
         costs: Costs | None = None,
-        zero: int = 0,
-        offload: str | None = None,
+        zero: int | FromConf = FROM_CONF,
+        offload: str | FromConf | None = FROM_CONF,
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
+
+        What is left out is the conf's in a run of vjob (runtime/arguments.py); by hand there are
+        no map and no sizes then, and the rest is `schedule="auto"`, `seed=1234`, one stage a rank,
+        fp32, and nothing shared, cut, recomputed, traced or offloaded.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
         `state_dict` holds weights to start from. `from_cache` is Varuna's and has no effect: the
@@ -85,33 +93,64 @@ class Varuna(KeptInMemory):
         the same. `zero` and `offload="optimizer"` are zero.py's. `tensor` ranks share each layer,
         by `tensor_plan` or the model's own `tensor_parallel_plan`.
         """
-        refuse_unknown(schedule, recompute, batch_size, chunk_size)
-        refuse_zero(zero, offload, recompute, tensor)
+        if dummy_inputs is FROM_CONF:
+            raise TypeError("Varuna needs dummy_inputs: a sample batch, or get_batch(size, device)")
+        conf = ConfArguments()
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        layout, shared = conf.choose_layout(stage_to_rank_map, tensor, world)
+        stages = parse_stage_map(layout, world, shared)
+        batch, chunk = conf.choose_sizes(batch_size, chunk_size, stages)
+        parts_of = conf.choose_partition(partition)
+        order = conf.choose("schedule", schedule, "parallel.schedule", str, "auto")
+        sharing = conf.choose("zero", zero, "parallel.zero", int, 0)
+        off = conf.choose_offload(offload)
+        its_device = find_device(device, conf.choose_local_rank(local_rank))
+        again = conf.choose_recompute(recompute, its_device, sharing)
+        refuse_unknown(order, again, batch, chunk)
+        refuse_zero(sharing, off, again, shared)
+        per_rank = conf.count_stages(stages_per_rank, order, parts_of, stages.depth)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        path = conf.find_trace() if trace is FROM_CONF else None
+        writer: TraceWriter | None = None
+        if path is not None:
+            writer = open_rank_trace(
+                path,
+                rank,
+                stages,
+                schedule=order,
+                partition=parts_of,
+                stages_per_rank=count_stages(order, per_rank),
+                device=its_device,
+                log_every=conf.read_log_every(),
+            )
         settings = VarunaSettings(
-            batch_size=batch_size,
-            chunk_size=chunk_size,
-            precision=choose_precision(fp16, precision),
-            schedule=schedule,
-            stages_per_rank=count_stages(schedule, stages_per_rank),
-            device=find_device(device, local_rank),
+            batch_size=batch,
+            chunk_size=chunk,
+            precision=conf.choose_precision(fp16, precision),
+            schedule=order,
+            stages_per_rank=count_stages(order, per_rank),
+            device=its_device,
             shared_weights=shared_weights,
-            partition=partition,
-            tensor=tensor,
+            partition=parts_of,
+            tensor=shared,
             tensor_plan=tensor_plan,
-            recompute=recompute,
+            recompute=again,
             memory_limit=memory_limit,
             opportunistic=opportunistic,
             costs=costs,
-            zero=zero,
-            offload=offload,
-            seed=seed,
+            zero=sharing,
+            offload=off,
+            seed=conf.choose("seed", seed, "train.seed", int, 1234),
             state_dict=state_dict,
             hang_timeout_s=hang_timeout_s,
-            trace=trace,
+            trace=writer if trace is FROM_CONF else trace,
         )
-        parts = assemble(model, stage_to_rank_map, dummy_inputs, settings)
+        parts = assemble(model, layout, dummy_inputs, settings)
         super().__init__(parts)
-        self.batch_size, self.chunk_size = batch_size, chunk_size
+        if writer is not None:
+            synchronise_clocks(writer)
+            self._steps = StepTrace(writer)
+        self.batch_size, self.chunk_size = batch, chunk
         self.precision, self.device = settings.precision, settings.device
         self.memory_limit = memory_limit
         self.place, self.replica = parts.place, parts.replica
@@ -134,21 +173,25 @@ class Varuna(KeptInMemory):
     def set_optimizer(
         self,
         optimizer: Any,
-        loss_scale: float | str = "dynamic",
+        loss_scale: float | str | FromConf = FROM_CONF,
         init_loss_scale: float = 2**20,
         min_loss_scale: float = 1.0,
     ) -> None:
         """Say which optimizer the user steps: torch's or any with `param_groups` and `step()`.
 
-        The loss scales are those of fp16, where a `step()` after an overflow does nothing.
+        The loss scale is by default the conf's, or "dynamic". All of them are fp16's, where a
+        `step()` after an overflow does nothing.
         """
         check_optimizer(optimizer, {id(parameter) for parameter in self.parameters()})
         if self._masters.slices:
             refuse_optimizer(optimizer)
         if self.sharding is not None:
             self.sharding.check_optimizer(optimizer)
-        scale = build_loss_scale(loss_scale, init_loss_scale, min_loss_scale)
+        chosen = self._conf.choose_loss_scale(loss_scale)
+        scale = build_loss_scale(chosen, init_loss_scale, min_loss_scale)
         self.updates.attach(optimizer, scale)
+        if self._steps is not None:
+            self._steps.watch_optimizer(optimizer)
         self.saving.optimizer_set()
 
     def step(
@@ -182,7 +225,11 @@ class Varuna(KeptInMemory):
             self._masters.land_gradients()
             return loss
 
+        if self._steps is not None:
+            self._steps.begin(self.iteration + 1)
         loss = self._guarded(inputs, run)
+        if self._steps is not None:
+            self._steps.touch()
         self.iteration += 1
         return loss, self.updates.skipping
 
@@ -218,6 +265,8 @@ class Varuna(KeptInMemory):
 
     def close(self) -> None:
         """Wait for checkpoints on their way and take leave of the other ranks; done at exit too."""
+        if self._steps is not None:
+            self._steps.end()
         try:
             self._end_saving()
         finally:

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.checkpoint.format.errors import NoCheckpoint
@@ -39,13 +37,14 @@ from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.lines import RankLines
 from varuna_core.programs.place import Place, ProgramError
 from varuna_core.records.layout import parse_stage_map
-from varuna_core.records.logs.times import Exchange
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.training import Training
+from varuna_core.runtime.comm.clocks import exchange_clocks
 from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
+from varuna_core.runtime.step_trace import open_rank_trace
 from varuna_core.schedule.recompute import Recompute
-from varuna_core.schedule.registry import count_stages_per_rank, place_stages
+from varuna_core.schedule.registry import count_stages_per_rank
 from varuna_core.varuna import Varuna
 
 
@@ -73,41 +72,6 @@ class LearningRate:
         return self.min_lr + (self.lr - self.min_lr) * left
 
 
-Read = Callable[[], int]
-NUM_EXCHANGES = 8
-"""The quickest one counts."""
-
-
-def exchange_clocks(trace: TraceWriter | None) -> None:
-    """Every rank calls it, those without a trace too."""
-    read = time.time_ns if trace is None else trace.read_clock
-    rank, world = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        for other in range(1, world):
-            for _ in range(NUM_EXCHANGES):
-                _answer(other, read)
-        return
-    exchanges = [_ask(read) for _ in range(NUM_EXCHANGES)]
-    if trace is not None:
-        trace.add_exchanges(exchanges)
-
-
-def _answer(other: int, read: Read) -> None:
-    dist.recv(torch.empty(1, dtype=torch.int64), other)
-    heard = read()
-    dist.send(torch.tensor([heard, read()]), other)
-
-
-def _ask(read: Read) -> Exchange:
-    times = torch.empty(2, dtype=torch.int64)
-    asked = read()
-    dist.send(torch.tensor([0]), 0)
-    dist.recv(times, 0)
-    answered = read()
-    heard, replied = times.tolist()
-    return Exchange(asked=asked, heard=heard, replied=replied, answered=answered)
-
-
 MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert": Bert}
 
 
@@ -126,21 +90,15 @@ def build_model(training: Training) -> nn.Module:
 
 def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
     stages = parse_stage_map(place.stage_map, place.world, place.tensor)
-    position, replica = stages.find(place.rank)
-    per_rank = count_stages_per_rank(training.schedule, training.partition, stages.depth)
-    stages = stages.with_placement(place_stages(training.schedule, stages.depth, per_rank))
-    facts: dict[str, Any] = {"device": "CPU"}
-    if place.device.type == "cuda":
-        facts["device"] = torch.cuda.get_device_name(place.device)
-    if training.partition is not None:
-        facts["partition"] = training.partition
-    return TraceWriter(
+    return open_rank_trace(
         path,
         place.rank,
-        stages=stages.stages_of(position),
-        replica=replica,
+        stages,
+        schedule=training.schedule,
+        partition=training.partition,
+        stages_per_rank=count_stages_per_rank(training.schedule, training.partition, stages.depth),
+        device=place.device,
         log_every=training.log_every,
-        facts=facts,
     )
 
 

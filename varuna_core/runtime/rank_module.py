@@ -9,21 +9,23 @@ model.save_on_signal("ckpt")                # SIGUSR1, SIGUSR2, SIGTERM: save, l
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf, StrPath
 from varuna_core.runtime.assembly import RankParts
 from varuna_core.runtime.comm.agreement import Agreement, decode, encode
 from varuna_core.runtime.saving.preemption import CALLS, SignalCalls, ignore_calls
 from varuna_core.runtime.saving.progress import PendingSave, TrainingProgress
 from varuna_core.runtime.saving.saving import Saving
+from varuna_core.runtime.step_trace import StepTrace
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class RankModule(nn.Module):
         self.user_state: Any = None
         """What else the user wants kept: numbers, words, lists, dicts, small tensors; rank 0's."""
 
+        self._conf = ConfArguments()
+        self._steps: StepTrace | None = None
         self._leave_to: tuple[Path, dict[str, Any]] | None = None
         self._calls = calls = SignalCalls()
         self.agreement = Agreement(
@@ -138,15 +142,17 @@ class RankModule(nn.Module):
 
     def checkpoint(
         self,
-        global_store: str | os.PathLike[str],
+        global_store: StrPath | FromConf = FROM_CONF,
         step: int | None = None,
-        tempdir: str | os.PathLike[str] | None = None,
+        tempdir: StrPath | FromConf | None = FROM_CONF,
         shard: bool = False,
         on_demand: bool = False,
         *,
-        keep: int | None = None,
+        keep: int | FromConf | None = FROM_CONF,
     ) -> PendingSave | None:
         """Save into `varuna_ckpt_<step>` of a folder that all ranks see; every rank calls it.
+
+        Folder, tempdir and keep are by default those of `train.checkpoint` in the conf of a run.
 
         `step` is the iteration if not given. With `tempdir`, a local folder, this returns once a
         copy is there, with a thing whose `result()` waits until this rank's part is written; the
@@ -154,17 +160,19 @@ class RankModule(nn.Module):
         `on_demand` returns when the whole checkpoint is complete, or raises the same error on all
         ranks. `keep` so many, the newest.
         """
-        store, number = Path(global_store), self.iteration if step is None else step
-        options: dict[str, Any] = {"shard": shard, "keep": keep}
-        if on_demand:
-            self.saving.save_whole(self._find_progress(), store, number, **options)
-            return None
-        options["tempdir"] = Path(tempdir) if tempdir is not None else None
-        return self.saving.save(self._find_progress(), store, number, **options)
+        store = self._conf.choose_folder("checkpoint", global_store)
+        number = self.iteration if step is None else step
+        options: dict[str, Any] = {"shard": shard, "keep": self._conf.choose_keep(keep)}
+        with self._steps.span("checkpoint") if self._steps is not None else nullcontext():
+            if on_demand:
+                self.saving.save_whole(self._find_progress(), store, number, **options)
+                return None
+            options["tempdir"] = self._conf.choose_tempdir(tempdir)
+            return self.saving.save(self._find_progress(), store, number, **options)
 
     def load_checkpoint(
         self,
-        global_store: str | os.PathLike[str],
+        global_store: StrPath | FromConf = FROM_CONF,
         iteration: int | None = None,
         check_complete: bool = True,
     ) -> int:
@@ -174,7 +182,8 @@ class RankModule(nn.Module):
         step. `iteration`, `data_position` and `user_state` are then as they were saved. An error is
         the same on all ranks; after one, what the weights are is not known until another load.
         """
-        number, progress = self.saving.load(Path(global_store), iteration, check_complete)
+        store = self._conf.choose_folder("load_checkpoint", global_store)
+        number, progress = self.saving.load(store, iteration, check_complete)
         self._take_up(progress)
         return number
 
@@ -190,14 +199,18 @@ class RankModule(nn.Module):
     # Signals.
 
     def save_on_signal(
-        self, global_store: str | os.PathLike[str], shard: bool = False, keep: int | None = None
+        self,
+        global_store: StrPath | FromConf = FROM_CONF,
+        shard: bool = False,
+        keep: int | FromConf | None = FROM_CONF,
     ) -> None:
         """On SIGUSR1, SIGUSR2 or SIGTERM to any rank: all save where a step begins, and exit.
 
         The exit code is 0; `left.json` in the folder says which checkpoint it was. A handler that
         the user has for the signal is called there instead.
         """
-        self._leave_to = Path(global_store), {"shard": shard, "keep": keep}
+        store = self._conf.choose_folder("save_on_signal", global_store)
+        self._leave_to = store, {"shard": shard, "keep": self._conf.choose_keep(keep)}
         self._calls.listen()
 
     def _handle_signals(self) -> None:

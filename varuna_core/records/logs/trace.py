@@ -185,9 +185,9 @@ class TraceWriter:
         self._finish(now)
         self._step, self._begun = step, now
 
-    def end_step(self) -> None:
-        """Without it a step goes on to the next one's begin."""
-        self._finish(time.perf_counter())
+    def end_step(self, at: Optional[float] = None) -> None:
+        """End the step now, or at a `perf_counter` before; else it goes on to the next begin."""
+        self._finish(time.perf_counter() if at is None else at)
 
     def drop_step(self) -> None:
         """End a step that was cut short: it keeps its events, but has no sums."""

@@ -1,0 +1,173 @@
+"""What a script leaves out is the conf's; what it says wins, unless both cannot be."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.small import Gpt, make_inputs
+from varuna_core import Varuna
+from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.training import VARIABLES
+from varuna_core.runtime.arguments import FROM_CONF, ConfArguments
+
+LAYOUT = {
+    "RANK": "0",
+    "WORLD_SIZE": "4",
+    "VJOB_STAGE_MAP": "0,1;2,3;",
+    "VJOB_PIPELINE": "2",
+    "VJOB_DATA": "2",
+    "VJOB_TENSOR": "1",
+}
+FLAT = {**LAYOUT, "VJOB_STAGE_MAP": "0,1,2,3;", "VJOB_PIPELINE": "1", "VJOB_DATA": "4"}
+STAGES = parse_stage_map("0,1;2,3;", 4)
+CPU = torch.device("cpu")
+
+
+def of(**variables: str) -> ConfArguments:
+    return ConfArguments({**LAYOUT, **variables})
+
+
+def refuse(call: Callable[[], Any]) -> str:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_by_hand_every_default_is_as_it_was() -> None:
+    conf = ConfArguments({})
+    assert conf.choose_layout("0;1;", FROM_CONF, 2) == ("0;1;", 1)
+    assert conf.choose_sizes(8, 3, STAGES) == (8, 3), "sizes of a script need not divide"
+    assert conf.choose_precision(FROM_CONF, FROM_CONF).name == "fp32"
+    assert conf.choose_precision(True, FROM_CONF).name == "fp16"
+    assert conf.choose_recompute(FROM_CONF, CPU, 0) == "none"
+    assert conf.choose_partition(FROM_CONF) is None
+    assert conf.choose_offload(FROM_CONF) is None
+    assert conf.count_stages(FROM_CONF, "interleaved", None, 2) == 1
+    assert conf.choose("seed", FROM_CONF, "train.seed", int, 1234) == 1234
+    assert "give it" in refuse(lambda: conf.choose_layout(FROM_CONF, FROM_CONF, 2))
+    said = refuse(lambda: conf.choose_sizes(FROM_CONF, 2, STAGES))
+    assert "batch_size" in said and "train.global_batch_size" in said
+
+
+def test_what_is_left_out_is_the_confs() -> None:
+    conf = of(
+        VJOB_PARTITION="1-3",
+        VJOB_SCHEDULE="interleaved",
+        VJOB_MICRO_BATCH_SIZE="2",
+        VJOB_GLOBAL_BATCH_SIZE="8",
+        VJOB_PRECISION="bf16",
+        VJOB_RECOMPUTE="full",
+        VJOB_OFFLOAD="1",
+    )
+    assert conf.choose_layout(FROM_CONF, FROM_CONF, 4) == ("0,1;2,3;", 1)
+    assert conf.choose_sizes(FROM_CONF, FROM_CONF, STAGES) == (8, 2)
+    assert conf.choose_partition(FROM_CONF) == "1-3"
+    assert conf.choose_precision(FROM_CONF, FROM_CONF).name == "bf16"
+    assert conf.choose_recompute(FROM_CONF, CPU, 0) == "full"
+    assert conf.choose_offload(FROM_CONF) == "optimizer"
+    assert conf.count_stages(FROM_CONF, "interleaved", None, 2) == 2
+    assert conf.count_stages(FROM_CONF, "interleaved", "1-1-1-1-1-1", 2) == 3
+    shared = of(VJOB_TENSOR="2", VJOB_STAGE_MAP="0;1;")
+    assert shared.choose_layout(FROM_CONF, FROM_CONF, 4) == ("0;1;", 2)
+
+
+def test_what_is_said_wins_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    conf = of(VJOB_PRECISION="fp16", VJOB_SEED="3", VJOB_PARTITION="1-3", VJOB_OFFLOAD="0")
+    with caplog.at_level(logging.WARNING):
+        assert conf.choose_precision(False, FROM_CONF).name == "fp32", "explicit too"
+        assert conf.choose_precision(FROM_CONF, "bf16").name == "bf16"
+        assert conf.choose("seed", 4, "train.seed", int, 1) == 4
+        assert conf.choose_partition("2-2") == "2-2"
+        assert conf.choose_partition(None) is None
+        assert conf.choose_offload("optimizer") == "optimizer"
+    assert [record.getMessage() for record in caplog.records] == [
+        "Varuna(fp16=False) wins over train.precision: fp16 of the conf",
+        "Varuna(precision='bf16') wins over train.precision: fp16 of the conf",
+        "Varuna(seed=4) wins over train.seed: 3 of the conf",
+        "Varuna(partition='2-2') wins over parallel.partition: 1-3 of the conf",
+        "Varuna(partition=None) wins over parallel.partition: 1-3 of the conf",
+        "Varuna(offload='optimizer') wins over train.optimizer.offload: 0 of the conf",
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert conf.choose_precision(True, FROM_CONF).name == "fp16"
+        assert conf.choose_partition([1, 3]) == [1, 3]
+        assert conf.choose_offload(None) is None
+        assert of(VJOB_SEED="3", RANK="1").choose("seed", 4, "train.seed", int, 1) == 4
+    assert not caplog.records, "the same, or said by the first rank"
+
+
+def test_a_layout_that_is_not_the_confs_is_refused_with_both_names() -> None:
+    conf = of()
+    assert conf.choose_layout("0,1;2,3", FROM_CONF, 4) == ("0,1;2,3", 1)
+    assert conf.choose_layout([[0, 1], [2, 3]], 1, 4) == ([[0, 1], [2, 3]], 1)
+    said = refuse(lambda: conf.choose_layout("0;1;2;3;", FROM_CONF, 4))
+    assert "stage_to_rank_map='0;1;2;3;'" in said and "parallel.pipeline: 2" in said
+    assert "'0,1;2,3;'" in said and "leave the argument out" in said
+    for layout in (FROM_CONF, "0,1;2,3;"):
+        said = refuse(lambda layout=layout: conf.choose_layout(layout, 2, 4))  # type: ignore[misc]
+        assert "Varuna(tensor=2)" in said and "parallel.tensor: 1" in said
+
+
+def test_a_conf_that_says_nothing_of_the_layout_leaves_it_to_the_script() -> None:
+    conf = ConfArguments(FLAT)
+    assert conf.choose_layout("0;1;2;3;", FROM_CONF, 4) == ("0;1;2;3;", 1)
+    assert conf.choose_layout("0;1;", 2, 4) == ("0;1;", 2)
+    assert conf.choose_layout("0;", FROM_CONF, 1) == ("0;", 1), "a process of its own"
+    said = refuse(lambda: conf.choose_layout(FROM_CONF, FROM_CONF, 1))
+    assert "init_process_group before Varuna" in said
+
+
+def test_sizes_of_script_and_conf_go_into_each_other() -> None:
+    said = refuse(lambda: of(VJOB_MICRO_BATCH_SIZE="3").choose_sizes(8, FROM_CONF, STAGES))
+    assert "Varuna(batch_size=8) cannot be with train.micro_batch_size: 3 of the conf" in said
+    assert "2 replicas x micro-batches of 3" in said
+    said = refuse(lambda: of(VJOB_GLOBAL_BATCH_SIZE="10").choose_sizes(FROM_CONF, 4, STAGES))
+    assert "Varuna(chunk_size=4) cannot be with train.global_batch_size: 10 of the conf" in said
+    assert of(VJOB_GLOBAL_BATCH_SIZE="8").choose_sizes(FROM_CONF, 4, STAGES) == (8, 4)
+
+
+def test_auto_of_a_conf_is_none_where_no_memory_can_be_asked() -> None:
+    conf = of(VJOB_RECOMPUTE="auto")
+    assert conf.choose_recompute(FROM_CONF, CPU, 0) == "none"
+    cuda = torch.device("cuda", 0)
+    assert conf.choose_recompute(FROM_CONF, cuda, 1) == "auto"
+    assert conf.choose_recompute(FROM_CONF, cuda, 3) == "none"
+    assert conf.choose_recompute("auto", CPU, 0) == "auto"
+
+
+def test_a_variable_that_cannot_be_read_names_its_key() -> None:
+    said = refuse(lambda: of(VJOB_SEED="x").choose("seed", FROM_CONF, "train.seed", int, 1))
+    assert "VJOB_SEED=x, which stands for train.seed of the conf" in said
+
+
+def test_varuna_itself_takes_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"WORLD_SIZE": "1", "VJOB_STAGE_MAP": "0;", "VJOB_PIPELINE": "1", "VJOB_DATA": "1"}
+    told = {"VJOB_MICRO_BATCH_SIZE": "2", "VJOB_GLOBAL_BATCH_SIZE": "4", "VJOB_PRECISION": "bf16"}
+    for name, value in {**one, **told, "VJOB_SCHEDULE": "gpipe"}.items():
+        monkeypatch.setenv(name, value)
+    model = Varuna(Gpt(), dummy_inputs=make_inputs(), device="cpu")
+    assert (model.batch_size, model.chunk_size, model.precision.name) == (4, 2, "bf16")
+    assert model.plans.find(2).schedule.name == "gpipe"
+    model.close()
+    explicit = Varuna(Gpt(), "0;", make_inputs(), 8, 4, False, device="cpu", schedule="1f1b")
+    assert (explicit.batch_size, explicit.chunk_size) == (8, 4)
+    assert (explicit.precision.name, explicit.plans.find(2).schedule.name) == ("fp32", "1f1b")
+    explicit.close()
+    with pytest.raises(TypeError, match="needs dummy_inputs"):
+        Varuna(Gpt())
+
+
+def test_every_variable_is_read_by_the_runtime() -> None:
+    from varuna_core import varuna
+    from varuna_core.runtime import arguments, rank_module
+
+    text = "".join(map(inspect.getsource, (varuna, arguments, rank_module)))
+    for key in VARIABLES:
+        assert f'"{key}"' in text, key

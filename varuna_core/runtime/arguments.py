@@ -1,0 +1,295 @@
+"""Arguments of Varuna that a script leaves out: those that the conf of its run gives.
+
+vjob sets a variable for each key that the conf writes (records/training.py); a run by hand has
+none, and every default is Varuna's own. An explicit argument wins, with a warning where the conf
+says otherwise; where both cannot be, an error names both. The whole is settled on every rank alike,
+for all ranks have the same variables and run the same script.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import torch
+
+from varuna_core.records.layout import StageMap, parse_counts, parse_stage_map
+from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
+from varuna_core.runtime.optim.precision import Precision, choose_precision
+from varuna_core.schedule.recompute import Recompute
+from varuna_core.schedule.registry import count_stages_per_rank
+
+log = logging.getLogger(__name__)
+
+
+class _Omitted(Enum):
+    """The one value that no user passes by accident."""
+
+    FROM_CONF = "from the conf"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+FROM_CONF: Final = _Omitted.FROM_CONF
+"""Default of an argument that the conf may give; spelled out, it asks for the conf's."""
+FromConf = Literal[_Omitted.FROM_CONF]
+T = TypeVar("T")
+Map = str | Sequence[Sequence[int]]
+"""A stage map, as text or as lists of ranks."""
+StrPath = str | os.PathLike[str]
+LOCAL_RANK = "LOCAL_RANK"
+LOG_EVERY = 10
+"""As the conf's default."""
+
+
+class ConfArguments:
+    """The conf of this run, as its variables tell of it."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self.environ = os.environ if environ is None else environ
+        self._told: set[str] = set()
+
+    def read(self, key: str, parse: Callable[[str], T]) -> T | None:
+        """The value of a key that the conf gives, else None."""
+        name = VARIABLES.get(key) or LAYOUT_VARIABLES[key]
+        text = self.environ.get(name)
+        if not text:
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ValueError(
+                f"{name}={text}, which stands for {key} of the conf: {error}"
+            ) from None
+
+    def choose(
+        self, argument: str, given: T | FromConf, key: str, parse: Callable[[str], T], default: T
+    ) -> T:
+        """The explicit argument, else the conf's, else the default."""
+        told = self.read(key, parse)
+        if given is FROM_CONF:
+            return default if told is None else told
+        if told is not None and told != given:
+            self.warn(f"{argument}={given!r}", key)
+        return given
+
+    def require(self, argument: str, given: T | FromConf, key: str, parse: Callable[[str], T]) -> T:
+        """As `choose`, of an argument without a default."""
+        found = self.choose(argument, given, key, parse, None)
+        if found is None:
+            raise TypeError(
+                f"Varuna needs {argument}: give it, or write {key} in the conf of a run"
+            )
+        return found
+
+    def warn(self, said: str, key: str) -> None:
+        """The first rank tells that an argument of the script wins."""
+        if self.environ.get("RANK", "0") == "0" and said not in self._told:
+            self._told.add(said)
+            name = VARIABLES.get(key) or LAYOUT_VARIABLES[key]
+            log.warning("Varuna(%s) wins over %s: %s of the conf", said, key, self.environ[name])
+
+    # The layout.
+
+    def choose_layout(
+        self, given: Map | FromConf, tensor: int | FromConf, world: int
+    ) -> tuple[Map, int]:
+        """The stage map and the ranks that share each layer."""
+        told = self.environ.get(LAYOUT_VARIABLES["parallel.order"])
+        told_tensor = self.read("parallel.tensor", int) or 1
+        conf_world = int(self.environ.get("WORLD_SIZE") or world)
+        if not told:
+            if given is FROM_CONF:
+                raise TypeError(
+                    "Varuna needs stage_to_rank_map: give it; only a run of vjob has it in its "
+                    "conf's layout (VJOB_STAGE_MAP)"
+                )
+            return given, 1 if tensor is FROM_CONF else tensor
+        if given is FROM_CONF:
+            if conf_world != world:
+                raise ValueError(
+                    f"the conf's layout {told!r} is for {conf_world} ranks, and torch.distributed "
+                    f"knows of {world}: call torch.distributed.init_process_group before Varuna"
+                )
+            if tensor not in (FROM_CONF, told_tensor):
+                raise ValueError(self._contradict(f"tensor={tensor}", told))
+            return told, told_tensor
+        if conf_world != world:  # another process group than the run's
+            return given, 1 if tensor is FROM_CONF else tensor
+        return given, self._check_layout(given, tensor, told, told_tensor, world)
+
+    def _check_layout(
+        self, given: Map, tensor: int | FromConf, told: str, told_tensor: int, world: int
+    ) -> int:
+        """The tensor degree of a script's own map, which must be the conf's where this has one."""
+        asked = parse_stage_map(told, world, told_tensor)
+        # One stage and no sharing are what a conf has that says nothing of the layout.
+        says_nothing = asked.depth == told_tensor == 1 and not self.is_cut
+        if tensor is FROM_CONF:
+            tensor = told_tensor
+        if says_nothing:
+            return tensor
+        if tensor != told_tensor:
+            raise ValueError(self._contradict(f"tensor={tensor}", told))
+        if parse_stage_map(given, world, tensor) != asked:
+            raise ValueError(self._contradict(f"stage_to_rank_map={given!r}", told))
+        return tensor
+
+    @property
+    def is_cut(self) -> bool:
+        """True where the conf gives the layers of stages."""
+        return self.read("parallel.partition", str) is not None
+
+    def _contradict(self, said: str, told: str) -> str:
+        names = ("pipeline", "data", "tensor")
+        keys = {name: self.environ.get(LAYOUT_VARIABLES[f"parallel.{name}"]) for name in names}
+        shown = ", ".join(f"parallel.{name}: {value}" for name, value in keys.items() if value)
+        return (
+            f"Varuna({said}) cannot be with the conf's layout, {told!r} ({shown}): leave the "
+            "argument out, or change these keys of the conf"
+        )
+
+    def choose_partition(
+        self, given: str | Sequence[int] | FromConf | None
+    ) -> str | Sequence[int] | None:
+        """Layers of each stage, as text or numbers."""
+        told = self.read("parallel.partition", parse_counts)
+        if given is FROM_CONF:
+            return self.environ[LAYOUT_VARIABLES["parallel.partition"]] if told else None
+        if told and (given is None or _list_counts(given) != list(told)):
+            self.warn(f"partition={given!r}", "parallel.partition")
+        return given
+
+    def count_stages(
+        self,
+        given: int | FromConf,
+        schedule: str,
+        partition: str | Sequence[int] | None,
+        depth: int,
+    ) -> int:
+        """Stages of each rank: as a conf's schedule and partition have them."""
+        if given is not FROM_CONF:
+            return given
+        text = partition if isinstance(partition, str) or partition is None else ""
+        is_told = self.read("parallel.schedule", str) == schedule
+        return count_stages_per_rank(schedule, text, depth) if is_told and text != "" else 1
+
+    # The rest.
+
+    def choose_sizes(
+        self, batch: int | FromConf, chunk: int | FromConf, stages: StageMap
+    ) -> tuple[int, int]:
+        """Samples of a step and of a micro-batch; one of the script and one of the conf go into
+        each other, as both of a conf do."""
+        keys = "train.global_batch_size", "train.micro_batch_size"
+        whole = self.require("batch_size", batch, keys[0], int)
+        part = self.require("chunk_size", chunk, keys[1], int)
+        if (batch is FROM_CONF) != (chunk is FROM_CONF) and whole % (part * stages.num_replicas):
+            said, key, told = ("batch_size", keys[1], part)
+            if batch is FROM_CONF:
+                said, key, told = ("chunk_size", keys[0], whole)
+            raise ValueError(
+                f"Varuna({said}={whole if said == 'batch_size' else part}) cannot be with "
+                f"{key}: {told} of the conf: a batch of {whole} is no multiple of "
+                f"{stages.num_replicas} replicas x micro-batches of {part}"
+            )
+        return whole, part
+
+    def choose_precision(
+        self, fp16: bool | FromConf, precision: str | FromConf | None
+    ) -> Precision:
+        """`fp16=False` is explicit too: then the conf's precision does not count."""
+        told = self.read("train.precision", str)
+        if fp16 is FROM_CONF and precision in (FROM_CONF, None):
+            return choose_precision(False, told if precision is FROM_CONF else None)
+        chosen = choose_precision(
+            False if fp16 is FROM_CONF else fp16, None if precision is FROM_CONF else precision
+        )
+        if told is not None and chosen.name != told:
+            said = f"fp16={fp16}" if precision is FROM_CONF else f"precision={precision!r}"
+            self.warn(said, "train.precision")
+        return chosen
+
+    def choose_recompute(
+        self, given: Recompute | FromConf, device: torch.device, zero: int
+    ) -> Recompute:
+        """The conf's `auto` is none where it cannot be had: without a GPU, and with zero 3."""
+        told: Any = self.read("parallel.recompute", str)
+        if given is FROM_CONF and told == "auto" and (device.type != "cuda" or zero == 3):
+            return "none"
+        return self.choose("recompute", given, "parallel.recompute", as_is, "none")
+
+    def choose_offload(self, given: str | FromConf | None) -> str | None:
+        told = self.read("train.optimizer.offload", int)
+        if given is FROM_CONF:
+            return "optimizer" if told else None
+        if told is not None and bool(told) != (given is not None):
+            self.warn(f"offload={given!r}", "train.optimizer.offload")
+        return given
+
+    def choose_loss_scale(self, given: float | str | FromConf) -> float | str:
+        def parse(text: str) -> float | str:
+            return text if text == "dynamic" else float(text)
+
+        scale: float | str = "dynamic"
+        return self.choose("loss_scale", given, "train.loss_scale", parse, scale)
+
+    # Checkpoints.
+
+    def choose_folder(self, call: str, given: StrPath | FromConf) -> Path:
+        """The folder of checkpoints; it may be the conf's, another one, but not none."""
+        path = given if given is FROM_CONF else Path(given)
+        told = self.read("train.checkpoint.folder", Path)
+        if path is FROM_CONF:
+            if told is None:
+                raise TypeError(
+                    f"{call} needs global_store: give it, or write train.checkpoint.folder in the "
+                    "conf of a run"
+                )
+            return told
+        if told is not None and told != path:
+            self.warn(f"{call}: {str(path)!r}", "train.checkpoint.folder")
+        return path
+
+    def choose_keep(self, given: int | FromConf | None) -> int | None:
+        return given if given is not FROM_CONF else self.read("train.checkpoint.keep", int)
+
+    def choose_tempdir(self, given: StrPath | FromConf | None) -> Path | None:
+        if given is FROM_CONF:
+            return self.read("train.checkpoint.local", Path)
+        return None if given is None else Path(given)
+
+    # The trace.
+
+    def find_trace(self) -> Path | None:
+        """The file of this rank's trace, unless the conf has profile.timeline: false."""
+        path = self.environ.get("VJOB_TRACE")
+        is_off = self.read("profile.timeline", int) == 0
+        return None if not path or is_off else Path(path)
+
+    def read_log_every(self) -> int:
+        return self.read("train.log_every", int) or LOG_EVERY
+
+    # The device.
+
+    def choose_local_rank(self, given: int) -> int:
+        """The GPU of a rank that names none: its own in a run of vjob."""
+        told = self.environ.get(LOCAL_RANK, "")
+        is_run = self.environ.get(LAYOUT_VARIABLES["parallel.order"])
+        if given < 0 and is_run and told.isdecimal() and torch.cuda.is_available():
+            return int(told) % torch.cuda.device_count()
+        return given
+
+
+def _list_counts(partition: str | Sequence[int]) -> list[int]:
+    return list(parse_counts(partition) if isinstance(partition, str) else partition)
+
+
+def as_is(text: str) -> Any:
+    """The text, for an argument that may be more than text."""
+    return text

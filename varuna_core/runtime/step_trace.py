@@ -1,0 +1,105 @@
+"""The trace of a script's steps, in the file that its run has for each rank.
+
+A step lasts from one `Varuna.step` to the next: the optimizer, the data and a checkpoint between
+are in it. Whoever gives `trace=` writes steps by himself, or none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from varuna_core.records.layout import StageMap
+from varuna_core.records.logs.trace import TraceWriter
+from varuna_core.runtime.comm.clocks import exchange_clocks
+from varuna_core.schedule.registry import place_stages
+
+
+def open_rank_trace(
+    path: Path,
+    rank: int,
+    stages: StageMap,
+    *,
+    schedule: str,
+    partition: str | Sequence[int] | None,
+    stages_per_rank: int,
+    device: torch.device,
+    log_every: int,
+) -> TraceWriter:
+    """The trace of one rank, with what the report wants to know of it."""
+    position, replica = stages.slice(rank % stages.tensor).find(rank)
+    placed = stages.with_placement(place_stages(schedule, stages.depth, stages_per_rank))
+    facts: dict[str, Any] = {"device": "CPU"}
+    if device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name(device)
+    if partition is not None:
+        written = isinstance(partition, str)
+        facts["partition"] = partition if written else "-".join(map(str, partition))
+    return TraceWriter(
+        path,
+        rank,
+        stages=placed.stages_of(position),
+        replica=replica,
+        log_every=log_every,
+        facts=facts,
+    )
+
+
+class StepTrace:
+    """Begins and ends the steps of a rank's trace."""
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self.writer = writer
+        self._last: float | None = None
+        """When the step did something last; None before the first one."""
+        self._optimizer_begun = 0.0
+        atexit.register(self.end)  # before the writer's own: the last called is the first
+
+    def begin(self, step: int) -> None:
+        self.writer.begin_step(step)
+        self.touch()
+
+    def touch(self) -> None:
+        self._last = time.perf_counter()
+
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        with self.writer.span(kind):
+            yield
+        self.touch()
+
+    def watch_optimizer(self, optimizer: Any) -> None:
+        """Trace its steps, where it has torch's hooks."""
+        before = getattr(optimizer, "register_step_pre_hook", None)
+        after = getattr(optimizer, "register_step_post_hook", None)
+        if before is not None and after is not None:
+            before(self._begin_optimizer)
+            after(self._end_optimizer)
+
+    def _begin_optimizer(self, *ignored: Any) -> None:
+        self._optimizer_begun = time.perf_counter()
+
+    def _end_optimizer(self, *ignored: Any) -> None:
+        self.touch()
+        assert self._last is not None
+        self.writer.add("optimizer", self._optimizer_begun, self._last)
+
+    def end(self) -> None:
+        """The last step ends with what it did last: what a script does afterwards is none of it."""
+        atexit.unregister(self.end)
+        if self._last is not None:
+            self.writer.end_step(self._last)
+        self._last = None
+
+
+def synchronise_clocks(writer: TraceWriter) -> None:
+    """Compare clocks, where the ranks' group carries tensors of the CPU; every rank calls it."""
+    if dist.is_initialized() and dist.get_world_size() > 1 and "gloo" in str(dist.get_backend()):
+        exchange_clocks(writer)
