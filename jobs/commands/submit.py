@@ -415,7 +415,8 @@ def export(
     from vjob.jobs.programs.shell_export import Machines, build_scripts
     from vjob.jobs.programs.start import get_starter, refuse_function
 
-    found = resolve_conf(conf, overrides, require_env=False).conf
+    resolved = resolve_conf(conf, overrides, require_env=False)
+    found = resolved.conf
     refuse_function(found)
     machines = Machines(
         hosts=hosts or ("localhost",),
@@ -424,7 +425,8 @@ def export(
         elastic=None if elastic is None else _parse_range(elastic),
         restarts=found.cluster.restarts or 0 if restarts is None else restarts,
     )
-    files = build_scripts(found, get_starter(found).read_files(found), machines)
+    read = get_starter(found).read_files(found)
+    files = build_scripts(found, read, machines, resolved.written)
     written = [folder / name for name in files]
     try:
         folder.mkdir(parents=True, exist_ok=True)

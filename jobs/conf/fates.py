@@ -1,4 +1,5 @@
-"""The fate of each key of a conf whose program is a script or a function of the user's own.
+"""The fate of each key of a conf whose program is not built in; above all that of a script or a
+function of the user's own.
 
     reaches     its value is a variable of every rank (varuna_core/records/training.py), which
                 `varuna_core.Varuna` takes as its default
@@ -6,7 +7,8 @@
     reference   the program gets it where `program.args` or `env` refer to it; else it would have
                 no effect, and is refused where it is written
 
-A key that is not named here has the fate of its section.
+A key that is not named here has the fate of its section. Megatron-LM and DeepSpeed take most keys
+as arguments and files of their own (jobs/programs); what they cannot take is `UNHEARD` here.
 """
 
 from __future__ import annotations
@@ -38,6 +40,31 @@ OF_PROGRAMS = ("model", "data", "train", "parallel")
 """Sections that describe the training: only a program can act on them."""
 ELSEWHERE = ("parallel.profile",)
 """Keys of these that act outside it: `vjob plan` reads the profile."""
+UNHEARD: Mapping[str, tuple[str, ...]] = {
+    "megatron": (
+        "train.optimizer.fused",
+        "train.optimizer.apex",
+        "train.optimizer.offload",
+        "train.checkpoint.keep",
+        "train.checkpoint.memory_every",
+        "parallel.sequence_parallel",
+    ),
+    "deepspeed": (
+        "model",
+        "data.",
+        "train.steps",
+        "train.seed",
+        "train.schedule.",
+        "train.evaluate.",
+        "train.compile",
+        "train.optimizer.apex",
+        "train.optimizer.offload",
+        "train.checkpoint.",
+        "parallel.sequence_parallel",
+        "parallel.schedule",
+    ),
+}
+"""Beginnings of the keys that these programs get by reference alone."""
 NEEDS: Mapping[str, tuple[str, ...]] = {
     **{
         f"container.{name}": ("container.image",)
@@ -68,11 +95,16 @@ def find_variable(key: str) -> str | None:
     return VARIABLES.get(key) or LAYOUT_VARIABLES.get(key)
 
 
+def goes_by_reference(kind: str, key: str) -> bool:
+    """True for a key that a program of this kind gets by reference alone."""
+    if kind in OWN_MODEL:
+        return find_fate(key) is Fate.REFERENCE
+    return key.startswith(UNHEARD.get(kind, ()))
+
+
 def check_effect(conf: JobConf, written: Collection[str]) -> Iterator[KeyProblem]:
-    """Keys that are written and would have no effect on the conf's script or function."""
+    """Keys that are written and would have no effect on the conf's program."""
     kind = conf.program.kind
-    if kind not in OWN_MODEL:
-        return
     places = "env" if kind == FUNCTION else "program.args or env"
     for key in list_ignored(conf, written):
         value = find_value(conf, key)
@@ -81,7 +113,7 @@ def check_effect(conf: JobConf, written: Collection[str]) -> Iterator[KeyProblem
             shown = f"{key}.layers" if key == MODEL else key
             message += f", or pass it as ${{{shown}}} in {places}"
         yield key, vars(value) if key == MODEL else value, message
-    for key, switches in NEEDS.items():
+    for key, switches in NEEDS.items() if kind in OWN_MODEL else ():
         if key in written and not any(switch in written for switch in switches):
             yield key, find_value(conf, key), f"has no effect without {' or '.join(switches)}"
 
@@ -92,7 +124,7 @@ def list_ignored(conf: JobConf, written: Collection[str]) -> list[str]:
     return [
         key
         for key in list_leaves()
-        if find_fate(key) is Fate.REFERENCE
+        if goes_by_reference(conf.program.kind, key)
         and key in written
         and key not in heard
         and not (find_value(conf, key) is None and find_default(key) is None)
@@ -136,14 +168,16 @@ def list_changed(conf: JobConf) -> list[str]:
 def drop_unwritten(
     conf: JobConf, plain: dict[str, Any], written: Collection[str]
 ) -> dict[str, Any]:
-    """A script's resolved conf without the keys that count only where they are written: the same
-    conf is read of it, with the same variables and nothing to refuse."""
-    if conf.program.kind not in OWN_MODEL:
-        return plain
-    kept, leaves = {*written, *list_heard(conf), *LAYOUT_VARIABLES}, set(list_leaves())
+    """The resolved conf without the keys that count only where they are written: the same conf is
+    read of it, with the same variables and nothing to refuse."""
+    kind, leaves = conf.program.kind, set(list_leaves())
+    kept = {*written, *list_heard(conf)}
 
     def is_kept(key: str) -> bool:
-        return key not in leaves or key in kept or find_fate(key) is Fate.ACTS
+        if key not in leaves or key in kept:
+            return True
+        is_variable = kind in OWN_MODEL and key in VARIABLES
+        return not is_variable and not goes_by_reference(kind, key)
 
     def take(value: Any, key: str) -> Any:
         if not isinstance(value, Mapping) or key in leaves:

@@ -44,6 +44,13 @@ def get_replicas(conf: JobConf) -> int | None:
     return replicas if replicas and not left else None
 
 
+def choose_order(conf: JobConf, data: int) -> str:
+    """Resolve `auto`: replicas of a stage share a node, for gradients outweigh activations."""
+    if conf.parallel.order != "auto":
+        return conf.parallel.order
+    return "data" if data > 1 else "pipeline"
+
+
 def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
     """Node groups of a plan, each with its first node and first rank."""
     found = []

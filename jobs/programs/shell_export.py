@@ -11,9 +11,13 @@ The environment is that of the shell they are called from, and the conf's.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from varuna_core.records.layout import build_stages, encode_stage_map
+from varuna_core.records.training import LAYOUT_VARIABLES
+from vjob.jobs.conf.fates import build_variables
+from vjob.jobs.conf.layout import choose_order, get_replicas, require_number
 from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError
@@ -40,9 +44,12 @@ class Machines:
     """How often torchrun starts the ranks again."""
 
 
-def build_scripts(conf: JobConf, found: ProgramFiles, machines: Machines) -> dict[str, str]:
-    """All files to write, by name."""
-    conf = fill_references(conf)
+def build_scripts(
+    conf: JobConf, found: ProgramFiles, machines: Machines, written: Collection[str] = ()
+) -> dict[str, str]:
+    """All files to write, by name; `written` are the keys that the conf writes."""
+    told = build_variables(conf, written) | _tell_layout(conf, machines)
+    conf = replace(fill_references(conf), env={**told, **conf.env})
     nodes = deepspeed.list_groups(conf.cluster.nodes)
     if machines.elastic is None and len(machines.hosts) != len(nodes):
         raise InputError(
@@ -70,6 +77,23 @@ def build_scripts(conf: JobConf, found: ProgramFiles, machines: Machines) -> dic
         command = [python, "-m", "torch.distributed.run", *options, *words]
         files[f"node-{index}.sh"] = _render(conf, machines, command, group)
     return files
+
+
+def _tell_layout(conf: JobConf, machines: Machines) -> dict[str, str]:
+    """The layout as variables of a script, where its ranks are known."""
+    replicas = get_replicas(conf)
+    if conf.program.kind != "script" or machines.elastic is not None or replicas is None:
+        return {}
+    pipeline = require_number(conf.parallel.pipeline)
+    order = choose_order(conf, replicas)
+    values = {
+        "parallel.order": encode_stage_map(build_stages(pipeline, replicas, order)),
+        "parallel.pipeline": str(pipeline),
+        "parallel.data": str(replicas),
+        "parallel.tensor": str(conf.parallel.tensor),
+        "parallel.partition": conf.parallel.partition,
+    }
+    return {LAYOUT_VARIABLES[key]: value for key, value in values.items() if value != "auto"}
 
 
 def _build_elastic(conf: JobConf, machines: Machines, words: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
 from vjob.jobs.conf.fates import build_variables
-from vjob.jobs.conf.layout import build_groups, require_number
+from vjob.jobs.conf.layout import build_groups, choose_order, require_number
 from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import FUNCTION, JobConf
 from vjob.jobs.errors import InputError
@@ -150,13 +150,6 @@ def reserve_spare_nodes(plan: Plan) -> Plan:
         first_rank=plan.world,
     )
     return replace(plan, groups=(*plan.groups, group), morphing=replace(limits, joined=more))
-
-
-def choose_order(conf: JobConf, data: int) -> str:
-    """Resolve `auto`: replicas of a stage share a node, for gradients outweigh activations."""
-    if conf.parallel.order != "auto":
-        return conf.parallel.order
-    return "data" if data > 1 else "pipeline"
 
 
 def choose_layout(conf: JobConf) -> str:

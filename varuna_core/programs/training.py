@@ -40,7 +40,7 @@ from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.training import Training
-from varuna_core.runtime.comm.clocks import exchange_clocks
+from varuna_core.runtime.clocks import exchange_clocks
 from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
 from varuna_core.runtime.step_trace import open_rank_trace
 from varuna_core.schedule.recompute import Recompute

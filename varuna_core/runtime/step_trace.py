@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from varuna_core.records.layout import StageMap
 from varuna_core.records.logs.trace import TraceWriter
-from varuna_core.runtime.comm.clocks import exchange_clocks
+from varuna_core.runtime.clocks import exchange_clocks
 from varuna_core.schedule.registry import place_stages
 
 

@@ -16,7 +16,15 @@ from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.document import render_conf_doc, render_fate
-from vjob.jobs.conf.fates import Fate, find_default, find_fate, find_value, list_leaves
+from vjob.jobs.conf.fates import (
+    OF_PROGRAMS,
+    Fate,
+    find_default,
+    find_fate,
+    find_value,
+    goes_by_reference,
+    list_leaves,
+)
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.parse import get_hints, get_members, get_section_class
@@ -24,6 +32,7 @@ from vjob.jobs.conf.references import spell_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import render_resolved
 from vjob.jobs.errors import Problem
+from vjob.jobs.programs.start import ProgramFiles, build_files
 from vjob.jobs.submit.scripts import render_scripts
 from vjob.jobs.submit.submit import choose_scheduler
 
@@ -86,6 +95,38 @@ SAME: Mapping[str, str] = {
     "notify.command": "`vjob watch` reads it of the resolved conf",
 }
 """Keys that change nothing of plan, scripts and environment, with the reason."""
+
+
+PROGRAMS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "pretrain_gpt": ("pretrain_gpt", ["model=gpt2-small", "data.synthetic=true"]),
+    "pretrain_bert": ("pretrain_bert", ["model=bert-large", "data.synthetic=true"]),
+    "megatron": ("{megatron: M}", ["model=gpt2-small", "data.synthetic=true"]),
+    "deepspeed": ("{deepspeed: t.py}", []),
+}
+"""Programs that look at the training keys, and what their confs need."""
+PROGRAMS_WITH: Mapping[str, Sequence[str]] = {
+    "train.loss_scale": ["train.precision=fp16"],
+    "train.schedule.min_lr": ["train.optimizer.lr=30"],
+    **{f"train.checkpoint.{name}": ["train.checkpoint.folder=c"] for name in ("every", "keep")},
+    "train.checkpoint.local": ["train.checkpoint.folder=c"],
+    "train.checkpoint.memory_every": ["morph.enabled=true", "train.checkpoint.folder=c"],
+    "data.split": ["data.synthetic=false", "data.prefix=x"],
+    "data.vocab": ["data.synthetic=false", "data.prefix=x"],
+    "data.prefix": ["data.synthetic=false"],
+    "parallel.order": ["parallel.pipeline=2"],
+    "parallel.partition": ["parallel.pipeline=2"],
+    "parallel.sequence_parallel": ["parallel.tensor=2"],
+}
+PROGRAMS_VALUES: Mapping[str, str] = {
+    "model": "gpt2-medium",
+    "data.split": "'9,1,0'",
+    "data.prefix": "y",
+    "data.synthetic": "true",
+    "train.loss_scale": "128",
+    "train.schedule.min_lr": "0.001",
+    "parallel.partition": "7-5",
+    "parallel.recompute": "full",
+}
 
 
 def find_hint(key: str) -> Any:
@@ -193,6 +234,29 @@ def test_a_default_reaches_no_script_and_what_is_written_does_even_if_it_is_the_
         if problems:  # offload
             continue
         assert conf == plain and variable in build(conf, lines)[0].env, key
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in list_leaves() if key.startswith(OF_PROGRAMS) and key != "data.synthetic"]
+)
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_no_program_ignores_a_key_of_the_training_in_silence(kind: str, key: str) -> None:
+    program, needed = PROGRAMS[kind]
+    text = SCRIPT.replace("{script: train.py}", program)
+    others = [*needed, *PROGRAMS_WITH.get(key, [])]
+    value = PROGRAMS_VALUES.get(key) or choose_value(key)
+    plain, (conf, lines, problems) = read(text, others), read(text, [*others, f"{key}={value}"])
+    assert conf != plain[0]
+    if goes_by_reference(kind, key):
+        assert any(
+            one.key == key and f"has no effect with program.{kind}" in one.message
+            for one in problems
+        )
+    elif not any(key in str(one) for one in problems):
+        folder, files = "/log/r", ProgramFiles()
+        changed = build(conf, lines) != build(*plain[:2])
+        changed |= build_files(conf, files, folder) != build_files(plain[0], files, folder)
+        assert changed != (key in SAME)
 
 
 def test_a_built_in_program_gets_none_of_the_variables() -> None:
