@@ -46,6 +46,7 @@ from varuna_core.records.logs.trace import (
     OTHERS,
     TraceWriter,
 )
+from varuna_core.records.training import VARIABLES
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ NUM_FIRST = 2
 _OWNER = "VJOB_TRACE_PID"
 """The process that writes, for those that it starts: they inherit VJOB_TRACE."""
 
+_TIMELINE = VARIABLES["profile.timeline"]
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
@@ -102,15 +104,18 @@ class _State(threading.local):
 
 _state = _State()
 _lock = threading.Lock()
-_is_off = not os.environ.get("VJOB_TRACE")
+_is_off = not os.environ.get("VJOB_TRACE") or os.environ.get(_TIMELINE) == "0"
 _writer: TraceWriter | None = None
 _last_step = -1
 
 
-def start(*, every: int = EVERY, stage: int | None = None, replica: int | None = None) -> None:
+def start(
+    *, every: int | None = None, stage: int | None = None, replica: int | None = None
+) -> None:
     """Open the trace before the first step or span does, with other settings.
 
-    `every`: how often spans are written one by one, 1 for all steps. `stage` and `replica` are
+    `every`: how often spans are written one by one, 1 for all steps; by default the conf's
+    `train.log_every`, or 10. `stage` and `replica` are
     those of this rank, by default the conf's.
     """
     _find_writer(every, stage, replica)
@@ -264,8 +269,14 @@ def _write(
 # The writer.
 
 
+def read_every() -> int:
+    """Steps between those with details: the conf's `train.log_every`, if it writes one."""
+    text = os.environ.get(VARIABLES["train.log_every"], "")
+    return int(text) if text.isdecimal() and int(text) else EVERY
+
+
 def _find_writer(
-    every: int = EVERY, stage: int | None = None, replica: int | None = None
+    every: int | None = None, stage: int | None = None, replica: int | None = None
 ) -> TraceWriter | None:
     """Opened at the first call."""
     global _writer, _is_off
@@ -276,7 +287,20 @@ def _find_writer(
             if _is_child():
                 _is_off = True
             else:
-                _writer = _open(every, stage, replica)
+                _writer = _open(every or read_every(), stage, replica)
+    return _writer
+
+
+def open_once(open_writer: Callable[[], TraceWriter]) -> TraceWriter | None:
+    """The rank's writer, for Varuna, which opens it where the script has not; None without a trace.
+
+    Spans of the script are in the same file then.
+    """
+    global _writer, _is_off
+    with _lock:
+        if _writer is None and not _is_off:
+            _is_off = _is_child()
+            _writer = None if _is_off else open_writer()
     return _writer
 
 

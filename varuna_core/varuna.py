@@ -13,9 +13,11 @@ Loss, gradients and updates equal those of the plain model on the global batch, 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -46,6 +48,7 @@ from varuna_core.runtime.step_trace import StepTrace, open_rank_trace, synchroni
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
+from varuna_core.trace import NUM_FIRST, open_once, read_every, span
 
 
 class Varuna(KeptInMemory):
@@ -110,19 +113,21 @@ class Varuna(KeptInMemory):
         refuse_zero(sharing, off, again, shared)
         per_rank = conf.count_stages(stages_per_rank, order, parts_of, stages.depth)
         rank = dist.get_rank() if dist.is_initialized() else 0
-        path = conf.find_trace() if trace is FROM_CONF else None
-        writer: TraceWriter | None = None
-        if path is not None:
-            writer = open_rank_trace(
-                path,
+
+        def open_trace() -> TraceWriter:
+            return open_rank_trace(
+                Path(os.environ["VJOB_TRACE"]),
                 rank,
                 stages,
                 schedule=order,
                 partition=parts_of,
                 stages_per_rank=count_stages(order, per_rank),
                 device=its_device,
-                log_every=conf.read_log_every(),
+                log_every=read_every(),
+                num_first=NUM_FIRST,
             )
+
+        writer = open_once(open_trace) if trace is FROM_CONF else None
         settings = VarunaSettings(
             batch_size=batch,
             chunk_size=chunk,
@@ -149,7 +154,7 @@ class Varuna(KeptInMemory):
         super().__init__(parts)
         if writer is not None:
             synchronise_clocks(writer)
-            self._steps = StepTrace(writer)
+            self._steps = StepTrace(writer, span)
         self.batch_size, self.chunk_size = batch, chunk
         self.precision, self.device = settings.precision, settings.device
         self.memory_limit = memory_limit

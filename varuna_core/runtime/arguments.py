@@ -43,8 +43,6 @@ Map = str | Sequence[Sequence[int]]
 """A stage map, as text or as lists of ranks."""
 StrPath = str | os.PathLike[str]
 LOCAL_RANK = "LOCAL_RANK"
-LOG_EVERY = 10
-"""As the conf's default."""
 
 
 class ConfArguments:
@@ -263,17 +261,6 @@ class ConfArguments:
         if given is FROM_CONF:
             return self.read("train.checkpoint.local", Path)
         return None if given is None else Path(given)
-
-    # The trace.
-
-    def find_trace(self) -> Path | None:
-        """The file of this rank's trace, unless the conf has profile.timeline: false."""
-        path = self.environ.get("VJOB_TRACE")
-        is_off = self.read("profile.timeline", int) == 0
-        return None if not path or is_off else Path(path)
-
-    def read_log_every(self) -> int:
-        return self.read("train.log_every", int) or LOG_EVERY
 
     # The device.
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ def open_rank_trace(
     stages_per_rank: int,
     device: torch.device,
     log_every: int,
+    num_first: int = 0,
 ) -> TraceWriter:
     """The trace of one rank, with what the report wants to know of it."""
     position, replica = stages.slice(rank % stages.tensor).find(rank)
@@ -48,30 +49,39 @@ def open_rank_trace(
         stages=placed.stages_of(position),
         replica=replica,
         log_every=log_every,
+        num_first=num_first,
         facts=facts,
     )
 
 
 class StepTrace:
-    """Begins and ends the steps of a rank's trace."""
+    """Begins and ends the steps of a rank's trace, unless the script does it by `trace.step`."""
 
-    def __init__(self, writer: TraceWriter) -> None:
-        self.writer = writer
+    def __init__(
+        self, writer: TraceWriter, span: Callable[[str], AbstractContextManager[Any]]
+    ) -> None:
+        """`span` is that of `varuna_core.trace`, which knows of the script's own around it."""
+        self.writer, self._span = writer, span
         self._last: float | None = None
-        """When the step did something last; None before the first one."""
-        self._optimizer_begun = 0.0
-        atexit.register(self.end)  # before the writer's own: the last called is the first
+        """When a step of ours did something last; None before the first one."""
+        self._stepping: list[AbstractContextManager[Any]] = []
+        """The span of an optimizer's step that is going on."""
+        atexit.register(self.end)  # before the writer's own: the last registered is the first
 
     def begin(self, step: int) -> None:
+        if self._last is None and self.writer.is_in_step:
+            return  # the script's own
         self.writer.begin_step(step)
-        self.touch()
+        self._last = time.perf_counter()
 
     def touch(self) -> None:
-        self._last = time.perf_counter()
+        """The step of ours, if there is one, goes on until now at least."""
+        if self._last is not None:
+            self._last = time.perf_counter()
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
-        with self.writer.span(kind):
+        with self._span(kind):
             yield
         self.touch()
 
@@ -84,12 +94,13 @@ class StepTrace:
             after(self._end_optimizer)
 
     def _begin_optimizer(self, *ignored: Any) -> None:
-        self._optimizer_begun = time.perf_counter()
+        self._stepping.append(self._span("optimizer"))
+        self._stepping[-1].__enter__()
 
     def _end_optimizer(self, *ignored: Any) -> None:
+        if self._stepping:
+            self._stepping.pop().__exit__(None, None, None)
         self.touch()
-        assert self._last is not None
-        self.writer.add("optimizer", self._optimizer_begun, self._last)
 
     def end(self) -> None:
         """The last step ends with what it did last: what a script does afterwards is none of it."""
