@@ -75,6 +75,7 @@ BELOW = {
         "jobs/programs",
         "jobs/schedulers",
         "jobs/conf/loading",
+        "jobs/conf/foreign",
         "jobs/doctor",
         "jobs/runs",
         "jobs/monitor/log_lines",

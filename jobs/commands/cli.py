@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -124,25 +125,31 @@ def cancel(job: str | None, sweep: str | None, now: bool, wait_s: int) -> None:
 @click.command()
 @click.option(
     "--from",
-    "shell_conf",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Translate an old _00_conf.sh.",
+    "source",
+    type=click.Path(exists=True, path_type=Path),
+    help="Translate shell scripts: a file or a folder.",
 )
-def init(shell_conf: Path | None) -> None:
-    """Print a commented conf.yaml, or the translation of an old shell conf.
+def init(source: Path | None) -> None:
+    """Print a commented conf.yaml, or the translation of shell scripts that start a training.
+
+    --from takes a _00_conf.sh, job scripts with #SBATCH lines, and scripts with lines of
+    run_varuna, torch.distributed.launch, torchrun, deepspeed or Megatron-LM, or their folder. What
+    is left out stands above the conf and on standard error, with the reason.
 
     \b
     vjob init > conf.yaml
     vjob init --from _00_conf.sh > conf.yaml
+    vjob init --from examples/pretrain_gpt2_distributed.sh > conf.yaml
+    vjob init --from Megatron-LM-2/ > conf.yaml
     """
-    if shell_conf is None:
+    if source is None:
         from vjob.jobs.conf.document import render_init
 
         click.echo(render_init(), nl=False)
         return
-    from vjob.jobs.conf.loading.shell_import import translate_shell_conf
+    from vjob.jobs.conf.foreign.translate import translate_source
 
-    text, notes = translate_shell_conf(shell_conf.read_text(encoding="utf-8", errors="replace"))
+    text, notes = translate_source(source, os.environ)
     click.echo(text, nl=False)
     for note in notes:
         click.echo(f"note: {note}", err=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vjob.jobs.conf.layout import close_layout, require_number
-from vjob.jobs.conf.loading.check import check_conf, find_unset, locate
+from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset, locate
 from vjob.jobs.conf.parse import ConfReader
 from vjob.jobs.conf.paths import resolve_paths
 from vjob.jobs.conf.redact import show
@@ -31,7 +31,7 @@ from vjob.jobs.conf.yaml_tree import (
     join_key,
     parse_tree,
 )
-from vjob.jobs.errors import ConfError, Problem
+from vjob.jobs.errors import ConfError, KeyProblem, Problem
 
 WHERE = "--set"
 _STEP = re.compile(r"[^.\[\]\s=]+|\[[0-9]{1,6}\]")
@@ -107,21 +107,35 @@ def require_valid(
 ) -> None:
     """Check keys against each other; ConfError with every problem found.
 
-    `require_env=False` only warns of variables that `pass_env` names and this shell lacks.
+    `require_env=False`, a dry run's, only warns of variables that `pass_env` names and this shell
+    lacks, and of files outside the conf's folder: they may lie on the cluster alone.
     """
     environ = os.environ if environ is None else environ
     problems = check_conf(
         read.conf,
         read.lines,
         base=read.base,
-        require_paths=require_paths,
+        require_paths=require_paths and require_env,
         environ=environ if require_env else None,
     )
+    far: list[KeyProblem] = []
+    if require_paths and not require_env:
+        missing = list(find_missing_paths(read.conf, read.base))
+        far = [problem for problem in missing if is_far(problem, read.base)]
+        problems += locate([problem for problem in missing if problem not in far], read.lines)
     if problems:
         raise ConfError(sort_problems(problems))
     if not require_env:
         for problem in locate(find_unset(read.conf, environ), read.lines):
             log.warning("%s; a submit from this shell would be refused", problem)
+        for problem in locate(far, read.lines):
+            log.warning("%s; a submit from this machine would be refused", problem)
+
+
+def is_far(problem: KeyProblem, base: Path) -> bool:
+    """True for a missing file outside the conf's folder, but for one that a dry run reads."""
+    key, value, _ = problem
+    return key != "program.config" and not Path(str(value)).is_relative_to(base)
 
 
 def parse_conf(
