@@ -134,8 +134,8 @@ class Optimizer:
     """Adam's two averages; the first is the momentum of sgd."""
     fused: bool = True
     """Use torch's fused kernels."""
-    apex: bool = False
-    """Use NVIDIA apex where it is importable."""
+    apex: bool | Auto = False
+    """Use NVIDIA's apex: true refuses nodes that lack it, auto takes torch's kernels there."""
     offload: bool = False
     """Keep its state and the fp32 weights in host memory, and step there; not with apex."""
 

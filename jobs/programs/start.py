@@ -23,6 +23,12 @@ from vjob.jobs.programs.training import build_training
 
 PROFILE_OUTPUT = "%{folder}/attempt-%{attempt}/ranks/%{rank}"
 
+NO_APEX = (
+    "train.optimizer.apex is true, and wants NVIDIA's apex with its compiled parts (PyPI's package "
+    "of that name is something else): set it to auto or false, or use an image that has it, as "
+    "`vjob container build gpu` makes one"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramFiles:
@@ -59,6 +65,10 @@ class Starter:
         """Variables that the program wants; the conf's own come over them."""
         return {}
 
+    def list_modules(self, conf: JobConf) -> tuple[tuple[str, str], ...]:
+        """Modules that the conf asks for by a key, each with what to do where it is missing."""
+        return ()
+
     def build_group_env(self, group: NodeGroup) -> dict[str, str]:
         return {}
 
@@ -84,6 +94,11 @@ class BuiltIn(Starter):
         training = build_training(conf, replicas)
         assert training is not None, "of a built-in program"
         return {RunFolder(Path(folder)).training.name: render_training(training)}
+
+    def list_modules(self, conf: JobConf) -> tuple[tuple[str, str], ...]:
+        if conf.train.optimizer.apex is not True:
+            return ()
+        return (("amp_C", NO_APEX), ("apex", NO_APEX))
 
 
 class Megatron(Starter):

@@ -101,6 +101,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
             start.explain_missing_module(python, in_container=bool(containers)),
             *remedies_for([container.runtime for container in containers]),
         ),
+        modules=starter.list_modules(conf),
         must_exist=tuple(find_needed_paths(conf, workdir, containers)),
         port=None if conf.cluster.port == "auto" else conf.cluster.port,
         timing=Timing(

@@ -9,6 +9,7 @@ import contextlib
 import os
 from dataclasses import replace
 
+from varuna_core.agent.checks.modules import build_question, check_modules
 from varuna_core.agent.checks.preflight import inspect_node
 from varuna_core.agent.meeting.meeting import (
     check_stop,
@@ -106,6 +107,10 @@ def make_ready(
         if report.ok and container.lease is not None:
             leases.enter_context(hold_lease(site, container.lease))
         check_stop(site.attempt, signals, site.master.opened, site.host)
+    if report.ok and site.plan.modules:
+        question = build_question(site.plan)
+        asked = build_rank(question, site.node, 0, meeting_of(site), site.env, container)
+        report = report.with_check(*check_modules(site, asked))
     report = report.as_ready()
     # Before the report, so that a node lost right after go has beaten once, and can be missed.
     write_beat(site.attempt, site.node.index, site.host, 0, "ready", {"ranks_alive": 0})

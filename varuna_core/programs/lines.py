@@ -4,7 +4,7 @@ the block of settings       the first rank of each node
 iteration, validation       the last rank
 memory                      the ranks of replica 0, once, after the first line
 saving, saved, evaluating   rank 0
-recompute auto              rank 0
+recompute auto, apex auto   rank 0
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class RankLines:
         if self.place.rank == 0:
             _say(f"resumed from iteration {iteration} in {folder}")
 
-    def tell_recompute(self, text: str) -> None:
+    def tell_choice(self, text: str) -> None:
+        """What became of a key that is auto."""
         if self.place.rank == 0:
             _say(text)
 
@@ -92,7 +93,7 @@ class RankLines:
         schedule = self.model.plans.find(-(-samples // size)).schedule
         kinds = [action.kind for actions in schedule.ranks for action in actions]
         again, kept = kinds.count("f"), kinds.count("F")
-        self.tell_recompute(
+        self.tell_choice(
             f"recompute auto: {again} of {again + kept} forwards of a replica's step are run again "
             f"({schedule.name}), the other graphs fit in memory"
         )

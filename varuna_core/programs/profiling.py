@@ -15,7 +15,7 @@ from varuna_core.profiling.profiler import Profiler
 from varuna_core.programs.batches import TRAIN, Batch, MadeUp
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.place import Place, ProgramError
-from varuna_core.programs.training import build_model, make_optimizer, plan_layers
+from varuna_core.programs.training import build_model, choose_apex, make_optimizer, plan_layers
 from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.training import Training, name_shapes
 from varuna_core.runtime.optim.optimizers import use_apex_norms
@@ -41,17 +41,19 @@ def profile_training(
     stages = parse_stage_map(place.stage_map, place.world, place.tensor)
     replicas = [held for t in range(place.tensor) for held in stages.slice(t).ranks]
 
+    apex, _ = choose_apex(training, place.device)
+
     def read(size: int) -> Batch:
         return samples.read(TRAIN, range(size))
 
     def prepare(module: nn.Module) -> None:
-        if training.apex:
+        if apex:
             use_apex_norms(module)
         if training.compile:
             compile_blocks(module)
 
     def build_optimizer(held: list[nn.Parameter]) -> Any:
-        return make_optimizer(nn.ParameterList(held), training)
+        return make_optimizer(nn.ParameterList(held), training, apex=apex)
 
     def say(line: str) -> None:
         shown = [f"profile {time.monotonic() - begin:6.1f} s | {part}" for part in line.split("\n")]

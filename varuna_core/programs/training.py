@@ -41,7 +41,7 @@ from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.training import Training
 from varuna_core.runtime.clocks import exchange_clocks
-from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
+from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms, why_no_apex
 from varuna_core.runtime.step_trace import open_rank_trace
 from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import count_stages_per_rank
@@ -179,16 +179,37 @@ def build_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(model: nn.Module, training: Training) -> Any:
+def choose_apex(training: Training, device: torch.device) -> tuple[bool, str]:
+    """True for NVIDIA's kernels; and of `auto` a line that says what became of it.
+
+    ProgramError where they are asked for and missing: without vjob's agent nobody looked.
+    """
+    if not training.apex:
+        return False, ""
+    missing = why_no_apex()
+    if training.apex != "auto":
+        if missing:
+            raise ProgramError(f"train.optimizer.apex is true: {missing}; set it to auto or false")
+        return True, ""
+    if not missing and device.type != "cuda":
+        missing = "its kernels run on GPUs"
+    if not missing and training.offload:
+        missing = "its kernels run on GPUs, and train.optimizer.offload steps on the CPU"
+    if missing:
+        return False, f"apex auto: torch's own kernels are used: {missing}"
+    return True, "apex auto: NVIDIA's optimizer and layer norms are used"
+
+
+def make_optimizer(model: nn.Module, training: Training, *, apex: bool) -> Any:
     options: dict[str, Any] = {"lr": training.lr}
     if training.optimizer == "sgd":
         options["momentum"] = training.betas[0]
     else:
         options["betas"] = training.betas
-    if not training.fused and not training.apex and training.optimizer != "lamb":
+    if not training.fused and not apex and training.optimizer != "lamb":
         options["fused"] = False
     groups = build_groups(model, training.weight_decay)
-    return build_optimizer(training.optimizer, groups, apex=training.apex, **options)
+    return build_optimizer(training.optimizer, groups, apex=apex, **options)
 
 
 class Trainer:
@@ -199,7 +220,8 @@ class Trainer:
         self.source = open_source(training)
         self.order = self.source.state()
         self.model = build_varuna(training, place, self.source, trace)
-        self.optimizer = make_optimizer(self.model, training)
+        apex, said_of_apex = choose_apex(training, place.device)
+        self.optimizer = make_optimizer(self.model, training, apex=apex)
         self.model.set_optimizer(self.optimizer, training.loss_scale)
         self.rate = LearningRate(
             kind=training.lr_schedule,
@@ -213,13 +235,13 @@ class Trainer:
 
         self.lines = RankLines(training, place, self.model)
         self.recompute, said = choose_recompute(training, place.device)
-        if said:
-            self.lines.tell_recompute(said)
+        for line in filter(None, (said, said_of_apex)):
+            self.lines.tell_choice(line)
         self.copies = self._open_memory()
         """Whether the nodes keep copies; all of them or none."""
 
         self._resume()
-        if training.apex:
+        if apex:
             for stage in self.model.part.stages:
                 use_apex_norms(stage.module)
         if training.compile:

@@ -218,6 +218,8 @@ class Plan:
 
     progress: Optional[str] = None
     """The user's own pattern of lines about steps (records/logs/progress.py)."""
+    modules: Tuple[Tuple[str, str], ...] = ()
+    """Modules that the ranks' Python must find, each with what to do where it does not."""
     program: Optional[str] = None
     """What ranks run: script, function, megatron, deepspeed, or a built-in program by its name."""
 
@@ -314,6 +316,7 @@ def parse_plan(value: dict[str, Any]) -> Plan:
             "containers": tuple(_parse_container(item) for item in rest["containers"]),
             "remedies": tuple((pattern, remedy) for pattern, remedy in rest["remedies"]),
             "must_exist": tuple(rest["must_exist"]),
+            "modules": tuple((name, remedy) for name, remedy in rest.get("modules", ())),
             "timing": Timing(**rest["timing"]),
             "prefix": tuple(rest.get("prefix", ())),
             "morphing": MorphPlan(**rest["morphing"]) if rest.get("morphing") else None,

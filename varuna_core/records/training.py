@@ -71,7 +71,8 @@ class Training:
     weight_decay: float
     betas: Tuple[float, float]
     fused: bool
-    apex: bool
+    apex: Union[bool, str]
+    """True, False or "auto"."""
     offload: bool
     lr_schedule: str
     warmup_steps: int

@@ -201,7 +201,7 @@ def check_train(conf: JobConf) -> Iterator[KeyProblem]:
     if train.schedule.min_lr > train.optimizer.lr:
         message = f"must be at most train.optimizer.lr, {train.optimizer.lr}"
         yield "train.schedule.min_lr", train.schedule.min_lr, message
-    if train.optimizer.offload and train.optimizer.apex:
+    if train.optimizer.offload and train.optimizer.apex is True:
         message = "cannot be with train.optimizer.apex, whose kernels run on GPUs; remove one"
         yield "train.optimizer.offload", True, message
     warmup, decay = train.schedule.warmup_steps, train.schedule.decay_steps

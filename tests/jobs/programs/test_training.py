@@ -58,6 +58,16 @@ def test_ranks_run_what_lies_in_the_run_folder() -> None:
     assert "/log/r/program.pyz" not in plan.must_exist
 
 
+def test_apex_is_looked_for_on_the_nodes_where_a_run_cannot_do_without() -> None:
+    for value, names in (("true", ["amp_C", "apex"]), ("auto", []), ("false", [])):
+        conf = make_conf(XL.replace("steps: 500,", f"steps: 500, optimizer: {{apex: {value}}},"))
+        plan = make_plan(conf, run="r")
+        assert [name for name, _ in plan.modules] == names
+        assert all("set it to auto or false" in remedy for _, remedy in plan.modules)
+        training = build_training(conf, 4)
+        assert training is not None and str(training.apex).lower() == value
+
+
 def test_a_shape_has_its_name_whatever_its_dropout() -> None:
     conf = make_conf(XL)
     assert conf.model is not None

@@ -20,7 +20,7 @@ from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.place import ProgramError
-from varuna_core.programs.training import build_model, choose_recompute, plan_layers
+from varuna_core.programs.training import build_model, choose_apex, choose_recompute, plan_layers
 from varuna_core.records.logs.training_log import (
     parse_evaluation,
     parse_saved,
@@ -185,6 +185,31 @@ def test_what_recompute_auto_finds_is_told_and_changes_no_loss(
         assert said.count(f"recompute auto: {again} forwards") == 1, said
     else:
         assert again in caplog.text and "4 of 4 forwards" in capsys.readouterr().out
+
+
+def test_apex_is_refused_or_given_up_where_it_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's preflight has looked; under torchrun nobody has."""
+    where = "varuna_core.programs.training.why_no_apex"
+    auto, gpu = replace(GPT, apex="auto"), torch.device("cuda")
+    monkeypatch.setattr(where, lambda: "NVIDIA's apex is not installed")
+    with pytest.raises(ProgramError, match="apex is true: NVIDIA's apex is not installed; set it"):
+        train_alone(replace(GPT, apex=True))
+    expected = train_alone(GPT)
+    assert "apex" not in capsys.readouterr().out
+    assert train_alone(auto) == expected
+    said = capsys.readouterr().out
+    assert "apex auto: torch's own kernels are used: NVIDIA's apex is not installed" in said
+    monkeypatch.setattr(where, lambda: "")
+    assert choose_apex(auto, gpu) == (
+        True,
+        "apex auto: NVIDIA's optimizer and layer norms are used",
+    )
+    assert choose_apex(replace(GPT, apex=True), gpu) == (True, "")
+    for given_up, device in ((auto, torch.device("cpu")), (replace(auto, offload=True), gpu)):
+        use, said = choose_apex(given_up, device)
+        assert not use and "its kernels run on GPUs" in said
 
 
 @pytest.mark.parametrize("name", ["dropout", "bert"])
