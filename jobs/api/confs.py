@@ -74,12 +74,12 @@ def resolve(source: ConfText, *, require_env: bool = True) -> Resolved:
     return resolve_conf(source.path, source.overrides, text=source.text, require_env=require_env)
 
 
-def find_python(source: ConfText) -> str | None:
-    """`program.python` of a conf, whatever its program is; None where it has none."""
+def find_written(source: ConfText, *keys: str) -> str | None:
+    """The text of a key that a conf writes, such as `program`, `python`; None where it does not."""
     text = read_text(source.path, str(source.path)) if source.text is None else source.text
     tree, _ = parse_tree(text, str(source.path))
     tree, _ = apply_overrides(tree, source.overrides)
-    for key in ("program", "python"):
+    for key in keys:
         entry = tree.entries.get(key) if isinstance(tree, Table) else None
         if entry is None:
             return None

@@ -30,7 +30,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.confs import (
     ConfLike,
     ConfText,
-    find_python,
+    find_written,
     read_source,
     resolve,
     spell_override,
@@ -175,19 +175,18 @@ class VjobExecutor(ScriptExecutor):
         name = name_function(delayed.function)
         source = self.read_parameters(name)
         program: dict[str, str] = {FUNCTION: name}
-        python = find_python(source)
+        python = find_written(source, "program", "python")
         if python is not None:
             program["python"] = python
         inside = tuple(one for one in source.overrides if not one.startswith("program."))
         overrides = [*inside, spell_override("program", program)]
         resolved = resolve(replace(source, overrides=tuple(overrides)))
-        if not can_checkpoint(delayed.function):
-            return resolved
-        # Its protocol is to be called before the end, and to come back.
         cluster = resolved.conf.cluster
-        if cluster.hetero != "split" or len(cluster.nodes) == 1:  # else refused: one by one
-            overrides.append("cluster.requeue=true")
-        if not cluster.signal_before_end_s:
+        is_split = cluster.hetero == "split" and len(cluster.nodes) > 1  # cannot: one by one
+        if not is_split and find_written(source, "cluster", "requeue") is None:
+            overrides.append("cluster.requeue=true")  # as submitit: preempted functions come again
+        # submitit's protocol is to be called before the end.
+        if can_checkpoint(delayed.function) and not cluster.signal_before_end_s:
             warn_s = min(WARN_S, 30 * cluster.walltime_min)
             overrides.append(f"cluster.signal_before_end_s={warn_s}")
         return resolve(replace(source, overrides=tuple(overrides)))

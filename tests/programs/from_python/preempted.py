@@ -41,6 +41,9 @@ subprocess.run(
     input=script, text=True, check=True, capture_output=True, env=os.environ,
 )  # fmt: skip
 results = job.results()
+while job.record.state != "ended":  # results are there before the job is over
+    job.get_info(mode="force")
+    time.sleep(0.5)
 print(
     json.dumps(
         {

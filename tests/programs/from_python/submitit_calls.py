@@ -126,7 +126,7 @@ found["model"] = pickle.loads(model.read_bytes())
 found["said"] = [line for line in job.stdout().splitlines() if "stage" in line]
 
 # A preemption, of a function that has no checkpoint().
-low = {"cluster.nodes[0].queue": "low", "cluster.requeue": True, "cluster.grace_s": 3}
+low = {"cluster.nodes[0].queue": "low", "cluster.grace_s": 3}
 executor.update_parameters(vjob_set=low)
 mark = Path("mark").absolute()
 job = executor.submit(twice, str(mark))
