@@ -29,7 +29,7 @@ from varuna_core.records.logs.progress import (
     split_tag,
 )
 from varuna_core.records.logs.steps import LINE, StepReader, Told
-from varuna_core.records.logs.times import MARK_S, LineTimes, read_times
+from varuna_core.records.logs.times import MARK_S, MarkReader
 from varuna_core.records.logs.training_log import (
     ITERATION_MARK,
     JOB_INFO,
@@ -153,7 +153,9 @@ class LogReader:
         self._in_vain = 0
         self._pattern, self._steps = pattern, StepReader(pattern)
         self._marks = MARKS if pattern is None else find_marks(pattern.pattern)
-        self._times: LineTimes | None = None
+        self._times: MarkReader | None = None
+        self._has_times = False
+        """Lines say how long steps took: when they were written does not matter."""
         self._read_to = 0
         """Where in the block the line ended that told of a step last."""
 
@@ -242,9 +244,11 @@ class LogReader:
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
         """When a line was written, and how much later it may have been."""
+        if self._has_times:
+            return None, 0.0
         if self._times is None:
-            out, err = read_times(self.path.with_suffix(".times"))
-            self._times = err if self.path.suffix == ".err" else out
+            is_err = self.path.suffix == ".err"
+            self._times = MarkReader(self.path.with_suffix(".times"), is_err=is_err)
         at, slack_s = self._times.find_exact(place)
         if at is None:
             return parse_time(split_tag(text)[1], self._year), MARK_S
@@ -272,6 +276,7 @@ class LogReader:
             self.bars.append({"line": found, "at": told.at, "timed": told.num_timed})
         else:
             self.has_steps = True
+            self._has_times = told.num_timed is None and found.time_ms is not None
             self._hold(found, told.num_timed)
 
     def close(self, others: Iterable[LogReader] = ()) -> None:

@@ -217,7 +217,8 @@ class LogFile:
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
         """When a line was written, and how much later it may have been."""
-        if self._times is not None:
+        # Of a thousand nodes that all print steps one is asked for its points, and catches up.
+        if self._times is not None and not self._unread:
             if self._marks is None:
                 self._marks = self._times.read()[self._is_err]
             at, slack_s = self._marks.find_exact(place)

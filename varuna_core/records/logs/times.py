@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Tuple
 
 MARK_S = 0.25
 MOST_BYTES = 64 * 1024 * 1024
@@ -76,6 +76,41 @@ def read_times(path: Path) -> Tuple[LineTimes, LineTimes]:
             return parse_marks(handle.read(MOST_BYTES))
     except OSError:
         return parse_marks(b"")
+
+
+class MarkReader:
+    """Marks of one log for offsets that rise: a file of weeks is never held whole."""
+
+    def __init__(self, path: Path, *, is_err: bool) -> None:
+        self._marks = _iterate_marks(path, 2 if is_err else 1)
+        self._now: Optional[Tuple[int, float]] = None
+        self._next = next(self._marks, None)
+
+    def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
+        """As of LineTimes; an offset before that of the last call gets the same answer."""
+        while self._next is not None and self._next[0] <= offset:
+            self._now, self._next = self._next, next(self._marks, None)
+        if self._now is None:
+            return None, 0.0
+        return self._now[1], 0.0 if self._now[0] == offset else MARK_S
+
+
+def _iterate_marks(path: Path, column: int) -> Iterator[Tuple[int, float]]:
+    """Places and times, both rising."""
+    latest, last = float("-inf"), 0
+    try:
+        with open(path, "rb") as handle:
+            for line in handle:
+                words = line.split()
+                try:
+                    time, place = float(words[0]), int(words[column])
+                except (ValueError, IndexError):
+                    continue
+                if abs(time) < float("inf") and place >= last and line.endswith(b"\n"):
+                    latest, last = max(latest, time), place
+                    yield place, latest
+    except OSError:
+        return
 
 
 KEPT_BYTES = 256 * 1024

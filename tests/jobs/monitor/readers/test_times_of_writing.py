@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from tests.jobs.monitor.builders import NOW, healthy
-from varuna_core.records.logs.times import TimesTail, format_mark
+from varuna_core.records.logs.times import MarkReader, TimesTail, format_mark
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Health, Progress
 from vjob.jobs.monitor.readers.node_files import NodeFiles, find_progress
@@ -82,3 +82,13 @@ def test_marks_of_a_growing_file_are_read_once(tmp_path: Path) -> None:
     assert tail.read()[0].find_exact(50) == (101.0, 0.0)
     path.write_bytes(format_mark(200.0, 0, 0))
     assert tail.read()[0].find(7) == 200.0
+
+
+def test_marks_of_a_whole_file_are_read_as_offsets_rise(tmp_path: Path) -> None:
+    path = tmp_path / "n.times"
+    assert MarkReader(path, is_err=False).find_exact(0) == (None, 0.0)
+    path.write_bytes(b"100.000 0 0\nrubbish\n101.0 0 9\n90.000 50 9\nnan 60 9\n102.0 70 9")
+    marks = MarkReader(path, is_err=False)
+    found = [marks.find_exact(offset) for offset in (0, 7, 50, 80)]
+    assert found == [(101.0, 0.0), (101.0, 0.25), (101.0, 0.0), (101.0, 0.25)]
+    assert MarkReader(path, is_err=True).find_exact(9)[0] == 101.0
