@@ -147,6 +147,12 @@ def span(
     return _NOTHING if _is_off else _Span(name, stage, micro_batch, num_bytes, sync)
 
 
+def get_folder() -> str:
+    """The attempt's folder for traces, which the report searches for torch.profiler's files too;
+    `.` outside a run."""
+    return os.path.dirname(os.environ.get("VJOB_TRACE", "")) or "."
+
+
 def get_writer() -> TraceWriter | None:
     """The rank's writer, which Varuna takes as `trace=`; None where no trace is written."""
     return _find_writer()

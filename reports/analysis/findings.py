@@ -39,7 +39,7 @@ def in_units(seconds: float) -> str:
 
 
 OWN_PROGRAMS = ("script", "function", "deepspeed")
-OWN_TRACE = "a script writes one by varuna_core.trace (docs/script.md)"
+OWN_TRACE = "a script writes one by varuna_core.trace, or by torch.profiler (docs/script.md)"
 DOUBTFUL_NS = 1_000_000
 """Clocks that agree to within less are good enough."""
 
@@ -70,7 +70,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             key="" if is_own else "train.log_every",
         )
     for step in analysis.steps[:1]:
-        if step.trouble:
+        if step.trouble and _is_pipeline(job) and not job.traces.is_sample:
             yield Finding(
                 weight=0.0,
                 sentence=f"Step {step.step} cannot be put together: {step.trouble}.",
@@ -209,7 +209,7 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
     step = analysis.find_step("median")
     if step is None or step.communication.empty:
         return
-    took = _get_time(analysis, step)
+    took = _get_time(job, analysis, step)
     table = step.communication
     exposed, hidden = float(table["exposed_s"].mean()), float(table["overlapped_s"].mean())
     if not took or exposed / took < 0.005:
@@ -235,8 +235,8 @@ def _is_pipeline(job: Job) -> bool:
     return job.plan.program not in OWN_PROGRAMS or (job.plan.pipeline or 1) > 1
 
 
-def _get_time(analysis: Analysis, step: StepAnalysis) -> float:
-    times = analysis.times
+def _get_time(job: Job, analysis: Analysis, step: StepAnalysis) -> float:
+    times = job.traces.steps if job.traces.is_sample else analysis.times
     own = times[(times["attempt"] == step.attempt) & (times["step"] == step.step)]["took_s"]
     return float(own.max()) if len(own) else 0.0
 

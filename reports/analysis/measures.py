@@ -87,7 +87,10 @@ class Analysis:
 
 def analyse(job: Job) -> Analysis:
     """Everything at once; what there is no data for is empty or None."""
-    times = build_step_times(job.traces.steps, job.logs["iterations"])
+    times = whole = build_step_times(job.traces.steps, job.logs["iterations"])
+    if job.traces.is_sample:  # of all steps only the log tells
+        whole = build_step_times(job.traces.steps.iloc[:0], job.logs["iterations"])
+        times = whole if len(whole) else times
     looked_at = {pair: _analyse_step(job, *pair) for pair in set(job.chosen.values())}
     steps = tuple(replace(looked_at[pair], name=name) for name, pair in job.chosen.items())
     median = next((step for step in steps if step.name == "median"), None)
@@ -102,7 +105,7 @@ def analyse(job: Job) -> Analysis:
         partition=partition,
         suggestion=suggest_partition(partition, median.stage_work_s) if median else None,
         goodput=measure_goodput(
-            times, job.traces.zero_ns / 1e9, job.exits, job.history, job.outcomes, labels
+            whole, job.traces.zero_ns / 1e9, job.exits, job.history, job.outcomes, labels
         ),
         curves=_build_curves(job.logs["iterations"]),
         memory=_find_memory(job),
@@ -195,6 +198,6 @@ def _find_memory(job: Job) -> pd.DataFrame:
 
 def _find_missing(job: Job) -> tuple[int, ...]:
     seen = {trace.rank for trace in job.traces.ranks if trace.has_header}
-    if not seen or job.plan.world is None:
+    if not seen or job.plan.world is None or job.traces.is_sample:
         return ()
     return tuple(rank for rank in range(min(job.plan.world, 1 << 20)) if rank not in seen)

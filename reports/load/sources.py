@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from vjob.reports.load.kineto import ENDINGS, is_profile
 
 LOGS = (".out", ".log", ".txt")
 
@@ -31,6 +33,8 @@ class AttemptSources:
     errors: tuple[tuple[str, Path], ...]
     """(node, its standard error)."""
     traces: tuple[Path, ...]
+    profiles: tuple[Path, ...] = ()
+    """torch.profiler's files."""
     gpus: tuple[tuple[str, Path], ...]
     """(node, samples): JSON lines where there are any, else text."""
     exits: tuple[Path, ...]
@@ -69,10 +73,10 @@ def find_sources(path: Path) -> Sources:
     ]
     if not attempts and not run.record.exists() and not run.plan.exists():
         bare = _find_attempt("", path)
-        if not bare.logs and not bare.traces and not bare.gpus:
+        if not bare.logs and not bare.traces and not bare.gpus and not bare.profiles:
             raise SourceError(
                 f"{path} holds nothing to report: no attempt-<n> of a run, no <node>{LOGS[0]}, "
-                "no trace/<rank>.jsonl"
+                "no trace/<rank>.jsonl, no *.pt.trace.json"
             )
         return Sources(name=path.name, run=None, attempts=(bare,))
     return Sources(name=path.name, run=run, attempts=tuple(attempts))
@@ -103,9 +107,24 @@ def _find_attempt(label: str, folder: Path) -> AttemptSources:
         logs=tuple(logs),
         errors=tuple(_list(folder, (".err",))),
         traces=tuple(path for _, path in _list(folder / "trace", (".jsonl",))),
+        profiles=tuple(find_profiles(folder)),
         gpus=tuple(samples.items()),
         exits=tuple(path for _, path in _list(folder / "exit", (".json",))),
     )
+
+
+MOST_FILES = 10_000
+"""That are looked at for profiles in one attempt."""
+
+
+def find_profiles(folder: Path) -> list[Path]:
+    """torch.profiler's files in `trace/` and `ranks/`, however deep; in the folder itself those
+    that are named as its handler names them."""
+    found = [path for _, path in _list(folder, (".pt.trace.json", ".pt.trace.json.gz"))]
+    for name in ("trace", "ranks"):
+        deep = islice((folder / name).rglob("*"), MOST_FILES)
+        found += sorted(path for path in deep if path.name.endswith(ENDINGS) and path.is_file())
+    return [path for path in found if is_profile(path)]
 
 
 def _list(folder: Path, endings: tuple[str, ...]) -> list[tuple[str, Path]]:

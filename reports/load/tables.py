@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.record import read_events as read_history
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.reports.load.gpu_log import read_gpus
+from vjob.reports.load.kineto import fold_files
 from vjob.reports.load.sources import AttemptSources, Sources, find_sources
 from vjob.reports.load.trace_file import NO_HEADER
 from vjob.reports.load.trace_reader import Traces, read_events, read_traces
@@ -136,7 +140,7 @@ def load_job(
     skipped: dict[str, str] = {}
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")
-    traces = read_traces(paths)
+    traces = _read_with_profiles(sources, paths, skipped, say)
     for trace in traces.ranks:
         if trace.skipped:
             count = f"{trace.skipped} line{'s' if trace.skipped > 1 else ''} skipped"
@@ -185,6 +189,30 @@ def load_job(
         skipped=skipped,
         commit=_read_commit(sources),
     )
+
+
+def _read_with_profiles(
+    sources: Sources,
+    paths: list[tuple[str, Path]],
+    skipped: dict[str, str],
+    say: Callable[[str], object],
+) -> Traces:
+    """Traces, and for ranks that have none what torch.profiler saw of them."""
+    if not any(attempt.profiles for attempt in sources.attempts):
+        return read_traces(paths)
+    folder = Path(tempfile.mkdtemp(prefix="vjob-profiles-"))
+    folded = []
+    for number, attempt in enumerate(sources.attempts):
+        say(f"{len(attempt.profiles)} files of torch.profiler")
+        taken = {int(path.stem) for path in attempt.traces if path.stem.isdigit()}
+        files, bad = fold_files(attempt.profiles, taken, folder / str(number))
+        folded += [(attempt.label, path) for path in files]
+        skipped |= {f"{attempt.label}/{name}".lstrip("/"): why for name, why in bad.items()}
+    traces = read_traces([*paths, *folded])
+    traces.is_sample = bool(folded) and not paths
+    # Events are read later, some as late as they are written elsewhere.
+    weakref.finalize(traces, shutil.rmtree, folder, ignore_errors=True)
+    return traces
 
 
 def _read_commit(sources: Sources) -> str:

@@ -35,6 +35,8 @@ class Traces:
     wait_s, work_s (both of the actions), and `<kind>_s` (work) of every kind."""
     zero_ns: int
     """Nanoseconds since 1970 where the tables' seconds begin."""
+    is_sample: bool = False
+    """torch.profiler's, which watches a few steps: nothing follows about the others."""
 
     @property
     def detailed_steps(self) -> list[tuple[str, int]]:

@@ -76,7 +76,11 @@ def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
             for step, time_ms in timed[["step", "time_ms"]].itertuples(index=False)
         ]
     times = analysis.times
-    if len(times) and not job.traces.steps.empty:
+    if job.traces.is_sample:
+        took_s = job.traces.steps.groupby(["attempt", "step"])["took_s"].max()
+        rows += [("profiled steps", str(len(took_s)))]
+        rows += [("profiled, median", f"{took_s.median():.4f} s")] if len(took_s) else []
+    elif len(times) and not job.traces.steps.empty:
         took = drop_first(times)["took_s"]
         rows += [
             ("traced steps", str(len(times))),
