@@ -89,7 +89,7 @@ LAUNCHER_REASONS: Mapping[str, str] = {
     "node_rank": "nodes are counted by group",
     "master_addr": "it is the first node of the first group",
     "manager_ip": "it is the first node of the first group",
-    "machine_list": "Slurm gives the nodes; their number is count",
+    "machine_list": "Slurm gives the nodes, by number, not by name",
     "no_morphing": "a script's run keeps its nodes",
     "rdzv_backend": "nodes find each other by the run folder",
     "rdzv_endpoint": "nodes find each other by the run folder",
@@ -97,8 +97,8 @@ LAUNCHER_REASONS: Mapping[str, str] = {
     "rdzv_conf": "nodes find each other by the run folder",
     "standalone": "nodes find each other by the run folder",
     "use_env": "ranks find LOCAL_RANK in their environment always",
-    "hostfile": "Slurm gives the nodes; their number is count, their slots are gpus",
-    "include": "Slurm gives the nodes; their number is count, their GPUs are devices",
+    "hostfile": "Slurm gives the nodes, by number, not by name; their slots are gpus",
+    "include": "Slurm gives the nodes, by number, not by name; their GPUs are devices",
     "launcher": "vjob starts the ranks itself",
     "no_ssh": "vjob starts the ranks itself",
     "resume": "a run that ended is submitted again",
@@ -319,7 +319,8 @@ class Translator:
     def expand(self, text: str) -> str:
         """A word of a command or environment, where nothing expands ~."""
         home = self.environ.get("HOME")
-        return _LEADING_HOME.sub(lambda _: str(home), text) if home else text
+        text = _LEADING_HOME.sub(lambda _: str(home), text) if home else text
+        return text.replace("${", "$${")  # the conf's own references are written so
 
     # The parts, in order: a later one finds the keys that earlier ones set.
 
@@ -568,7 +569,9 @@ class Translator:
             kept += [word for word in (Word(name),) if name]
             kept += values
             key = DEEPSPEED_KEYS.get(name)
-            if key is None or is_open:
+            if is_open:
+                continue  # _pass_on tells
+            if key is None:
                 self.say(said, "program.args")
                 continue
             convert = KEYS[name][1] if name in KEYS else to_any_number
@@ -996,7 +999,8 @@ class Translator:
 
     def _build_profile(self) -> None:
         for name, key in (("PROFILE", "timeline"), ("NSYS", "nsys"), ("NCU", "ncu")):
-            self.take_into(name, f"profile.{key}", to_flag)
+            if not (self.lines.launches and name in self.used):  # else its branch says it all
+                self.take_into(name, f"profile.{key}", to_flag)
         for name, pairs, command in self.lines.wrapping.profilers:
             self.used |= command.uses
             said = f"line {command.line}: {name}"

@@ -402,6 +402,19 @@ def test_a_het_job_with_pyxis_and_nsys_is_groups_a_container_and_a_profile(tmp_p
     assert any("--rdzv_backend c10d is left out" in note for note in notes)
 
 
+def test_braces_of_an_argument_are_no_reference_to_the_conf(tmp_path: Path) -> None:
+    rendered, _ = translate_scripts({"x.sh": "torchrun train.py --name 'a${b}' --to ~/x\n"},
+                                    environ=ENVIRON)  # fmt: skip
+    conf = yaml.safe_load(rendered)
+    assert conf["program"]["args"] == ["--name", "a$${b}", "--to", "/home/kim/x"]
+
+
+def test_a_flag_that_decides_a_branch_is_not_a_key_too(tmp_path: Path) -> None:
+    conf, _, text = convert(tmp_path, "deepspeed")
+    assert "profile" not in conf
+    assert '-> decides [ "${PROFILE}" = "true" ]' in text
+
+
 def test_docker_run_is_an_image_and_its_mounts(tmp_path: Path) -> None:
     conf, _, _ = convert(tmp_path, "docker")
     assert conf["container"] == {
