@@ -126,6 +126,21 @@ def test_restarts_of_the_conf_are_torchruns_unless_others_are_asked_for(tmp_path
         assert f"--max_restarts={number}" in read_command(script)
 
 
+def test_a_script_finds_the_conf_and_the_layout_without_vjob_too(tmp_path: Path) -> None:
+    vjob = Vjob(tmp_path)
+    (tmp_path / "t.py").touch()
+    text = (
+        "name: e\nprogram: {script: t.py, args: ['${train.steps}']}\n"
+        "train: {steps: 7, precision: bf16}\nparallel: {pipeline: 2, partition: 1-3}\n"
+        "cluster: {nodes: [{group: a, ranks: 4}]}\n"
+    )
+    vjob("export", vjob.write(text), "byhand")
+    script = (tmp_path / "byhand/node-0.sh").read_text()
+    for line in ("VJOB_PRECISION=bf16", "VJOB_STAGE_MAP='0,1;2,3;'", "VJOB_PARTITION=1-3"):
+        assert f"export {line}\n" in script
+    assert read_command(script)[-1] == "7"
+
+
 @pytest.mark.parametrize(
     ("text", "hosts", "more", "said"),
     [

@@ -10,11 +10,13 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+import vjob
 from tests.jobs.confs import BASE, make_plan
 from varuna_core.records.plan import Plan, render_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
 from vjob.containers.runtime import ImageKind
+from vjob.jobs.api.confs import read_source, resolve
 from vjob.jobs.conf.document import render_conf_doc, render_fate
 from vjob.jobs.conf.fates import (
     OF_PROGRAMS,
@@ -31,10 +33,11 @@ from vjob.jobs.conf.parse import get_hints, get_members, get_section_class
 from vjob.jobs.conf.references import spell_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import render_resolved
-from vjob.jobs.errors import Problem
+from vjob.jobs.errors import InputError, Problem
 from vjob.jobs.programs.start import ProgramFiles, build_files
 from vjob.jobs.submit.scripts import render_scripts
-from vjob.jobs.submit.submit import choose_scheduler
+from vjob.jobs.submit.submit import choose_scheduler, prepare
+from vjob.jobs.submit.sweep import prepare_sweep
 
 SCRIPT = """
 name: own
@@ -345,3 +348,27 @@ def test_the_page_of_all_keys_tells_the_fate_of_each() -> None:
         "acts",
     )
     assert get_section_class(get_hints(JobConf)["cluster"]) is not NodeGroup
+
+
+def test_sweeps_and_python_meet_the_same_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    path = tmp_path / "conf.yaml"
+    path.write_text(SCRIPT)
+    rows = [{"train.optimizer.lr": "0.1"}, {"train.optimizer.lr": "0.2"}]
+    with pytest.raises(InputError, match=r"lr = 0\.1: has no effect with"):
+        prepare_sweep(path, rows, for_preview=True)
+    refer = ["program.args=['--lr', '${train.optimizer.lr}']"]
+    sweep = prepare_sweep(path, rows, overrides=refer, for_preview=True)
+    assert [run.ready.plan.command[-1] for run in sweep.runs] == ["0.1", "0.2"]
+    with pytest.raises(vjob.ConfError, match=r"train\.steps = 5: has no effect"):
+        vjob.load("conf.yaml", set={"train.steps": 5})
+    conf = vjob.load("conf.yaml", set={"train": {"seed": 5, "precision": "bf16"}})
+    again = resolve(read_source(conf))
+    assert again.conf == conf
+    plan = prepare(again, for_preview=True).plan
+    assert (plan.env["VJOB_SEED"], plan.env["VJOB_PRECISION"]) == ("5", "bf16")
+    assert len([name for name in plan.env if name.startswith("VJOB_")]) == 2

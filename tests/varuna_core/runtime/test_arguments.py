@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +141,27 @@ def test_auto_of_a_conf_is_none_where_no_memory_can_be_asked() -> None:
     assert conf.choose_recompute(FROM_CONF, cuda, 1) == "auto"
     assert conf.choose_recompute(FROM_CONF, cuda, 3) == "none"
     assert conf.choose_recompute("auto", CPU, 0) == "auto"
+
+
+def test_checkpoints_go_where_the_conf_says(caplog: pytest.LogCaptureFixture) -> None:
+    conf = of(VJOB_CHECKPOINT="/c", VJOB_CHECKPOINT_KEEP="2", VJOB_CHECKPOINT_LOCAL="/scratch")
+    assert conf.choose_folder("checkpoint", FROM_CONF) == Path("/c")
+    assert (conf.choose_keep(FROM_CONF), conf.choose_keep(None), conf.choose_keep(5)) == (
+        2,
+        None,
+        5,
+    )
+    assert conf.choose_tempdir(FROM_CONF) == Path("/scratch") and conf.choose_tempdir(None) is None
+    for _ in range(2):
+        assert conf.choose_folder("checkpoint", "/other") == Path("/other")
+    assert conf.choose_folder("checkpoint", "/c") == Path("/c")
+    (said,) = caplog.messages
+    assert said == "Varuna(checkpoint: '/other') wins over train.checkpoint.folder: /c of the conf"
+    none = of()
+    assert none.choose_keep(FROM_CONF) is None and none.choose_tempdir(FROM_CONF) is None
+    assert "train.checkpoint.folder" in refuse(lambda: none.choose_folder("checkpoint", FROM_CONF))
+    assert of(VJOB_LOSS_SCALE="128").choose_loss_scale(FROM_CONF) == 128.0
+    assert none.choose_loss_scale(FROM_CONF) == "dynamic"
 
 
 def test_a_variable_that_cannot_be_read_names_its_key() -> None:

@@ -186,6 +186,11 @@ LINES = (
 )
 
 
+def test_a_variable_in_quotes_is_no_reference_to_a_key() -> None:
+    text, _ = translate_shell_conf("export WHERE='${HOME}/x $Y'\n")
+    assert "WHERE: '$${HOME}/x $Y'" in text
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(LINES, max_size=12).map("\n".join))
 @example("A=$((" + "(" * 150 + "1")
