@@ -55,7 +55,7 @@ def test_a_rank_that_fails_twice_is_started_twice_and_the_job_ends_well(vjob: Vj
     assert "attempt 2, 2 of 3 restarts used, 4 ranks: 4 ended well" in text
     assert "attempt 1 ended: rank 2 on local1 exited 7: ValueError: no sample" in text
     report = vjob("report", "last", "--text").stdout
-    assert "2 restarts cost" in report and "rank 2 on local1 exited 9" in report
+    assert "in 3 attempts" in report and "rank 2 on local1 exited 9" in report
 
 
 def test_all_jobs_of_a_split_run_go_on_to_the_same_attempt(vjob: Vjob) -> None:

@@ -218,7 +218,8 @@ def test_no_run_is_submitted_where_one_has_a_problem_and_all_are_told(vjob: Vjob
                 code=2).stderr  # fmt: skip
     assert said.startswith("vjob: 5 of 6 runs have problems; nothing was submitted\n")
     assert "grace_s = x: must be a whole number" in said and "grace_s = 0: must be" in said
-    assert "cluster.grace_s=2 name=b/c:\n    --set: name = b/c: names a folder" in said
+    both = "cluster.grace_s=2 name=b/c; cluster.grace_s=0 name=b/c"
+    assert f"{both}:\n    --set: name = b/c: names a folder" in said
     assert not (vjob.folder / "log").exists()
 
 
