@@ -340,7 +340,7 @@ def test_files_that_the_job_would_miss_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.bin").touch()
     text = """\
 name: run
-program: {deepspeed: train.py, config: $HOME/ds.json}
+program: {deepspeed: train.py, config: $HOME/ds.json, args: ["${data.prefix}"]}
 data: {prefix: a}
 container: {image: x.sqsh, mounts: ["b:/b", "/no/where:/c", ".:/d"]}
 """
