@@ -413,7 +413,7 @@ class Translator:
         folder = self._find_folder(launch)
         script = self._place(launch.script.text, folder)
         where = f"line {launch.command.line}"
-        if launch.script.is_open:
+        if launch.script.is_open or not script or not script.isprintable():
             self.note(f"{where}: the script {launch.script.text} is not known; train.py stands in")
             script = "train.py"
         flags = {name for name, _ in group_arguments(launch.args)}
@@ -1133,7 +1133,7 @@ def _drop(translator: Translator, problem: Problem) -> bool:
         while key and key not in translator.values:
             key = key.rpartition(".")[0]
         if not key or key in ("program", "name", "model"):
-            return False
+            return _stand_in(translator, problem)
         value = translator.values.pop(key)
         if key in ("env", "cluster.sbatch") and isinstance(value, dict):
             inner = problem.key.removeprefix(f"{key}.")
@@ -1145,6 +1145,21 @@ def _drop(translator: Translator, problem: Problem) -> bool:
     translator.comments.pop(key, None)
     shown = "<redacted>" if is_secret(key) else value
     translator.note(f"{key} = {shown} is left out: {problem.message}")
+    return True
+
+
+def _stand_in(translator: Translator, problem: Problem) -> bool:
+    """A model or data for Megatron-LM in the place of those that could not be used."""
+    values, section = translator.values, problem.key.partition(".")[0]
+    missing = {"model": ("model", "gpt2-small"), "data": ("data.synthetic", True)}
+    if section not in missing or missing[section][0] in values:
+        return False
+    for key in [key for key in values if key.startswith(f"{section}.")]:
+        translator.note(f"{key} = {values.pop(key)} is left out: {problem.message}")
+        translator.comments.pop(key, None)
+    key, value = missing[section]
+    values[key] = value
+    translator.note(f"{key}: {value} stands in: {problem.key} {problem.message}")
     return True
 
 

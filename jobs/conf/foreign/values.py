@@ -57,6 +57,9 @@ def to_gigabytes(text: str) -> int | None:
 
 
 def to_name(text: str) -> str | None:
+    """A run's name, which is no job's: `last` and numbers are."""
+    if re.fullmatch(r"last|L?\d+", text):
+        return None
     return text if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) else None
 
 

@@ -491,6 +491,10 @@ SCRIPTS = st.lists(WORDS | OPTIONS | st.text(max_size=6), max_size=40).map(" ".j
 
 @settings(max_examples=300, deadline=None)
 @given(SCRIPTS)
+@example("deepspeed 0")
+@example("deepspeed ' \x1f '")
+@example("deepspeed '' --deepspeed_config '\x1f'")
+@example("cd '\x1f'\npython a.py --save '\x1f' --num-layers 2 --hidden-size 4 --data-path '\x1f'")
 @example("torchrun train.py --num-layers 2 --hidden-size 0 --lr 1e999")
 def test_any_text_is_a_conf_that_fits_together(text: str) -> None:
     rendered, notes = translate_scripts({"x.sh": text}, environ=ENVIRON)
