@@ -86,7 +86,8 @@ _KERAS = re.compile(
 )
 _PER_STEP = re.compile(r"(\d+\.?\d*)(us|ms|s)/step")
 _RICH = re.compile(
-    r"^\W{0,4}Epoch (\d{1,6})/(\d{1,6}) +[━╺╸ ]+ (\d{1,9})/(\d{1,9}) .{0,40}? (\d+\.?\d*)(it/s)(.*)"
+    r"^\W{0,4}Epoch (\d{1,6})/(\d{1,6}) {1,8}[━╺╸ ]{1,200} "
+    r"(\d{1,9})/(\d{1,9}) .{0,40}? (\d+\.?\d*)(it/s)(.*)"
 )
 _EPOCH = re.compile(
     r"\bepochs?['\"]?[ :=#]*\[?(\d{1,6})(?: ?(?:/|of) ?(\d{1,6}))?(?![\d.%])", re.IGNORECASE
