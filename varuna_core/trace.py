@@ -28,12 +28,14 @@ Children of a rank's process write nothing: a data loader's workers would spoil 
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ContextDecorator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,10 +89,15 @@ _NOTHING = _Nothing()
 class _Frame:
     """A span that is open."""
 
-    __slots__ = ("begin", "has_known", "num_pieces", "since", "span")
+    __slots__ = ("begin", "has_known", "micro_batch", "num_pieces", "since", "span", "stage")
 
-    def __init__(self, span: _Span, begin: float) -> None:
+    def __init__(self, span: _Span, begin: float, around: _Frame | None) -> None:
         self.span, self.begin, self.since = span, begin, begin
+        self.stage, self.micro_batch = span.stage, span.micro_batch
+        if around is not None:
+            self.stage = around.stage if self.stage is None else self.stage
+            if self.micro_batch is None:
+                self.micro_batch = around.micro_batch
         self.num_pieces = 0
         self.has_known = False
 
@@ -115,8 +122,7 @@ def start(
     """Open the trace before the first step or span does, with other settings.
 
     `every`: how often spans are written one by one, 1 for all steps; by default the conf's
-    `train.log_every`, or 10. `stage` and `replica` are
-    those of this rank, by default the conf's.
+    `train.log_every`, or 10. `stage` and `replica` are those of this rank, by default the conf's.
     """
     _find_writer(every, stage, replica)
 
@@ -171,7 +177,7 @@ class _Step(ContextDecorator):
         writer = _find_writer()
         if writer is None or writer.is_in_step:  # a step in a step is a part of it
             return
-        number = _last_step + 1 if self.number is None else int(self.number)
+        number = _read_step(self.number)
         if self.sync is not None:
             self.sync()
         writer.begin_step(number)
@@ -187,6 +193,21 @@ class _Step(ContextDecorator):
         if self.sync is not None:
             self.sync()
         writer.end_step()
+
+
+def _read_step(number: object) -> int:
+    """Integers of numpy and torch are numbers too; without one, or with another thing, the next."""
+    if number is not None:
+        try:
+            return operator.index(number)  # type: ignore[arg-type]  # asked here
+        except TypeError:
+            _warn_of_step()
+    return _last_step + 1
+
+
+@cache
+def _warn_of_step() -> None:
+    log.warning("trace.step was given what is no whole number: steps are counted")
 
 
 class _Span(ContextDecorator):
@@ -213,18 +234,13 @@ class _Span(ContextDecorator):
         if self.sync is not None:
             self.sync()
         frames, now = _state.frames, time.perf_counter()
-        if frames:
-            around = frames[-1].span
-            self.stage = around.stage if self.stage is None else self.stage
-            if self.micro_batch is None:
-                self.micro_batch = around.micro_batch
         if self.kind is not None:
             outer = _find_known(frames)
             if outer is not None:
                 _write_piece(writer, outer, now)
             for frame in frames:
                 frame.has_known = True
-        self._frame = _Frame(self, now)
+        self._frame = _Frame(self, now, frames[-1] if frames else None)
         frames.append(self._frame)
 
     def __exit__(self, error: type | None, *_: object) -> None:
@@ -244,7 +260,7 @@ class _Span(ContextDecorator):
                 outer.since = now
         else:
             kind = DETAIL if frames or frame.has_known else OTHER
-            _write(writer, kind, self, frame.begin, now, self.name)
+            _write(writer, kind, frame, frame.begin, now, self.name)
 
 
 def _find_known(frames: list[_Frame]) -> _Frame | None:
@@ -255,19 +271,19 @@ def _write_piece(writer: TraceWriter, frame: _Frame, now: float) -> None:
     """What has run of a span of a known kind since its begin, or since a span in it ended."""
     what = CONTINUED if frame.num_pieces else ""
     frame.num_pieces += 1
-    _write(writer, frame.span.kind or OTHER, frame.span, frame.since, now, what)
+    _write(writer, frame.span.kind or OTHER, frame, frame.since, now, what)
 
 
 def _write(
-    writer: TraceWriter, kind: str, span: _Span, begin: float, end: float, what: str
+    writer: TraceWriter, kind: str, frame: _Frame, begin: float, end: float, what: str
 ) -> None:
     writer.add(
         kind,
         begin,
         end,
-        stage=span.stage,
-        microbatch=-1 if span.micro_batch is None else span.micro_batch,
-        num_bytes=span.num_bytes if what != CONTINUED else 0,
+        stage=frame.stage,
+        microbatch=-1 if frame.micro_batch is None else frame.micro_batch,
+        num_bytes=frame.span.num_bytes if what != CONTINUED else 0,
         what=what,
     )
 

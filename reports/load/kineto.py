@@ -28,7 +28,7 @@ from vjob.reports.load.trace_lines import Column
 
 ENDINGS = (".json", ".json.gz")
 MOST_PIECES = 4000
-"""Of a kind and step; closer ones are drawn as one beyond it. Sums are exact."""
+"""Of a kind and step; beyond it neighbours are drawn as one. Sums are exact."""
 _BLOCK = 1 << 20
 _LARGEST_EVENT = 1 << 24
 _LARGEST_HEAD = 1 << 24
@@ -225,6 +225,7 @@ def fold(profile: Profile, rank: int) -> Iterator[str]:
     for number, begin, end in steps:
         sums: dict[str, list[int]] = {}
         ends: list[int] = []
+        busy: list[Column] = []
         for kind, (spans, longest) in kinds.items():
             first = int(np.searchsorted(spans[:, 1], begin, side="right")) if len(spans) else 0
             last = int(np.searchsorted(spans[:, 0], end)) if len(spans) else 0
@@ -234,10 +235,15 @@ def fold(profile: Profile, rank: int) -> Iterator[str]:
             sums[kind] = [len(own), 0, int((own[:, 1] - own[:, 0]).sum())]
             if kind == "compute":
                 ends = [int(own[0, 0]), int(own[-1, 1])]
-            for start, stop, name in _list_pieces(own, longest[first:last]):
-                times = (start - steps[0][1], 0, stop - start, 0)
+            if kind != "data" or not profile.has_gpu:
+                busy.append(own)
+            for start, wait, work, name in _list_pieces(own, longest[first:last]):
+                times = (start - steps[0][1], wait, work, 0)
                 yield _write([kind, number, 0, -1, *times, profile.names[name]])
         line: dict[str, Any] = {"step": number, "begin": begin - steps[0][1], "took": end - begin}
+        if busy:
+            united, _ = _join(*_sort(np.concatenate(busy)))
+            sums["idle"] = [1, 0, end - begin - int((united[:, 1] - united[:, 0]).sum())]
         if ends:
             line["first"], line["last"] = (time - steps[0][1] for time in ends)
         yield _write({**line, "sums": sums})
@@ -271,15 +277,18 @@ def _unite(held: Sequence[Intervals]) -> tuple[Column, Column]:
     begin = np.concatenate([np.array(one.begin, dtype=np.int64) for one in held])
     end = np.concatenate([np.array(one.end, dtype=np.int64) for one in held])
     name = np.concatenate([np.array(one.name, dtype=np.int64) for one in held])
-    rows = np.lexsort((-end, begin))
-    begin, end, name = begin[rows], end[rows], name[rows]
-    return _join(np.column_stack([begin, end]), name, 0)
+    return _join(*_sort(np.column_stack([begin, end]), name))
 
 
-def _join(spans: Column, name: Column, gap_ns: int) -> tuple[Column, Column]:
-    """Sorted intervals no further apart than the gap as one, by the name of the longest in it."""
+def _sort(spans: Column, name: Column | None = None) -> tuple[Column, Column]:
+    rows = np.lexsort((-spans[:, 1], spans[:, 0]))
+    return spans[rows], (np.zeros(len(rows), dtype=np.int64) if name is None else name[rows])
+
+
+def _join(spans: Column, name: Column) -> tuple[Column, Column]:
+    """Sorted intervals, those without a gap as one, by the name of the longest in it."""
     reach = np.maximum.accumulate(spans[:, 1])
-    starts = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1] + gap_ns))
+    starts = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))
     lasts = np.append(starts[1:], len(spans)) - 1
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(spans))))
     order = np.lexsort((spans[:, 0] - spans[:, 1], group))
@@ -299,14 +308,16 @@ def _take_out(spans: Column, name: Column, other: Column) -> tuple[Column, Colum
     return pieces[keeps], name[own[keeps]]
 
 
-def _list_pieces(spans: Column, name: Column) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, name) to draw; near ones as one, if there are too many."""
-    gap_ns = 500
-    while len(spans) > MOST_PIECES:
-        gap_ns *= 2
-        spans, name = _join(spans, name, gap_ns)
-    for (begin, end), which in zip(spans.tolist(), name.tolist(), strict=True):
-        yield begin, end, which
+def _list_pieces(spans: Column, name: Column) -> Iterator[tuple[int, int, int, int]]:
+    """(begin, wait, work, name) to draw; if there are too many, neighbours as one that waits for as
+    long as there are gaps in it."""
+    stride = -(-len(spans) // MOST_PIECES)
+    starts = np.arange(0, len(spans), stride)
+    lasts = np.append(starts[1:], len(spans)) - 1
+    work = np.add.reduceat(spans[:, 1] - spans[:, 0], starts)
+    begin, end = spans[starts, 0], spans[lasts, 1]
+    columns = (begin, end - begin - work, work, name[starts])
+    yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
 def fold_files(

@@ -35,6 +35,7 @@ def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
         _list_iterations(job, analysis),
         _list_pipelines(analysis),
         _list_stages(analysis),
+        _list_profiled(job),
         _list_training(analysis),
         _list_memory(analysis),
         _list_nodes(job),
@@ -133,6 +134,25 @@ def _list_stages(analysis: Analysis) -> ReportTable:
     ]
     shares = tuple(work / most for work in step.stage_work_s)
     return ReportTable(title="stages", columns=columns, rows=rows, shares=shares)
+
+
+def _list_profiled(job: Job) -> ReportTable:
+    """What torch.profiler saw of each rank: parts of a step, the mean over those it watched."""
+    kinds = ("compute", "communication", "memcpy", "idle")
+    columns = ("rank", "steps", "step s", "compute", "communication", "copies", "idle")
+    steps = job.traces.steps
+    if "idle_s" not in steps:
+        return ReportTable(title="profiled", columns=columns, rows=[])
+    rows, shares = [], []
+    for rank, own in steps.groupby("rank"):
+        if not own["idle_s"].any():
+            continue  # it wrote a trace of its own
+        took = float(own["took_s"].sum()) or 1.0
+        parts = [float(own[f"{k}_s"].sum()) / took if f"{k}_s" in own else 0.0 for k in kinds]
+        figures = [f"{100 * part:.1f} %" for part in parts]
+        rows.append((str(rank), str(len(own)), f"{took / len(own):.4f}", *figures))
+        shares.append(min(1.0, parts[0]))
+    return ReportTable(title="profiled", columns=columns, rows=rows, shares=tuple(shares))
 
 
 def _list_training(analysis: Analysis) -> ReportTable:

@@ -39,7 +39,8 @@ ACTIONS = ("F", "f", "R", "B", "I", "W")
 """Kinds that are actions of a schedule (varuna_core/schedule/actions.py)."""
 COMPUTE = (*ACTIONS, "compute")
 COMMUNICATION = ("send", "all-reduce", "communication")
-OTHERS = ("optimizer", "checkpoint", "data", "memcpy")
+OTHERS = ("optimizer", "checkpoint", "data", "memcpy", "idle")
+"""`idle` has no events: it is what a profile knows of a GPU."""
 OTHER = "other"
 """Spans of a script by names of its own (varuna_core/trace.py); `what` has the name."""
 DETAIL = "detail"
