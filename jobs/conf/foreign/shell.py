@@ -37,6 +37,7 @@ _OPTION = re.compile(r"--(?P<long>[a-z][a-z0-9-]*)(?:(?:=|\s+)(?P<value>.*))?|-(
 _IGNORED = re.compile(r"\.*|(\.|source)\s+\S*_00_?conf\.sh|set\s+[-+].*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ASSIGN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=", re.ASCII)
+_ARRAY = re.compile(r"[ \t]*([A-Za-z_][A-Za-z0-9_]*)=\(", re.ASCII)
 _PLACEHOLDER = re.compile(r"<(?:\.{3})?[A-Za-z][^<>\n|;&]*(?<=\S)>(?=\s|$)")
 _REDIRECTION = re.compile(r"(?:&>>?|\d*(?:<<-?|<<<|>>|>&|<&|>\||>|<))[ \t]*")
 _DEFAULT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(:?[-=+])(.*)", re.ASCII | re.DOTALL)
@@ -316,7 +317,9 @@ class _Scanner:
             if self.text.startswith(f"${opening}", start):
                 end = self._find_close(opening, closing, start + 1)
                 self.move(end + 1)
-                return _Part(kind, self.text[start + 2 : end], quoted)
+                inner = self.text[start + 2 : end]
+                is_list = kind == "name" and inner.endswith("[@]")  # its words stay apart
+                return _Part(kind, inner.removesuffix("[@]"), quoted and not is_list)
         name = _NAME.match(self.text, start + 1)
         if name is not None:
             self.move(name.end())
@@ -384,6 +387,8 @@ class _Reader:
             scanner.move(min(end + 1, len(text)))
             self._source_ignored(line, name)
             return
+        if at_line and self._take_array(scanner, number, name):
+            return
         first = start + len(text[start:]) - len(text[start:].lstrip(" \t\n;"))
         begin = text.rfind("\n", 0, start) + 1
         try:
@@ -403,6 +408,33 @@ class _Reader:
         scanner.skipped = []
         if words:
             self._take(words, raw, number, name)
+
+    def _take_array(self, scanner: _Scanner, line: int, file: str) -> bool:
+        """`NAME=(words)` as a value of words; False where it is none, or a word has blanks."""
+        match = _ARRAY.match(scanner.text, scanner.position)
+        if match is None or not self._is_active():
+            return False
+        try:
+            end = scanner._find_close("(", ")", match.end() - 1)
+            inner = re.sub(r"(?m)(^|\s)#.*$|\n", " ", scanner.text[match.end() : end])
+            words = _Scanner(inner).read_words()
+        except _UnreadableError:
+            return False
+        spelled = [item for word in words for item in self._expand(word)]
+        if scanner.text[end + 1 : end + 2].strip() or any(" " in w.text for w in spelled):
+            return False
+        value = None if any(w.unknown for w in spelled) else " ".join(w.text for w in spelled)
+        self.found.variables[match[1]] = Assignment(
+            name=match[1],
+            value=value if value is None or len(value) <= _MAX_VALUE else None,
+            raw=" ".join(scanner.text[match.end() - 1 : end + 1].split()),
+            line=line,
+            exported=False,
+            file=file,
+            uses=self._close(words),
+        )
+        scanner.move(end + 1)
+        return True
 
     def _source_ignored(self, line: str, name: str) -> None:
         words = line.split()

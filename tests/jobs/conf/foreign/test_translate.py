@@ -92,6 +92,8 @@ def test_the_line_of_the_old_scripts_submit_is_kept_with_the_homogeneous_conf() 
         ("A=1\nA+=2", "12"),
         ("A=1\nA=$A$A", "11"),
         ("A=$A", None),
+        ("B=3\nA=(\n  --x 1  # one\n  --y $B\n)", "--x 1 --y 3"),
+        ('B=(1 2)\nA="${B[@]}"', "1 2"),
     ],
 )
 def test_an_assignment_is_worked_out_without_a_shell(line: str, value: str | None) -> None:
@@ -100,7 +102,7 @@ def test_an_assignment_is_worked_out_without_a_shell(line: str, value: str | Non
 
 @pytest.mark.parametrize(
     "line",
-    ["A=$(date)", "A=`date`", "if true; then", "A=1 cmd", "echo x", "A = 1", "A=(1 2)", "A=1 &"],
+    ["A=$(date)", "A=`date`", "if true; then", "A=1 cmd", "echo x", "A = 1", "A=(1 2", "A=1 &"],
 )
 def test_a_line_that_is_more_than_assignments_is_handed_back(line: str) -> None:
     found = parse_shell_conf(f"\n{line}\n")
