@@ -293,7 +293,8 @@ class LogReader:
         ats = [row["at"] for row in known]
         steps = [row["line"].step for row in known]
         for row in (row for reader in sources for row in reader.losses.rows):
-            if known and row["at"] is not None:
+            # Before the first state of a bar and behind the last one the step is anybody's guess.
+            if known and row["at"] is not None and ats[0] <= row["at"] + MARK_S <= ats[-1] + 1:
                 step = round(float(np.interp(row["at"], ats, steps)))
                 line = replace(row["line"], step=step)
                 bar, timed = told.get(step, (line, None))

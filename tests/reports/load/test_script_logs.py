@@ -43,6 +43,7 @@ def test_lines_without_times_are_timed_by_their_writing(tmp_path: Path) -> None:
 
 def test_a_bar_on_standard_error_tells_the_steps_of_losses(tmp_path: Path) -> None:
     logs = NodeLogs(tmp_path)
+    logs.write(1_700_000_000.0 - 60, "0: {'loss': 9.0, 'epoch': 0.0}")
     for step in range(0, 61, 5):
         at = 1_700_000_000.0 + 5 * step
         logs.write(at, "0: " + BAR.format(percent=step, step=step), is_err=True)
