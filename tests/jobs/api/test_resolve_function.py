@@ -32,4 +32,7 @@ def test_a_function_with_a_checkpoint_comes_again_where_its_job_can(
     assert (found.requeue, found.signal_before_end_s) == (comes_again, 90)
     executor.update_parameters(set={"cluster.signal_before_end_s": 30})
     found = executor.resolve_function(DelayedSubmission(print)).conf.cluster
-    assert (found.requeue, found.signal_before_end_s) == (False, 30)
+    assert (found.requeue, found.signal_before_end_s) == (comes_again, 30), "preempted, as submitit"
+    executor.update_parameters(set={"cluster.requeue": False})
+    found = executor.resolve_function(DelayedSubmission(print)).conf.cluster
+    assert (found.requeue, found.signal_before_end_s) == (False, 0)
