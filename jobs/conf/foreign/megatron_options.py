@@ -9,15 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-
-def to_whole(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else None
-
-
-def to_decimal(text: str) -> float | None:
-    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", text, re.ASCII):
-        return None
-    return float(text)
+from vjob.jobs.conf.foreign.values import to_decimal, to_whole
 
 
 def _word(*allowed: str) -> Callable[[str], str | None]:

@@ -89,6 +89,16 @@ def to_any_number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else None
 
 
+def to_whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else None
+
+
+def to_decimal(text: str) -> float | None:
+    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", text, re.ASCII):
+        return None
+    return float(text)
+
+
 # sbatch and srun options: the key, and its value's maker.
 GROUP_OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("queue", to_word),
@@ -119,3 +129,9 @@ PYXIS: Mapping[str, tuple[str, Any] | None] = {
     "no-container-mount-home": None,
 }
 """srun's container options: the key with its value, or with the option's own where it is None."""
+SRUN_REASONS: Mapping[str, str] = {
+    "container-name": "the unpacked image is named after the image",
+    "jobid": "vjob starts the step in its own job",
+    "label": "lines are kept by node and rank",
+    "mpi": "ranks are started by vjob's agent, without MPI",
+}

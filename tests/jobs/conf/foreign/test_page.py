@@ -6,16 +6,9 @@ from collections.abc import Iterator
 
 from tests import ROOT
 from vjob.jobs.conf.foreign.megatron_options import DEEPSPEED_KEYS, KEYS, OURS
-from vjob.jobs.conf.foreign.translate import (
-    COUNTS,
-    LAUNCHER_REASONS,
-    NO_KEY,
-    PYXIS,
-    RANKS,
-    SHAPE,
-    SRUN_REASONS,
-)
-from vjob.jobs.conf.foreign.values import GROUP_OPTIONS, TOP_OPTIONS
+from vjob.jobs.conf.foreign.nodes import COUNTS, NO_KEY, RANKS
+from vjob.jobs.conf.foreign.program import LAUNCHER_REASONS, SHAPE
+from vjob.jobs.conf.foreign.values import GROUP_OPTIONS, PYXIS, SRUN_REASONS, TOP_OPTIONS
 
 PAGE = ROOT / "docs/from_scripts.md"
 BEGIN, END = "<!-- made from jobs/conf/foreign -->\n", "<!-- end -->\n"
