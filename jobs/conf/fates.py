@@ -8,7 +8,7 @@ function of the user's own.
                 no effect, and is refused where it is written
 
 A key that is not named here has the fate of its section. Megatron-LM and DeepSpeed take most keys
-as arguments and files of their own (jobs/programs); what they cannot take is `UNHEARD` here.
+as arguments and files of their own (jobs/programs); `ONLY_BY_REFERENCE` lists the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OF_PROGRAMS = ("model", "data", "train", "parallel")
 """Sections that describe the training: only a program can act on them."""
 ELSEWHERE = ("parallel.profile",)
 """Keys of these that act outside it: `vjob plan` reads the profile."""
-UNHEARD: Mapping[str, tuple[str, ...]] = {
+ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
     "megatron": (
         "train.optimizer.fused",
         "train.optimizer.apex",
@@ -79,7 +79,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 written, even to switch it off, these may stay."""
 _INDEX = re.compile(r"\[\d+\]")
 MODEL = "model"
-"""One thing, a name or numbers: whoever refers to one of these takes it as a whole."""
+"""A name or numbers, one thing: a reference to one of its keys counts for the whole model."""
 
 
 def find_fate(key: str) -> Fate:
@@ -99,7 +99,7 @@ def goes_by_reference(kind: str, key: str) -> bool:
     """True for a key that a program of this kind gets by reference alone."""
     if kind in OWN_MODEL:
         return find_fate(key) is Fate.REFERENCE
-    return key.startswith(UNHEARD.get(kind, ()))
+    return key.startswith(ONLY_BY_REFERENCE.get(kind, ()))
 
 
 def check_effect(conf: JobConf, written: Collection[str]) -> Iterator[KeyProblem]:
@@ -119,20 +119,20 @@ def check_effect(conf: JobConf, written: Collection[str]) -> Iterator[KeyProblem
 
 
 def list_ignored(conf: JobConf, written: Collection[str]) -> list[str]:
-    """The keys among those written that the program would never hear of."""
-    heard = list_heard(conf)
+    """The keys among those written that would not reach the program."""
+    referenced = list_referenced_leaves(conf)
     return [
         key
         for key in list_leaves()
         if goes_by_reference(conf.program.kind, key)
         and key in written
-        and key not in heard
+        and key not in referenced
         and not (find_value(conf, key) is None and find_default(key) is None)
     ]
 
 
-def list_heard(conf: JobConf) -> set[str]:
-    """Keys that the conf refers to, without indices."""
+def list_referenced_leaves(conf: JobConf) -> set[str]:
+    """Keys that the conf refers to, without indices; `model` for any key of the model."""
     names = {_INDEX.sub("", name) for name in list_referenced(conf)}
     return names | ({MODEL} if any(name.startswith(f"{MODEL}.") for name in names) else set())
 
@@ -168,10 +168,12 @@ def list_changed(conf: JobConf) -> list[str]:
 def drop_unwritten(
     conf: JobConf, plain: dict[str, Any], written: Collection[str]
 ) -> dict[str, Any]:
-    """The resolved conf without the keys that count only where they are written: the same conf is
-    read of it, with the same variables and nothing to refuse."""
+    """The resolved conf without the keys that count only where they are written.
+
+    Reading it gives the same conf and the same variables, and no key is refused.
+    """
     kind, leaves = conf.program.kind, set(list_leaves())
-    kept = {*written, *list_heard(conf)}
+    kept = {*written, *list_referenced_leaves(conf)}
 
     def is_kept(key: str) -> bool:
         if key not in leaves or key in kept:

@@ -45,7 +45,7 @@ def get_replicas(conf: JobConf) -> int | None:
 
 
 def choose_order(conf: JobConf, data: int) -> str:
-    """Resolve `auto`: replicas of a stage share a node, for gradients outweigh activations."""
+    """The order; for `auto` replicas of a stage share a node, as gradients outweigh activations."""
     if conf.parallel.order != "auto":
         return conf.parallel.order
     return "data" if data > 1 else "pipeline"

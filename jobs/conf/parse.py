@@ -357,7 +357,7 @@ class ConfReader:
             if isinstance(node, Scalar) and node.text.endswith(".py"):
                 message = f"must be {{script: {node.text}}} for a program of your own"
             return self.refuse(node, key, message)
-        # Of a resolved conf: a submit refuses it (jobs/programs/start.py).
+        # A resolved conf may name a function; a submit refuses it (jobs/programs/start.py).
         known_kinds = {**PROGRAM_KEYS, FUNCTION: ("args", "python")}
         kinds = [name for name in known_kinds if name in node.entries]
         if len(kinds) != 1:

@@ -51,7 +51,7 @@ def has_references(text: str) -> bool:
 
 
 def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """References to what is no key of the conf, or has no value."""
+    """References that cannot be filled: to unknown keys, or to keys without a value."""
     for place, text in list_texts(conf):
         for match in _REFERENCE.finditer(text):
             if match[0] == "$${":
@@ -111,7 +111,7 @@ def _explain_shell(key: str) -> str:
 def fill_references(conf: JobConf) -> JobConf:
     """The conf with the value of each key in its place; its layout is closed, its texts checked.
 
-    Once only: a `$${` has become a `${` then.
+    Not to be called twice: a `$${` becomes a `${`, which would be a reference the second time.
     """
 
     def fill(text: str) -> str:
@@ -156,8 +156,10 @@ _DERIVED: Mapping[str, Callable[[JobConf], Any]] = {
 
 
 def find_value(conf: JobConf, key: str, *, is_closed: bool = False) -> Any:
-    """The value of a key, with what its default comes to where the layout is closed; LookupError
-    where there is none."""
+    """The value of a dotted key; None where its section is missing, LookupError for an unknown key.
+
+    With `is_closed` (the layout is known) derived defaults are computed.
+    """
     value: Any = conf
     for name, index in _STEP.findall(key):
         if index:

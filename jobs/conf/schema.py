@@ -319,11 +319,11 @@ class Cluster:
     requeue: bool = False
     """Let Slurm start the job again after a node failure or a preemption."""
     restarts: NonNegativeInt | None = None
-    """How often a failed attempt is started anew in the same job, on the same nodes, as torchrun's
-    --max-restarts; default: never. With `morph` it counts those in a row without a new checkpoint;
-    default: 2."""
+    """How often a failed attempt is restarted in the same job, on the same nodes, as with
+    torchrun's --max-restarts; default: never. With `morph` it counts those in a row without a new
+    checkpoint; default: 2."""
     restart_same: bool = False
-    """Start anew also after an error that came in the same step twice running."""
+    """Restart also after an error that came twice in a row in the same step."""
     port: int | Auto = "auto"
     """Master's port; auto picks a free one outside the ephemeral range."""
     grace_s: PositiveInt = 20

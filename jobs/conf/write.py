@@ -51,8 +51,10 @@ def resolve_conf(conf: JobConf) -> dict[str, Any]:
 def render_resolved(
     conf: JobConf, *, redact: bool = False, written: Collection[str] | None = None
 ) -> str:
-    """The resolved conf as YAML; a script's with the keys that count where they are `written`, if
-    these are given, and else with all."""
+    """The resolved conf as YAML, with all keys.
+
+    With `written`, keys that count only where they are written are left out of a script's conf.
+    """
     plain = resolve_conf(conf)
     if written is not None:
         plain = drop_unwritten(conf, plain, written)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from varuna_core.records.files import write_atomic
 from varuna_core.records.plan import Prediction, parse_prediction, read_plan
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.loading.check import get_value
+from vjob.jobs.conf.references import find_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import resolve_conf
 from vjob.jobs.errors import InputError
@@ -175,7 +175,7 @@ def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: LayoutPlan
 
 def render_settings(conf: JobConf) -> dict[str, str]:
     """What a plan has set in this conf, as YAML."""
-    found = {key: str(get_value(conf, key)) for key in SETTINGS}
+    found = {key: str(find_value(conf, key)) for key in SETTINGS}
     nodes = resolve_conf(conf)["cluster"]["nodes"]
     partition = json.dumps(conf.parallel.partition)  # 7 would be a number
     return {**found, "parallel.partition": partition, "cluster.nodes": json.dumps(nodes)}

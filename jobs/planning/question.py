@@ -42,7 +42,7 @@ ESTIMATE = (
     "an estimate from data sheets, nothing was measured; in 688 published runs its steps were off "
     "by -75 to +80 %"
 )
-"""Basis of a question without a profile; the figures are benchmarks/results/estimates.md's."""
+"""Basis of a question without a profile; the figures are from benchmarks/results/estimates.md."""
 NO_LINK = build_link(0.0, LINK_GB_S)
 """Of a node that is alone."""
 

@@ -3,8 +3,8 @@
     pipeline or micro_batch_size auto   a whole search over the conf's nodes: it may leave some
     partition auto, a profile is there  cuts (schedule, recompute where auto) of the conf's layout,
                                         and with morph the best layouts of other nodes than all
-      none, and GPUs of several types   the same by an estimate from data sheets; the runtime then
-                                        finds what to recompute
+      no profile, several GPU types     the same by an estimate from data sheets; the runtime
+                                        chooses what to recompute
     else                                nothing: the runtime balances stages by counted work
 
 Cheap where nothing is to be planned: numpy is not loaded.
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from varuna_core.records.plan import Prediction
 from vjob.jobs.conf.layout import is_open
-from vjob.jobs.conf.loading.check import get_value
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
+from vjob.jobs.conf.references import find_value
 from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.inputs import explain_errors, find_profile, read_open_conf
@@ -72,7 +72,7 @@ class Resolved:
     """Of the file, as it was parsed."""
     chosen: Chosen
     written: Collection[str] = ()
-    """Keys that the conf writes, or --set, or the plan that was chosen."""
+    """Keys that the conf, --set or the chosen plan sets."""
 
     @property
     def conf(self) -> JobConf:
@@ -87,8 +87,8 @@ def resolve_conf(
     text: str | None = None,
     require_env: bool = True,
 ) -> Resolved:
-    """Read, plan and check a conf. `overrides` count over the keys of a plan's file; `text` is a
-    conf that is no file.
+    """Read, plan and check a conf. `overrides` count over the keys of a plan's file; `text` is the
+    text of a conf that is not in a file.
 
     ConfError, or InputError where the layout is open and nothing fits.
     """
@@ -119,7 +119,7 @@ def resolve_unplanned(
 def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
     """Check the conf with its layout; a key that was planned has no line in the file."""
     keys = ("train.global_batch_size", *SETTINGS)
-    changed = [key for key in keys if get_value(read.conf, key) != get_value(chosen.conf, key)]
+    changed = [key for key in keys if find_value(read.conf, key) != find_value(chosen.conf, key)]
     read = read.change(chosen.conf, changed)
     require_valid(read, require_env=require_env)
     return Resolved(
@@ -146,8 +146,10 @@ def choose_layout(read: ReadConf) -> Chosen:
 
 
 def has_unlike_gpus(conf: JobConf) -> bool:
-    """True where groups of nodes name several types of GPU: equal stages would wait for the
-    slowest, so that even data sheets cut better than counted work."""
+    """True where node groups name several types of GPU.
+
+    Equal stages would wait for the slowest, so a cut even by data sheets beats counted work.
+    """
     groups = conf.cluster.nodes
     return len({group.gpu_type for group in groups if group.num_gpus} - {None}) > 1
 
@@ -163,7 +165,7 @@ def _find_reason(conf: JobConf) -> str:
         return f"{BY_RUNTIME}: train.global_batch_size is not set"
     if parallel.order == "pipeline" and parallel.data != 1:
         return f"{BY_RUNTIME}: parallel.order pipeline is not modelled"
-    from varuna_core.schedule.registry import has_one_stage_a_rank  # a submit that plans is slow
+    from varuna_core.schedule.registry import has_one_stage_a_rank  # slow: only where it plans
 
     if parallel.zero > 1 or not has_one_stage_a_rank(parallel.schedule):
         return f"{BY_RUNTIME}: its schedule or zero is not modelled"
@@ -223,8 +225,8 @@ def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
 
 
 def _keep_recompute(conf: JobConf, planned: JobConf, question: Question) -> JobConf:
-    """The planned conf; what is recomputed is left to the runtime, which measures graphs, where no
-    profile has."""
+    """The planned conf; with an estimate `recompute: auto` stays, as only the runtime or a profile
+    measures graphs."""
     if not question.is_estimate or conf.parallel.recompute != "auto":
         return planned
     return replace(planned, parallel=replace(planned.parallel, recompute="auto"))

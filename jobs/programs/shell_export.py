@@ -48,8 +48,8 @@ def build_scripts(
     conf: JobConf, found: ProgramFiles, machines: Machines, written: Collection[str] = ()
 ) -> dict[str, str]:
     """All files to write, by name; `written` are the keys that the conf writes."""
-    told = build_variables(conf, written) | _tell_layout(conf, machines)
-    conf = replace(fill_references(conf), env={**told, **conf.env})
+    variables = build_variables(conf, written) | _build_layout_variables(conf, machines)
+    conf = replace(fill_references(conf), env={**variables, **conf.env})
     nodes = deepspeed.list_groups(conf.cluster.nodes)
     if machines.elastic is None and len(machines.hosts) != len(nodes):
         raise InputError(
@@ -79,7 +79,7 @@ def build_scripts(
     return files
 
 
-def _tell_layout(conf: JobConf, machines: Machines) -> dict[str, str]:
+def _build_layout_variables(conf: JobConf, machines: Machines) -> dict[str, str]:
     """The layout as variables of a script, where its ranks are known."""
     replicas = get_replicas(conf)
     if conf.program.kind != "script" or machines.elastic is not None or replicas is None:

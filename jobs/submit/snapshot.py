@@ -22,7 +22,7 @@ from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs.code.packages import find_editable, find_site_folders
 from vjob.jobs.programs.code.repository import Git, GitError, show_name
-from vjob.jobs.programs.code.state import CodeState, find_passed, read_state
+from vjob.jobs.programs.code.state import CodeState, find_excluded, read_state
 from vjob.jobs.programs.code.tree import MB, Limits, Tree, copy_tree, list_tree
 from vjob.jobs.submit.build_plan import PlanContext, parse_mount
 
@@ -163,7 +163,7 @@ def take_snapshot(
         tree = list_tree(
             git if state.repository is not None else None,
             root,
-            find_passed(root, log_folder),
+            find_excluded(root, log_folder),
             limits,
             untracked=asked != "git",
         )

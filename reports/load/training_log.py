@@ -29,7 +29,7 @@ from varuna_core.records.logs.progress import (
     split_tag,
 )
 from varuna_core.records.logs.steps import LINE, StepReader, Told
-from varuna_core.records.logs.times import MARK_S, MarkReader
+from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, MarkReader
 from varuna_core.records.logs.training_log import (
     ITERATION_MARK,
     JOB_INFO,
@@ -58,8 +58,6 @@ _HEAD = re.compile(rb"iteration +\d+/")
 RARE = ("samples_per_s", "tokens_per_s")
 """Columns only of logs that say so. One more is `timed`: of how many steps `time_ms` is the mean,
 where that is by the times of writing."""
-BAR_SLACK_S = 0.5
-"""A bar is written when it has stood still for a while."""
 COLUMNS = tuple(
     name
     for name in Iteration.__dataclass_fields__

@@ -293,17 +293,9 @@ def check_others(conf: JobConf) -> Iterator[KeyProblem]:
         except PatternError as error:
             yield "progress", conf.progress, str(error)
     for key in ("workdir", "log_folder", "train.checkpoint.folder", "program.path", "data.prefix"):
-        path = get_value(conf, key)
+        path = references.find_value(conf, key)
         if isinstance(path, str) and not path.isprintable():
             yield key, path, "a path must not contain line breaks or control characters"
-
-
-def get_value(conf: object, key: str) -> object:
-    """The value of a dotted key without indices; None where a section is missing."""
-    value = conf
-    for name in key.split("."):
-        value = getattr(value, name) if value is not None else None
-    return value
 
 
 def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]:

@@ -133,7 +133,7 @@ def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
     pipeline = len(parts) if conf.parallel.pipeline == "auto" else conf.parallel.pipeline
     chunks: int | None = 1
     if schedule != "auto":
-        # All schedules come with it: a tenth of the start of a submit that asks for none.
+        # Imported late: it loads all schedules, a tenth of the time that a submit takes to start.
         from varuna_core.schedule.registry import SCHEDULES
 
         chunks = SCHEDULES[schedule].stages_per_rank

@@ -133,7 +133,7 @@ def require_valid(
 
 
 def is_far(problem: KeyProblem, base: Path) -> bool:
-    """True for a missing file outside the conf's folder, but for one that a dry run reads."""
+    """True for a missing file outside the conf's folder, except one that a dry run reads."""
     key, value, _ = problem
     return key != "program.config" and not Path(str(value)).is_relative_to(base)
 

@@ -150,7 +150,7 @@ INFO_MARK = b"_SIZE: "
 """Is in the block of settings that a run prints: WORLD_SIZE, GLOBAL_BATCH_SIZE, ..."""
 _OTHER_MARKS = (*PHASE_MARKS, INFO_MARK)
 STEP_MARKS = (*MARKS, b"poch")
-"""Of lines about steps, and of those that say which epoch they are of."""
+"""Words of lines about steps, and of lines that name their epoch."""
 DIGITS = b"0123456789"
 _NUMBERS_MATTER = re.compile(
     rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
@@ -164,7 +164,7 @@ class Sifted:
     known: list[tuple[int, str]]
     """Index and kind of the known ones."""
     telling: list[int]
-    """Indices of those that may tell of steps, checkpoints or settings."""
+    """Indices of lines that may be about steps, checkpoints or settings."""
 
 
 class Classifier:
@@ -173,7 +173,7 @@ class Classifier:
     MOST = 200_000
 
     def __init__(self, marks: Sequence[bytes] = STEP_MARKS) -> None:
-        """One of `marks` is in each line that tells of a step; without any all lines may."""
+        """Each line about a step has one of `marks`; without marks any line may be about one."""
         self._marks = (*marks, *_OTHER_MARKS) if marks else (b"",)
         self._plain: set[bytes] = set()
         """Lines of no known kind, without their digits: those say nothing."""

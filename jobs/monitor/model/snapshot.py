@@ -291,10 +291,10 @@ class Snapshot(AttemptView):
     attempt: int | None = None
     earlier: tuple[Attempt, ...] = ()
     restarts: int = 0
-    """How often failed attempts were started anew in the same job."""
+    """How often failed attempts were restarted in the same job."""
     max_restarts: int | None = None
-    """How often they may be (`cluster.restarts`); None where nothing limits it but the rules of a
-    run that may morph."""
+    """The limit of these (`cluster.restarts`); None without a limit, and in a run that may morph,
+    which has rules of its own."""
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
     left_out: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from vjob.jobs.monitor.model.snapshot import (
 MANY_NODES = 16
 NUM_POINTS = 20
 NUM_RECENT = 5
-"""Points whose median is the pace that is said."""
+"""The pace shown is the median of so many points."""
 NUM_ERRORS = 10
 NUM_EVIDENCE = 3
 
@@ -162,7 +162,7 @@ def format_progress(snapshot: Snapshot) -> str:
         return ""
     times = [point.step_s for point in progress.points if point.step_s is not None]
     words = [f"step {progress.step}" + (f" of {progress.num_steps}" if progress.num_steps else "")]
-    if times:  # one may be of a step with a pause in it
+    if times:  # the median, as a step may have a pause in it
         words.append(f"{statistics.median_low(times[-NUM_RECENT:]):.4g} s a step")
     loss = next((point.loss for point in reversed(progress.points) if point.loss is not None), None)
     if loss is not None:

@@ -42,7 +42,7 @@ class NodeFiles:
     ) -> None:
         """`files` are paths by kind: out, err, gpu, gpu.jsonl; those that are there.
 
-        `pattern`: the user's own of lines about steps.
+        `pattern`: the user's own regular expression of lines about steps (conf key `progress`).
         """
         self.name = name
         self.logs: dict[str, LogFile] = {}
@@ -150,7 +150,7 @@ APART_S = 1.0
 
 
 def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:
-    """Progress of the job, by the log that tells of steps most surely, and of the farthest."""
+    """Progress of the job, by the log whose step lines are the most reliable, then the farthest."""
     found: tuple[tuple[int, int, bool], NodeFiles, LogFile] | None = None
     for node in nodes:
         for log in node.logs.values():

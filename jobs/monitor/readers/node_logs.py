@@ -15,7 +15,7 @@ from re import Pattern
 
 from varuna_core.records.logs.progress import parse_time, split_tag
 from varuna_core.records.logs.steps import StepReader, Told
-from varuna_core.records.logs.times import MARK_S, LineTimes, TimesTail
+from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, LineTimes, TimesTail
 from varuna_core.records.logs.training_log import (
     PHASE_MARKS,
     Iteration,
@@ -34,9 +34,7 @@ NUM_KNOWN = 200
 NUM_FIRST = 8
 """Lines with points that a first look reads at once."""
 NUM_OLDEST = 4
-"""Of more lines than are read these are too: a start from which to measure those that are."""
-_BAR_SLACK_S = 0.5
-"""A bar is shown when it has stood still for a while."""
+"""Of a longer list of lines the first ones are read too: times are measured from them."""
 HEAD_BYTES = 16 * 1024
 """Where the settings stand: near the beginning."""
 
@@ -67,7 +65,7 @@ def _place(lines: list[bytes], indices: list[int], start: int) -> list[_Placed]:
 
 
 def _decode(line: bytes) -> str:
-    """Of a bar its last state."""
+    """The text of a line; of a progress bar its last state."""
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
@@ -88,7 +86,8 @@ class LogFile:
     ) -> None:
         """With `begin` known lines before the last line that has it are of an older start.
 
-        `times`: when lines were written. `pattern`: the user's own of lines about steps.
+        `times`: when lines were written. `pattern`: the user's own regular expression of lines
+        about steps.
         """
         # Settings are printed, not complained of.
         head_bytes = 0 if name.endswith(".err") else HEAD_BYTES
@@ -121,11 +120,11 @@ class LogFile:
         self._unread: list[_Placed] = []
         """Lines with older points, of the first look: most logs' are never asked for."""
         self._since: list[_Placed] = []
-        """Those after them, as long as they are not asked for."""
+        """Lines after those, kept until the older points are asked for."""
 
     @property
     def strength(self) -> int:
-        """How sure it is that lines of this log tell of steps (records/logs/steps.py)."""
+        """How reliable the step lines of this log are (records/logs/steps.py)."""
         return self._steps.strength
 
     def poll(self) -> bool:
@@ -190,8 +189,9 @@ class LogFile:
     def _read_progress(self, found: list[_Placed], start: int, data: bytes, is_first: bool) -> None:
         self._marks = None
         rest = self.tail.rest
-        if b"%|" in rest or b"/step" in rest:  # a bar is told by its last state; other open lines
-            found = [*found, (start + len(data), rest)]  # may be torn
+        if b"%|" in rest or b"/step" in rest:
+            # A bar counts by its last state; other unfinished lines may be cut off.
+            found = [*found, (start + len(data), rest)]
         most = 2 * NUM_POINTS
         if len(found) > most:
             found = [*found[:NUM_OLDEST], *found[NUM_OLDEST - most :]]
@@ -216,14 +216,14 @@ class LogFile:
             self._add_point(told)
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
-        """When a line was written, and how much later it may have been."""
-        # Of a thousand nodes that all print steps one is asked for its points, and catches up.
+        """The earliest time at which a line was written, and how much later it may have been."""
+        # Where a thousand nodes print steps, the points of only one are asked for; it catches up.
         if self._times is not None and not self._unread:
             if self._marks is None:
                 self._marks = self._times.read()[self._is_err]
             at, slack_s = self._marks.find_exact(place)
             if at is not None:
-                return at, max(slack_s, _BAR_SLACK_S) if "%|" in text else slack_s
+                return at, max(slack_s, BAR_SLACK_S) if "%|" in text else slack_s
         at = parse_time(split_tag(text)[1], time.gmtime(self.tail.mtime).tm_year)
         return (at if at is not None and self.tail.mtime - _DAYS_30 < at else None), MARK_S
 

@@ -94,8 +94,7 @@ def is_over(snapshot: Snapshot) -> bool:
 
 
 def is_between(snapshot: Snapshot) -> bool:
-    """The job was started again, or its ranks are to be, and the attempt that is known is the one
-    before."""
+    """The job or its ranks are starting again, and the latest known attempt is the one before."""
     rows = rows_in(snapshot, RUNNING)
     if snapshot.attempt is None or not rows:
         return False
@@ -103,7 +102,7 @@ def is_between(snapshot: Snapshot) -> bool:
 
 
 def is_coming_again(snapshot: Snapshot) -> bool:
-    """A function saved its state, and the batch script asks for the job's next start."""
+    """A function saved its state, and the batch script is about to requeue the job."""
     return (snapshot.stop or {}).get("kind") == REQUEUE and bool(rows_in(snapshot, RUNNING))
 
 

@@ -1,8 +1,8 @@
 """packages.txt: what is installed for the ranks' interpreter, from the names of its files alone.
 
-No pip and no python is started, and no metadata parsed but for packages whose folder lacks the
-version: a few milliseconds. An interpreter whose packages do not lie where its name says, one of a
-container for example, is not known.
+A few milliseconds: neither pip nor python is started, and metadata is parsed only of packages whose
+folder name lacks the version. Packages that are not beside their interpreter, such as those of a
+container, are not found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_CHARS = 1 << 20
 
 
 def find_site_folders(python: str) -> list[Path]:
-    """The folders with an interpreter's packages; none where they cannot be told from here."""
+    """The folders with an interpreter's packages; none where they cannot be found from here."""
     if os.path.abspath(python) == os.path.abspath(sys.executable):
         return [Path(entry) for entry in sys.path if entry and os.path.isdir(entry)]
     prefix = Path(os.path.abspath(python)).parent.parent
@@ -41,17 +41,20 @@ def list_packages(folders: Iterable[Path]) -> list[str]:
 
 
 def _scan(folder: Path) -> Iterator[tuple[str, str]]:
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for name in names:
+    for name in _list_names(folder):
         if not name.endswith((".dist-info", ".egg-info")):
             continue
         match = _INFO.fullmatch(name)
         fields = (match["name"], match["version"]) if match else _read_fields(folder / name)
         if fields is not None:
             yield fields
+
+
+def _list_names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def _read_fields(info: Path) -> tuple[str, str] | None:
@@ -68,14 +71,10 @@ def _read_fields(info: Path) -> tuple[str, str] | None:
 
 
 def find_editable(folders: Iterable[Path]) -> list[Path]:
-    """Folders elsewhere that are imported from, of packages installed with `pip install -e`."""
+    """The source folders of packages installed with `pip install -e`."""
     found: list[Path] = []
     for folder in folders:
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            continue
-        for name in names:
+        for name in _list_names(folder):
             if name.endswith((".pth", ".egg-link")):
                 lines = _read(folder / name).splitlines()
                 found += [Path(line.strip()) for line in lines if line.startswith("/")]
@@ -85,7 +84,7 @@ def find_editable(folders: Iterable[Path]) -> list[Path]:
 
 
 def parse_finder(text: str) -> list[Path]:
-    """The folders that hold the packages of a finder of setuptools."""
+    """The source folders that a finder of setuptools maps packages to."""
     match = re.search(r"^MAPPING\b[^=]*= *(\{.*\})", text, re.MULTILINE)
     try:
         mapping = ast.literal_eval(match[1]) if match else {}

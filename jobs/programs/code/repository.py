@@ -1,14 +1,14 @@
 """git's view of the folder that a program lies in: commit, branch, changes, and the list of files.
 
 git is asked with a deadline and without locks, and a repository that does not answer counts as
-none: what is kept of the code must never hold up a submit. Commands are those of git 1.8 on.
+none: keeping the code must never hold up a submit. All commands are known to git 1.8.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from vjob.jobs.conf.redact import redact_code
 from vjob.jobs.errors import VjobError
 
 GIT_S = 4.0
-"""For all questions of one submit together."""
+"""For all git commands of one submit together."""
 MOST_DIFF_BYTES = 1 << 20
 MOST_UNTRACKED = 1000
 """Names that code.diff lists."""
@@ -37,7 +37,7 @@ class GitError(VjobError):
 
 
 class Git:
-    """Asks git, all questions together within `limit_s`."""
+    """Runs git commands, all together within `limit_s`."""
 
     def __init__(self, environ: Mapping[str, str], limit_s: float = GIT_S) -> None:
         self._env = {name: value for name, value in environ.items() if name not in _MISLEADING}
@@ -107,7 +107,7 @@ def find_repository(git: Git, folder: Path) -> Repository | None:
     """The repository that a folder lies in; None where it lies in none."""
     words = ("rev-parse", "--show-toplevel")
     try:
-        told = git.ask(folder, *words, "HEAD", "--abbrev-ref", "HEAD")
+        answer = git.ask(folder, *words, "HEAD", "--abbrev-ref", "HEAD")
     except GitError as error:
         if _has_no_tree(str(error)):
             return None
@@ -116,7 +116,7 @@ def find_repository(git: Git, folder: Path) -> Repository | None:
         return Repository(
             root=Path(git.ask(folder, *words).removesuffix("\n")), commit="", branch=""
         )
-    root, commit, branch = told.removesuffix("\n").rsplit("\n", 2)
+    root, commit, branch = answer.removesuffix("\n").rsplit("\n", 2)
     return Repository(root=Path(root), commit=commit, branch="" if branch == "HEAD" else branch)
 
 
@@ -124,14 +124,14 @@ def _has_no_tree(message: str) -> bool:
     return "not a git repository" in message or "must be run in a work tree" in message
 
 
-def read_changes(git: Git, root: Path, passed: Sequence[str] = ()) -> Changes:
-    """The changes of a working tree, but for what lies in the folders `passed`."""
+def read_changes(git: Git, root: Path, excluded: Sequence[str] = ()) -> Changes:
+    """The changes of a working tree, but for what lies in the folders `excluded`."""
     words = ("status", "--porcelain", "-z", "--untracked-files=normal")
-    return parse_status(git.ask(root, *words, "--ignore-submodules=untracked"), passed)
+    return parse_status(git.ask(root, *words, "--ignore-submodules=untracked"), excluded)
 
 
-def parse_status(text: str, passed: Sequence[str] = ()) -> Changes:
-    """The changes that `git status --porcelain -z` tells."""
+def parse_status(text: str, excluded: Sequence[str] = ()) -> Changes:
+    """The changes in the output of `git status --porcelain -z`."""
     tracked, untracked = [], []
     words = iter(text.split("\0"))
     for word in words:
@@ -141,29 +141,29 @@ def parse_status(text: str, passed: Sequence[str] = ()) -> Changes:
         if "R" in state or "C" in state:
             next(words, None)  # the name that it had
         if state == "??":
-            if not any(is_inside(name.rstrip("/"), folder) for folder in passed):
+            if not is_inside_any(name.rstrip("/"), excluded):
                 untracked.append(name)
         elif state != "!!":
             tracked.append(name)
     return Changes(tracked=tuple(tracked), untracked=tuple(untracked))
 
 
-def is_inside(name: str, folder: str) -> bool:
-    """True for a folder, or what lies in it; both are relative to the same root."""
-    return name == folder or name.startswith(f"{folder}/")
+def is_inside_any(name: str, folders: Iterable[str]) -> bool:
+    """True for one of the folders and for what lies in one; all are relative to the same root."""
+    return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
 
 
-def list_files(git: Git, root: Path, *, untracked: bool, passed: Sequence[str] = ()) -> Listing:
+def list_files(git: Git, root: Path, *, untracked: bool, excluded: Sequence[str] = ()) -> Listing:
     """The files that git knows, and with `untracked` those that it does not ignore."""
     words = ["ls-files", "-z", "-t", "-s", "-c"]
     if untracked:
         words += ["-o", "--exclude-standard"]
-        words += [f"--exclude=/{escape_pattern(folder)}/" for folder in passed]
+        words += [f"--exclude=/{escape_pattern(folder)}/" for folder in excluded]
     return parse_listing(git.ask(root, *words))
 
 
 def parse_listing(text: str) -> Listing:
-    """The files that `git ls-files -z -t -s -c -o` tells."""
+    """The files in the output of `git ls-files -z -t -s -c -o`."""
     files: dict[str, None] = {}
     inner: dict[str, None] = {}
     for word in text.split("\0"):
@@ -194,7 +194,7 @@ def list_ignored(git: Git, root: Path) -> tuple[str, ...]:
 
 
 def read_diff(git: Git, repository: Repository, most: int = MOST_DIFF_BYTES) -> str:
-    """The tracked changes as a patch without its secrets; cut, and saying so, where it is long."""
+    """The tracked changes as a patch, secrets hidden; a long one is cut, with a note at its end."""
     if not repository.commit:
         return ""
     words = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--")
@@ -207,7 +207,7 @@ def read_diff(git: Git, repository: Repository, most: int = MOST_DIFF_BYTES) -> 
 
 
 def render_diff(repository: Repository, changes: Changes, diff: str) -> str:
-    """The text of code.diff: what it is of, names of untracked files, the patch."""
+    """The text of code.diff: folder, commit and branch, names of untracked files, the patch."""
     branch = f" on {repository.branch}" if repository.branch else ""
     lines = [f"# {os.fsencode(repository.root).decode(errors='replace')}"]
     lines.append(f"# against {repository.commit or 'nothing'}{branch}; secrets are hidden")
@@ -218,6 +218,6 @@ def render_diff(repository: Repository, changes: Changes, diff: str) -> str:
 
 
 def show_name(name: str) -> str:
-    """A file name for a text: of one line, and of characters that can be written."""
+    """A file name on one line, in printable characters."""
     shown = os.fsencode(name).decode(errors="replace")
     return shown if shown.isprintable() else repr(shown)

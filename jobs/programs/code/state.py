@@ -29,15 +29,15 @@ class CodeState:
     """None where there is none, or git does not answer."""
     changes: Changes = field(default_factory=Changes)
     problem: str = ""
-    """Why git did not say all."""
+    """Why git's answers are incomplete."""
 
     @cached_property
     def diff(self) -> str:
-        """The text of code.diff, asked for once though many runs are of this state."""
+        """The text of code.diff, made once for all runs of this state."""
         return render_state(self, os.environ)
 
     def build_record(self) -> CodeRecord | None:
-        """None where there is nothing to tell."""
+        """None without a repository."""
         if self.repository is None:
             return None
         return CodeRecord(
@@ -57,21 +57,21 @@ def read_state(git: Git, folder: Path, log_folder: Path) -> CodeState:
         repository = find_repository(git, folder)
         if repository is None:
             return CodeState()
-        passed = find_passed(repository.root, log_folder)
-        changes = read_changes(git, repository.root, passed)
+        excluded = find_excluded(repository.root, log_folder)
+        changes = read_changes(git, repository.root, excluded)
         return CodeState(repository=repository, changes=changes)
     except GitError as error:
         return CodeState(repository=repository, problem=str(error))
 
 
-def find_passed(root: Path, log_folder: Path) -> tuple[str, ...]:
+def find_excluded(root: Path, log_folder: Path) -> tuple[str, ...]:
     """The folder of runs relative to a tree, where it lies in it."""
     inside = os.path.relpath(os.path.realpath(log_folder), os.path.realpath(root))
     return () if inside == os.curdir or inside.startswith(os.pardir) else (inside,)
 
 
 def render_state(state: CodeState, environ: Mapping[str, str]) -> str:
-    """The text of code.diff; empty where nothing differs, or git does not tell."""
+    """The text of code.diff; empty without a repository or a change."""
     repository, changes = state.repository, state.changes
     if repository is None or not (changes.tracked or changes.untracked):
         return ""

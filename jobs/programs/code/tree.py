@@ -1,8 +1,8 @@
 """The files of a working tree that a run keeps, and their copy in the run folder.
 
-Of a repository: what git knows, and with `untracked` what it does not ignore, submodules and clones
-inside included. What it ignores (data, checkpoints, environments) is linked, not copied: it is
-where it was for a program that looks beside itself. Without git: the folder of the program.
+Of a repository: what git tracks, and with `untracked` what it does not ignore, with submodules and
+clones inside. What it ignores (data, checkpoints, environments) is linked, not copied, so that a
+program still finds it beside its own files. Without git: the folder of the program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from varuna_core.records.files import PRIVATE_FOLDER
 from vjob.jobs.errors import VjobError
-from vjob.jobs.programs.code.repository import Git, is_inside, list_files, list_ignored
+from vjob.jobs.programs.code.repository import Git, is_inside_any, list_files, list_ignored
 
 MOST_LINKS = 1000
 LARGEST_FOLDERS = 3
@@ -58,23 +58,23 @@ class Tree:
 
 
 def list_tree(
-    git: Git | None, root: Path, passed: Sequence[str], limits: Limits, *, untracked: bool = True
+    git: Git | None, root: Path, excluded: Sequence[str], limits: Limits, *, untracked: bool = True
 ) -> Tree:
-    """The files of a repository, or without git those of a folder; `passed` are left out."""
+    """The files of a repository, or without git those of a folder; `excluded` are left out."""
     links: list[str] = []
     if git is None:
-        files = list(_walk(root, passed, limits.num_files))
+        files = list(_walk(root, excluded, limits.num_files))
     else:
-        files = list(_list_known(git, root, passed, links, untracked=untracked))
+        files = list(_list_known(git, root, excluded, links, untracked=untracked))
     files = _leave_runs_out(files)
-    return measure_tree(root, files, _choose_links(links, passed), limits)
+    return measure_tree(root, files, _choose_links(links, excluded), limits)
 
 
 def _list_known(
-    git: Git, root: Path, passed: Sequence[str], links: list[str], *, untracked: bool
+    git: Git, root: Path, excluded: Sequence[str], links: list[str], *, untracked: bool
 ) -> Iterator[str]:
-    listing = list_files(git, root, untracked=untracked, passed=passed)
-    yield from (name for name in listing.files if not _is_any(name, passed))
+    listing = list_files(git, root, untracked=untracked, excluded=excluded)
+    yield from (name for name in listing.files if not is_inside_any(name, excluded))
     links += list_ignored(git, root)
     for folder in listing.inner:
         if not (root / folder / ".git").exists():
@@ -85,8 +85,8 @@ def _list_known(
         links += [f"{folder}/{name}" for name in inside]
 
 
-def _walk(root: Path, passed: Sequence[str], most: int) -> Iterator[str]:
-    """All files of a folder; it is not walked much further than to a limit."""
+def _walk(root: Path, excluded: Sequence[str], most: int) -> Iterator[str]:
+    """All files of a folder; the walk ends at about four times the limit."""
     count = 0
     for folder, names, files in os.walk(root):
         inside = os.path.relpath(folder, root)
@@ -95,7 +95,7 @@ def _walk(root: Path, passed: Sequence[str], most: int) -> Iterator[str]:
         names[:] = sorted(
             name
             for name in set(names) - _SKIPPED - set(linked)
-            if not _is_any(f"{own}{name}", passed)
+            if not is_inside_any(f"{own}{name}", excluded)
         )
         yield from (f"{own}{name}" for name in [*files, *linked])
         count += len(files)
@@ -103,25 +103,21 @@ def _walk(root: Path, passed: Sequence[str], most: int) -> Iterator[str]:
             return
 
 
-def _is_any(name: str, folders: Sequence[str]) -> bool:
-    return any(is_inside(name, folder) for folder in folders)
-
-
 def _leave_runs_out(files: Sequence[str]) -> list[str]:
     """Without the run folders of other confs: each has an agent and a record."""
     agents = {os.path.dirname(name) for name in files if name.endswith("/agent.pyz")}
     known = set(files) if agents else set()
     runs = [folder for folder in agents if f"{folder}/record.json" in known]
-    return [name for name in files if not _is_any(name, runs)] if runs else list(files)
+    return [name for name in files if not is_inside_any(name, runs)] if runs else list(files)
 
 
-def _choose_links(names: Sequence[str], passed: Sequence[str]) -> tuple[str, ...]:
+def _choose_links(names: Sequence[str], excluded: Sequence[str]) -> tuple[str, ...]:
     kept = [
         name
         for name in names
         if not name.endswith(".pyc")
         and _SKIPPED.isdisjoint(name.split("/"))
-        and not _is_any(name, passed)
+        and not is_inside_any(name, excluded)
     ]
     return tuple(kept[:MOST_LINKS])
 
@@ -172,10 +168,11 @@ def _explain_excess(root: Path, what: str, limits: Limits, shares: Counter[str],
 
 
 def copy_tree(tree: Tree, target: Path, outside: Path, must_have: str) -> list[str]:
-    """Copy the files, and link what git ignores; the names that were copied come back.
+    """Copy the files and link what git ignores; return the names that were copied.
 
-    `outside` is the root as ranks see it. A file that vanishes meanwhile was deleted; without
-    `must_have` there is nothing to run. Modes and times stay; folders are for their owner alone.
+    `outside` is the root as ranks see it. A file that vanishes meanwhile was deleted, and is left
+    out; without `must_have` there is nothing to run. Modes and times are kept; folders are for
+    their owner alone.
     """
     made: set[str] = set()
     copied = []
@@ -189,13 +186,13 @@ def copy_tree(tree: Tree, target: Path, outside: Path, must_have: str) -> list[s
         _make_parent(target, name, made)
         try:
             os.symlink(outside / name, target / name)
-        except FileExistsError:  # it was committed all the same
+        except FileExistsError:  # ignored, but committed
             continue
     return copied
 
 
 def _copy_file(root: Path, target: Path, name: str, outside: Path, made: set[str]) -> bool:
-    """False for a file that is no more."""
+    """False for a file that was deleted meanwhile."""
     source = root / name
     try:
         status = os.lstat(source)
@@ -204,7 +201,7 @@ def _copy_file(root: Path, target: Path, name: str, outside: Path, made: set[str
             _make_parent(target, name, made)
             os.symlink(text, target / name)
             return True
-        file = open(source, "rb", 0)  # noqa: SIM115  # only what reading says is caught
+        file = open(source, "rb", 0)  # noqa: SIM115  # only errors of reading are caught
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -231,8 +228,8 @@ def _make_parent(target: Path, name: str, made: set[str]) -> None:
 
 
 def place_link(text: str, name: str, root: Path, outside: Path) -> str:
-    """The text of a link in the copy: one within the tree stays within the copy, one that leads out
-    of it leads to the same place."""
+    """The target of a link in the copy: within the copy if it is within the tree, else the same
+    place as before."""
     folder = os.path.dirname(name)
     aim = os.path.normpath(os.path.join(root, folder, text))
     inside = os.path.relpath(aim, root)

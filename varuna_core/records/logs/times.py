@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Optional, Tuple
 
 MARK_S = 0.25
+BAR_SLACK_S = 0.5
+"""The state of a progress bar is written once the bar has not changed for a while."""
 MOST_BYTES = 64 * 1024 * 1024
 """Of a file of marks; what comes later counts as of its last mark."""
 

@@ -20,7 +20,7 @@ from vjob.jobs.programs.code.repository import (
     read_diff,
     render_diff,
 )
-from vjob.jobs.programs.code.state import find_passed, read_state, render_state
+from vjob.jobs.programs.code.state import find_excluded, read_state, render_state
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def test_changed_files_and_new_ones_are_told_apart(tree: Path) -> None:
 
 def test_run_folders_in_the_tree_are_no_changes_and_no_files(tree: Path) -> None:
     write_files(tree, **{"my runs__conf-1__code__train_py": "", "new_py": ""})
-    passed = find_passed(tree.resolve(), tree / "my runs")
-    assert passed == ("my runs",)
-    assert read_changes(asked(), tree, passed).untracked == ("new.py",)
-    listed = list_files(asked(), tree, untracked=True, passed=passed)
+    excluded = find_excluded(tree.resolve(), tree / "my runs")
+    assert excluded == ("my runs",)
+    assert read_changes(asked(), tree, excluded).untracked == ("new.py",)
+    listed = list_files(asked(), tree, untracked=True, excluded=excluded)
     assert sorted(listed.files) == ["lib/a.py", "new.py", "train.py"]
-    assert find_passed(tree, tree.parent / "log") == ()
+    assert find_excluded(tree, tree.parent / "log") == ()
 
 
 def test_a_status_may_hold_renames_and_odd_names() -> None:

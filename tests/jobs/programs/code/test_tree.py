@@ -22,8 +22,8 @@ def root(tmp_path: Path) -> Path:
     )
 
 
-def listed(root: Path, *passed: str, untracked: bool = True, limits: Limits = WIDE) -> Tree:
-    return list_tree(Git(os.environ), root, passed, limits, untracked=untracked)
+def listed(root: Path, *excluded: str, untracked: bool = True, limits: Limits = WIDE) -> Tree:
+    return list_tree(Git(os.environ), root, excluded, limits, untracked=untracked)
 
 
 def copied(tree: Tree, target: Path) -> dict[str, str]:
