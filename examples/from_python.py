@@ -78,18 +78,18 @@ class Count(submitit.helpers.Checkpointable):
 
     def __call__(self, goal: int, mark: str) -> tuple[int, int]:
         begun = self.done
-        Path(mark).write_text("running")
         while self.done < goal:
             time.sleep(0.05)
             self.done += 1
+            if self.done == 10:
+                Path(mark).touch()
         return begun, self.done
 
 
-mark = Path("log/running").absolute()
-counting = executor.submit(Count(), 60, str(mark))
+mark = Path("log/counting").absolute()
+counting = executor.submit(Count(), 100, str(mark))
 while not mark.exists():
     time.sleep(0.1)
-time.sleep(1)
 counting._interrupt()  # as Slurm does before it preempts
 begun, done = counting.result()
 print(f"began the second time at {begun}, and came to {done}")
