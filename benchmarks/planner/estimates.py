@@ -2,11 +2,11 @@
 
     python -m benchmarks.planner.estimates FOLDER [--write]
 
-Each published run is told as `vjob submit` tells a conf without a profile: `estimate_profile` for
-its GPUs, the link that is assumed where a conf says nothing, this planner's step of its layout. No
-figure is fitted. vTrain's runs (GPT on A100) count as half precision; those of many GPUs recompute
-everything: their graphs would not fit. Sailor's (OPT-350M) are fp32 by the bytes of their weights,
-one estimate with the assumed link, one with the links that their data name.
+Each published run is estimated as `vjob submit` does for a conf without a profile:
+`estimate_profile` for its GPUs, the link that is assumed where a conf says nothing, this planner's
+step of its layout. No figure is fitted. vTrain's runs (GPT on A100) count as half precision; those
+of many GPUs recompute everything: their graphs would not fit. Sailor's (OPT-350M) are fp32 by the
+bytes of their weights, one estimate with the assumed link, one with the links that their data name.
 
 The second table asks what a cut by data sheets costs, by profiles that were measured. What the
 product says of an estimate (`ESTIMATE` in jobs/planning/question.py) are this result's figures.
@@ -40,7 +40,7 @@ from varuna_core.planner.profile.transformer import Transformer, build_cell, est
 from vjob.jobs.planning.question import LINK_GB_S
 
 RESULT = RESULTS / "estimates.md"
-AS_TOLD = ", links as told"
+AS_PUBLISHED = ", links as published"
 PRODUCTS = {
     "A100-40": "A100-40",
     "GH-96": "GH200",
@@ -64,8 +64,8 @@ ALIKE = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """One published run."""
+class Estimated:
+    """One published run: its measured step and the estimate of it."""
 
     name: str
     measured_s: float
@@ -100,7 +100,7 @@ def predict_step(profile: Profile, training: TrainingModel, layout: Layout) -> f
     return simulate_step(chain.compiled, chain.build_costs(layout.bounds)).step_s
 
 
-def tell_vtrain(row: Measured, recompute: str) -> Told:
+def estimate_vtrain(row: Measured, recompute: str) -> Estimated:
     model = Transformer(
         name="gpt",
         layers=row.layers,
@@ -129,7 +129,7 @@ def tell_vtrain(row: Measured, recompute: str) -> Told:
         shape=Shape(tensor=row.tensor, replicas=row.replicas, micro_batch=row.micro_batch),
         recompute=recompute,
     )
-    return Told(
+    return Estimated(
         name=f"{row.model} {row.tensor}x{row.replicas}x{row.stages}",
         measured_s=row.step_ms / 1e3,
         predicted_s=predict_step(profile, TrainingModel(batch=row.batch), layout),
@@ -137,7 +137,7 @@ def tell_vtrain(row: Measured, recompute: str) -> Told:
     )
 
 
-def tell_sailor(published: Published, path: Path, *, has_links: bool) -> Told:
+def estimate_sailor(published: Published, path: Path, *, has_links: bool) -> Estimated:
     plan = json.loads(path.read_text())
     pipeline, zone = plan["pipeline_list"][0], plan["zone"]
     held = [[(r[0][0][0], r[1]) for r in stage] for stage in pipeline["tmp_per_stage"]]
@@ -170,39 +170,39 @@ def tell_sailor(published: Published, path: Path, *, has_links: bool) -> Told:
         shape=Shape(tensor=tensor, replicas=pipeline["dp"][0], micro_batch=plan["mbs"]),
     )
     training = TrainingModel(batch=plan["gbs"], weight_bytes=4, state_bytes=8)
-    return Told(
+    return Estimated(
         name=path.stem.removeprefix("plan_config_"),
         measured_s=plan["real"],
         predicted_s=predict_step(profile, training, layout),
     )
 
 
-def tell_all(folder: Path) -> Iterator[tuple[str, list[Told]]]:
+def estimate_all(folder: Path) -> Iterator[tuple[str, list[Estimated]]]:
     """The published runs, by what they were run on."""
     for name, words, recompute in (
         ("single", "GPT on 2 to 8 A100 of one node", "none"),
         ("multi", "GPT on 64 to 512 A100", "full"),
     ):
         rows = read_rows(folder / "vtrain" / f"ground_truth_{name}.csv")
-        yield words, [tell_vtrain(row, recompute) for row in rows]
+        yield words, [estimate_vtrain(row, recompute) for row in rows]
     published = Published(folder / "sailor")
     for group, words in (("plans-gh200", "OPT-350M on GH200"), ("plans-mixed", MIXED)):
         files = sorted((folder / "sailor" / group).glob("*.json"))
         for has_links in (False, True):
-            more = AS_TOLD if has_links else ", link assumed"
+            more = AS_PUBLISHED if has_links else ", link assumed"
             yield (
                 words + more,
-                [tell_sailor(published, path, has_links=has_links) for path in files],
+                [estimate_sailor(published, path, has_links=has_links) for path in files],
             )
 
 
 MIXED = "OPT-350M on RTX 2080 Ti, 3090, Titan RTX"
 
 
-def count_ranked(told: Sequence[Told]) -> tuple[int, int]:
+def count_ranked(runs: Sequence[Estimated]) -> tuple[int, int]:
     """Pairs of layouts of one question that the estimate ranks as measured, and all pairs."""
-    groups: dict[Hashable, list[Told]] = defaultdict(list)
-    for one in told:
+    groups: dict[Hashable, list[Estimated]] = defaultdict(list)
+    for one in runs:
         groups[one.question].append(one)
     right = pairs = 0
     for rows in groups.values():
@@ -228,18 +228,18 @@ class Cut:
 def list_cuts(published: Published, size: int = 2) -> Iterator[Cut]:
     """Each pair of Sailor's GPUs, one micro-batch forward and backward, no tensor ranks."""
     for gpus in itertools.combinations(PRODUCTS, 2):
-        measured, told = [], []
+        measured, estimated = [], []
         for gpu in gpus:
             cell = build_cell(OPT_350M, find_gpu(PRODUCTS[gpu]), size, element_bytes=4)
             parts = cell.forward_s, cell.input_grad_s, cell.weight_grad_s
-            told.append(np.sum(parts, axis=0))
+            estimated.append(np.sum(parts, axis=0))
             rows = published.profile(gpu)[str(size)]["1"]
-            measured.append(np.array([sum(rows[str(i)][:2]) for i in range(len(told[0]))]))
+            measured.append(np.array([sum(rows[str(i)][:2]) for i in range(len(estimated[0]))]))
         best = _time_slower(measured, find_cut(measured))
         yield Cut(
             gpus=gpus,
-            by_work=_time_slower(measured, find_cut([told[0], told[0]])) / best,
-            by_sheets=_time_slower(measured, find_cut(told)) / best,
+            by_work=_time_slower(measured, find_cut([estimated[0], estimated[0]])) / best,
+            by_sheets=_time_slower(measured, find_cut(estimated)) / best,
         )
 
 
@@ -263,18 +263,18 @@ def render_estimates(folder: Path) -> list[str]:
         "pairs of layouts ranked right |",
         "|---|---|---|---|---|---|",
     ]
-    for words, told in tell_all(folder):
-        lines.append(_render_row(words, told))
+    for words, runs in estimate_all(folder):
+        lines.append(_render_row(words, runs))
     return lines
 
 
-def _render_row(words: str, told: Sequence[Told]) -> str:
-    ratios = [one.ratio for one in told]
+def _render_row(words: str, runs: Sequence[Estimated]) -> str:
+    ratios = [one.ratio for one in runs]
     low, middle, high = find_band(ratios)
-    right, pairs = count_ranked(told) if told[0].question is not None else (0, 0)
+    right, pairs = count_ranked(runs) if runs[0].question is not None else (0, 0)
     ranked = f"{right} of {pairs}, {right / pairs:.0%}" if pairs else "not of one question"
     return (
-        f"| {words} | {len(told)} | {middle:.2f} | {low:.2f} to {high:.2f} | "
+        f"| {words} | {len(runs)} | {middle:.2f} | {low:.2f} to {high:.2f} | "
         f"{min(ratios):.2f} to {max(ratios):.2f} | {ranked} |"
     )
 
@@ -292,9 +292,9 @@ def render_cuts(folder: Path) -> list[str]:
 def find_errors(folder: Path) -> tuple[int, float, float, float]:
     """All runs, the lowest 10th and the highest 90th percentile of any set, and the share of pairs
     of layouts that are ranked right: what the product says of an estimate."""
-    sets = [told for words, told in tell_all(folder) if not words.endswith(AS_TOLD)]
-    bands = [find_band(one.ratio for one in told) for told in sets]
-    counts = [count_ranked(told) for told in sets if told[0].question is not None]
+    sets = [runs for words, runs in estimate_all(folder) if not words.endswith(AS_PUBLISHED)]
+    bands = [find_band(one.ratio for one in runs) for runs in sets]
+    counts = [count_ranked(runs) for runs in sets if runs[0].question is not None]
     return (
         sum(map(len, sets)),
         min(low for low, _, _ in bands),
@@ -304,7 +304,7 @@ def find_errors(folder: Path) -> tuple[int, float, float, float]:
 
 
 WHAT_STEPS_SAY = """\
-Where a node's GPUs hold little work each (one node, small models), steps are longer than told:
+Where a node's GPUs hold little work each (one node, small models), steps are longer than estimated:
 kernels do not fill a GPU, and tensor ranks of a small model wait for one another. On many A100 the
 estimate is near in the middle. Sailor's fp32 runs seem to multiply in TF32 on A100 and GH200, which
 this engine does not, and their tensor ranks of eight PCI Express GPUs are a few times slower than

@@ -46,7 +46,7 @@ DOUBTFUL_NS = 1_000_000
 
 def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     """Missing traces and details, doubtful clocks, files that were not read whole."""
-    is_own = job.plan.program in OWN_PROGRAMS  # it does not see the keys for traces
+    is_own = job.plan.program in OWN_PROGRAMS  # the conf's keys for traces do not reach it
     if not job.traces.ranks and len(job.events):
         yield Finding(
             weight=0.0,
@@ -231,7 +231,7 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _is_pipeline(job: Job) -> bool:
-    """False for a script that cuts no model: the layout's keys mean nothing to it."""
+    """False for a script without a pipeline: the layout's keys have no effect on it."""
     return job.plan.program not in OWN_PROGRAMS or (job.plan.pipeline or 1) > 1
 
 
@@ -355,7 +355,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
-    """What is known where steps, or their times, are not."""
+    """A finding for runs whose steps, or the times of these, are not known."""
     many = len(analysis.goodput.attempts)
     ran = f"The run took {in_units(wall_s)}" + (f" in {many} attempts" if many > 1 else "")
     failed = len(job.exits) and int((job.exits["code"].astype(float) != 0).sum())

@@ -88,7 +88,7 @@ class Analysis:
 def analyse(job: Job) -> Analysis:
     """Everything at once; what there is no data for is empty or None."""
     times = whole = build_step_times(job.traces.steps, job.logs["iterations"])
-    if job.traces.is_sample:  # of all steps only the log tells
+    if job.traces.is_sample:  # only the log has all steps
         whole = build_step_times(job.traces.steps.iloc[:0], job.logs["iterations"])
         times = whole if len(whole) else times
     looked_at = {pair: _analyse_step(job, *pair) for pair in set(job.chosen.values())}

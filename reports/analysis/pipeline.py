@@ -155,8 +155,10 @@ def _observe_one(
 
 
 def _join_pieces(own: dict[str, Column]) -> dict[str, Column]:
-    """Actions that others interrupted, as one: it begins with its first piece and ends with its
-    last, and what lies between them counts as its wait."""
+    """Join the pieces of interrupted actions.
+
+    An action begins with its first piece and ends with its last; the time between pieces is wait.
+    """
     starts = np.flatnonzero(~own["goes_on"] | (np.arange(len(own["rank"])) == 0))
     last = np.append(starts[1:], len(own["rank"])) - 1
     work = np.add.reduceat(own["end_s"] - own["ready_s"], starts)

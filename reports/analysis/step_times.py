@@ -48,7 +48,7 @@ def build_step_times(steps: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFr
     since = table.groupby("attempt")["step"].diff()
     table["count"] = since.fillna(since.groupby(table["attempt"]).shift(-1)).clip(lower=1)
     table["count"] = table["count"].fillna(1).clip(upper=table["step"].clip(lower=1))
-    if "timed" in table:  # by the times of writing, which leave out what is no step
+    if "timed" in table:  # from times of writing, which leave pauses out
         table["count"] = table["timed"].fillna(table["count"])
     return table[columns].reset_index(drop=True)
 
@@ -146,7 +146,7 @@ class Goodput:
     between_s: float
     """Between an attempt's end and the next one's start."""
     knows_steps: bool
-    """False where nothing tells how long steps took: then nothing is said of useful time."""
+    """False where it is not known how long steps took: then no useful time is reported."""
 
     @property
     def share(self) -> float | None:

@@ -6,7 +6,7 @@ Each step's kernels become stretches of `compute`, `communication` (nccl) and `m
 them covers is idle. Of a file without GPU events, the operators of the CPU are the `compute`, and
 c10d's calls and what gloo does beside them the communication. Kernels count to the step in which
 they run, which may be the one after that which launched them. Files are read once, an event at a
-time; 20 bytes of each event are held. A torn file gives what it has.
+time; 20 bytes of each event are held. A file that was cut off is read as far as it goes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vjob.reports.load.trace_lines import Column
 
 ENDINGS = (".json", ".json.gz")
 MOST_PIECES = 4000
-"""Of a kind and step; beyond it neighbours are drawn as one. Sums are exact."""
+"""Drawn of a kind and step; of more, neighbours are merged. Sums are exact."""
 _BLOCK = 1 << 20
 _LARGEST_EVENT = 1 << 24
 _LARGEST_HEAD = 1 << 24
@@ -49,13 +49,13 @@ class Intervals:
 
 @dataclass(kw_only=True)
 class Profile:
-    """One file."""
+    """The intervals of one file."""
 
     rank: int | None = None
     host: str = ""
     device: str = ""
     base_ns: int = 0
-    """What its times are counted from; 0 where they are counted from 1970."""
+    """The origin of its times; 0 where they are counted from 1970."""
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     """(number, begin, end)."""
     kinds: dict[str, Intervals] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Profile:
 
 
 def is_profile(path: Path) -> bool:
-    """True if the file begins as such a file does."""
+    """True if the file begins like one of torch.profiler."""
     try:
         head = next(_read_text(path), "")[:4096]
     except (OSError, zlib.error):
@@ -74,12 +74,12 @@ def is_profile(path: Path) -> bool:
 
 
 def read_profile(path: Path) -> Profile:
-    """Never raises for what a file holds: `trouble` says why it ended early."""
+    """Read a file. Bad content does not raise: `trouble` says why reading ended early."""
     found = Profile()
     names: dict[str, int] = {}
     try:
         for event in _read_events(_read_text(path), found):
-            _take(found, names, event)
+            _add_event(found, names, event)
     except (OSError, zlib.error) as error:
         found.trouble = f"it ends early: {error}"
     found.names = list(names)
@@ -87,7 +87,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _read_text(path: Path) -> Iterator[str]:
-    """Pieces of a file, packed or not; of one that was cut off, all that can be had."""
+    """The text in pieces, decompressed; of a file that was cut off, as far as it goes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with open(path, "rb") as handle:
         is_packed = handle.read(2) == b"\x1f\x8b"
@@ -105,7 +105,7 @@ def _read_text(path: Path) -> Iterator[str]:
 
 
 def _read_events(pieces: Iterator[str], found: Profile) -> Iterator[dict[str, Any]]:
-    """The events one by one; what stands before them is in `found`."""
+    """The events one by one; what precedes them is stored in `found`."""
     text = ""
     while (at := text.find('"traceEvents"')) < 0:
         piece = next(pieces, None)
@@ -113,7 +113,7 @@ def _read_events(pieces: Iterator[str], found: Profile) -> Iterator[dict[str, An
             found.trouble = "no traceEvents"
             return
         text += piece
-    _take_head(found, text[:at])
+    _read_head(found, text[:at])
     at = text.find("[", at) + 1
     decode = json.JSONDecoder().raw_decode
     while True:
@@ -137,7 +137,7 @@ def _read_events(pieces: Iterator[str], found: Profile) -> Iterator[dict[str, An
             return
 
 
-def _take_head(found: Profile, text: str) -> None:
+def _read_head(found: Profile, text: str) -> None:
     try:
         head = json.loads(text.rstrip().rstrip(",") + "}")
     except (ValueError, RecursionError):
@@ -154,10 +154,10 @@ def _take_head(found: Profile, text: str) -> None:
         found.device = _FOREIGN.sub("_", str(devices[0].get("name") or ""))[:80]
 
 
-def _take(found: Profile, names: dict[str, int], event: dict[str, Any]) -> None:
+def _add_event(found: Profile, names: dict[str, int], event: dict[str, Any]) -> None:
     facts = event.get("args")
     if event.get("ph") != "X" or (isinstance(facts, dict) and facts.get("finished") is False):
-        return  # of what was not finished the end is made up
+        return  # torch makes up the end of an unfinished event
     name, category = str(event.get("name", "")), str(event.get("cat", "")).lower()
     try:
         begin = round(float(event["ts"]) * 1e3)
@@ -199,7 +199,7 @@ def _find_kind(category: str, name: str) -> str | None:
 
 
 def _shorten(name: str) -> str:
-    """`ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`: without what stands in brackets."""
+    """A kernel's name without its arguments: `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
     return _FOREIGN.sub("_", name.removeprefix("void ").partition("(")[0])[:_LONGEST_NAME]
 
 
@@ -210,13 +210,11 @@ def fold(profile: Profile, rank: int) -> Iterator[str]:
     """The lines of a trace of these steps."""
     steps = sorted(profile.steps)
     kinds = _choose_kinds(profile)
-    if not steps:  # prof.step() was not called: all that there is, as one
+    if not steps:  # prof.step() was not called: everything counts as one step
         known = [spans for spans, _ in kinds.values() if len(spans)]
         if not known:
             return
-        steps = [
-            (0, min(int(all_[0, 0]) for all_ in known), max(int(all_[-1, 1]) for all_ in known))
-        ]
+        steps = [(0, min(int(own[0, 0]) for own in known), max(int(own[-1, 1]) for own in known))]
     origin = profile.base_ns + steps[0][1]
     yield _write({
         "trace": FORMAT, "rank": rank, "stages": [0], "replica": rank, "host": profile.host,
@@ -267,7 +265,7 @@ def _choose_kinds(profile: Profile) -> dict[str, tuple[Column, Column]]:
             spans, longest = united["operator"]
             for other in ("call", "optimizer", "data"):
                 if other in united:
-                    spans, longest = _take_out(spans, longest, united[other][0])
+                    spans, longest = _subtract(spans, longest, united[other][0])
             united["operator"] = spans, longest
     names["data"] = "data"
     return {name: united[kind] for kind, name in names.items() if kind in united}
@@ -295,8 +293,8 @@ def _join(spans: Column, name: Column) -> tuple[Column, Column]:
     return np.column_stack([spans[starts, 0], reach[lasts]]), name[order[starts]]
 
 
-def _take_out(spans: Column, name: Column, other: Column) -> tuple[Column, Column]:
-    """What of the spans lies outside the others; both are sorted and without overlap."""
+def _subtract(spans: Column, name: Column, other: Column) -> tuple[Column, Column]:
+    """The parts of the spans outside the others; both are sorted and without overlap."""
     cuts = np.unique(np.concatenate([spans.ravel(), other.ravel()]))
     pieces = np.column_stack([cuts[:-1], cuts[1:]])
     own = np.searchsorted(spans[:, 0], pieces[:, 0], side="right") - 1
@@ -309,8 +307,8 @@ def _take_out(spans: Column, name: Column, other: Column) -> tuple[Column, Colum
 
 
 def _list_pieces(spans: Column, name: Column) -> Iterator[tuple[int, int, int, int]]:
-    """(begin, wait, work, name) to draw; if there are too many, neighbours as one that waits for as
-    long as there are gaps in it."""
+    """(begin, wait, work, name) of each piece to draw; of too many, neighbours are merged, and the
+    gaps between them count as wait."""
     stride = -(-len(spans) // MOST_PIECES)
     starts = np.arange(0, len(spans), stride)
     lasts = np.append(starts[1:], len(spans)) - 1
@@ -325,8 +323,8 @@ def fold_files(
 ) -> tuple[list[Path], dict[str, str]]:
     """Write `folder/<rank>.jsonl` of an attempt's files, several of a rank one after another.
 
-    Ranks that are `taken` have a trace of their own, which tells of every step. Returned are the
-    files, and what of which profile was not read.
+    Ranks that are `taken` have a trace of their own, with every step. Return the written files,
+    and by the name of a profile what of it was not read.
     """
     skipped: dict[str, str] = {}
     written: list[Path] = []

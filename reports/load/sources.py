@@ -114,12 +114,12 @@ def _find_attempt(label: str, folder: Path) -> AttemptSources:
 
 
 MOST_FILES = 10_000
-"""That are looked at for profiles in one attempt."""
+"""Files searched for profiles in each of the two folders of an attempt."""
 
 
 def find_profiles(folder: Path) -> list[Path]:
-    """torch.profiler's files in `trace/` and `ranks/`, however deep; in the folder itself those
-    that are named as its handler names them."""
+    """torch.profiler's files in `trace/` and `ranks/`, at any depth; in the folder itself only
+    those with the ending that its handler gives."""
     found = [path for _, path in _list(folder, (".pt.trace.json", ".pt.trace.json.gz"))]
     for name in ("trace", "ranks"):
         deep = islice((folder / name).rglob("*"), MOST_FILES)

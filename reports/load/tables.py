@@ -45,7 +45,7 @@ class PlanFacts:
     """The number of ranks."""
     prediction: Prediction | None = None
     progress: str | None = None
-    """The user's own pattern of lines about steps."""
+    """The user's own regular expression of lines about steps."""
     program: str = ""
     """What ranks run: script, megatron, ...; empty where an older version submitted."""
 
@@ -119,7 +119,7 @@ class Job:
     skipped: dict[str, str]
     """What of which file could not be read."""
     commit: str = ""
-    """Of the user's code: `1a2b3c4d5e on main, dirty`."""
+    """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
 
     def find_partition(self, attempt: str) -> str:
         """Layers of each stage in an attempt, where anything says so."""
@@ -197,7 +197,7 @@ def _read_with_profiles(
     skipped: dict[str, str],
     say: Callable[[str], object],
 ) -> Traces:
-    """Traces, and for ranks that have none what torch.profiler saw of them."""
+    """The traces, and for ranks without one their files of torch.profiler."""
     if not any(attempt.profiles for attempt in sources.attempts):
         return read_traces(paths)
     folder = Path(tempfile.mkdtemp(prefix="vjob-profiles-"))
@@ -210,7 +210,7 @@ def _read_with_profiles(
         skipped |= {f"{attempt.label}/{name}".lstrip("/"): why for name, why in bad.items()}
     traces = read_traces([*paths, *folded])
     traces.is_sample = bool(folded) and not paths
-    # Events are read later, some as late as they are written elsewhere.
+    # Events are read from these files later, some only for an export.
     weakref.finalize(traces, shutil.rmtree, folder, ignore_errors=True)
     return traces
 
@@ -226,7 +226,7 @@ def _read_errors(
     readers: list[LogReader],
     pattern: re.Pattern[str] | None,
 ) -> None:
-    """Steps by standard error, where no line of standard output tells of one, and by bars."""
+    """Steps of standard error where standard output has none, and of bars where neither has any."""
     errors: dict[str, list[LogReader]] = {}
     if not any(reader.has_steps for reader in readers):
         for node, log in attempt.errors:

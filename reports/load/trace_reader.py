@@ -36,7 +36,7 @@ class Traces:
     zero_ns: int
     """Nanoseconds since 1970 where the tables' seconds begin."""
     is_sample: bool = False
-    """torch.profiler's, which watches a few steps: nothing follows about the others."""
+    """True for files of torch.profiler, which hold a few steps and nothing of the others."""
 
     @property
     def detailed_steps(self) -> list[tuple[str, int]]:

@@ -56,8 +56,8 @@ _JOB_INFO_BYTES = 4096
 _HEAD = re.compile(rb"iteration +\d+/")
 """A Megatron line, or the torn beginning of one."""
 RARE = ("samples_per_s", "tokens_per_s")
-"""Columns only of logs that say so. One more is `timed`: of how many steps `time_ms` is the mean,
-where that is by the times of writing."""
+"""Columns only of logs that have them. One more is `timed`: the number of steps that `time_ms` is
+the mean of, where it follows from times of writing."""
 COLUMNS = tuple(
     name
     for name in Iteration.__dataclass_fields__
@@ -119,8 +119,8 @@ class LogTables:
 
 
 class LogReader:
-    """Reads one log into the tables; of steps that only bars tell of, and of losses without a
-    step, `close` makes rows."""
+    """Reads one log into the tables; `close` adds rows for steps that only bars show, and for
+    losses without a step."""
 
     def __init__(
         self,
@@ -130,14 +130,14 @@ class LogReader:
         path: Path,
         pattern: re.Pattern[str] | None = None,
     ) -> None:
-        """`pattern`: the user's own of lines about steps."""
+        """`pattern`: the user's own regular expression of lines about steps."""
         self.tables, self.attempt, self.node, self.path = tables, attempt, node, path
         self.has_steps = False
-        """Lines told of steps: bars then count for nothing."""
+        """True once a line was about a step: bars are then ignored."""
         self.bars = Thinned()
-        """Iterations by progress bars, and when their lines were written."""
+        """Iterations from progress bars, and when their lines were written."""
         self.losses = Thinned()
-        """The same of lines that name no step."""
+        """Iterations from lines without a step, and when these were written."""
         self._step, self._time_ms = -1, 0.0
         self._open: _Timers | None = None
         self._kept: dict[str, _Timers] = {}
@@ -153,9 +153,9 @@ class LogReader:
         self._marks = MARKS if pattern is None else find_marks(pattern.pattern)
         self._times: MarkReader | None = None
         self._has_times = False
-        """Lines say how long steps took: when they were written does not matter."""
+        """True if lines say how long steps took: times of writing are then not needed."""
         self._read_to = 0
-        """Where in the block the line ended that told of a step last."""
+        """End, in the block, of the latest line about a step."""
 
     def read(self) -> None:
         blocks = BlockReader(self.path, LOG_BLOCK_BYTES)
@@ -173,7 +173,7 @@ class LogReader:
             self.tables.skipped[f"{self.attempt}/{self.path.name}".lstrip("/")] = skipped
 
     def read_steps(self) -> None:
-        """Nothing but the steps, of standard error: there all else would be somebody's prose."""
+        """Read only the steps, for standard error: other lines there are no records."""
         for offset, block in BlockReader(self.path, LOG_BLOCK_BYTES):
             self._read_others(offset, block)
         self._flush()
@@ -241,7 +241,7 @@ class LogReader:
                 self._read_to = end
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
-        """When a line was written, and how much later it may have been."""
+        """The earliest time at which a line was written, and how much later it may have been."""
         if self._has_times:
             return None, 0.0
         if self._times is None:
@@ -260,14 +260,14 @@ class LogReader:
             return time.gmtime().tm_year
 
     def _note(self, told: Told, between: bytes) -> None:
-        """A line about a step; `between`: what stands before it."""
+        """Record a line about a step; `between` is the text since the one before."""
         found = told.line
         if self._steps.is_slow(told) and any(mark in between for mark in PHASE_MARKS):
             found = replace(found, time_ms=None)
         if found.step == NO_STEP:
             if self._bar is None:
                 self.losses.append({"line": found, "at": told.at})
-            else:  # the bar above tells the step
+            else:  # its step is that of the bar above
                 self._hold(join_lines(self._bar, replace(found, step=self._bar.step)), None)
         elif told.strength < LINE:
             self._bar = found
@@ -278,7 +278,7 @@ class LogReader:
             self._hold(found, told.num_timed)
 
     def close(self, others: Iterable[LogReader] = ()) -> None:
-        """Rows by bars, of this log or of `others` of its node, and losses placed among them."""
+        """Add rows from bars of this log or of `others` of its node, with losses between them."""
         sources = [self, *others]
         source = next((reader for reader in sources if reader.bars.rows), None)
         if source is None or any(reader.has_steps for reader in sources):
@@ -291,7 +291,7 @@ class LogReader:
         ats = [row["at"] for row in known]
         steps = [row["line"].step for row in known]
         for row in (row for reader in sources for row in reader.losses.rows):
-            # Before the first state of a bar and behind the last one the step is anybody's guess.
+            # Before the first and after the last state of a bar the step is not known.
             if known and row["at"] is not None and ats[0] <= row["at"] + MARK_S <= ats[-1] + 1:
                 step = round(float(np.interp(row["at"], ats, steps)))
                 line = replace(row["line"], step=step)
@@ -446,7 +446,8 @@ class LogReader:
 
 
 def _find_lines(block: bytes, marks: Collection[bytes]) -> list[tuple[int, int]]:
-    """Begin and end of the lines with one of these marks, in order; of all without any mark."""
+    """Begin and end of the lines with one of these marks, in order; of all lines if no marks are
+    given."""
     if not marks:
         ends = list(accumulate(len(line) + 1 for line in block.split(b"\n")))
         return [(begin, end - 1) for begin, end in zip([0, *ends], ends, strict=False)]

@@ -73,7 +73,7 @@ class Page:
     findings: Sequence[Finding] = ()
     has_timeline: bool = False
     is_own_program: bool = False
-    """The user's script, to which the conf's keys for a timeline mean nothing."""
+    """True for a user's script, on which the conf's keys for a timeline have no effect."""
     sections: Sequence[tuple[str, Sequence[PagePart]]]
     """(title, parts)."""
     conf: str = ""

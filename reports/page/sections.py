@@ -137,7 +137,7 @@ def _list_stages(analysis: Analysis) -> ReportTable:
 
 
 def _list_profiled(job: Job) -> ReportTable:
-    """What torch.profiler saw of each rank: parts of a step, the mean over those it watched."""
+    """Profiled steps of each rank: the shares of compute, communication, copies and idle time."""
     kinds = ("compute", "communication", "memcpy", "idle")
     columns = ("rank", "steps", "step s", "compute", "communication", "copies", "idle")
     steps = job.traces.steps
@@ -146,7 +146,7 @@ def _list_profiled(job: Job) -> ReportTable:
     rows, shares = [], []
     for rank, own in steps.groupby("rank"):
         if not own["idle_s"].any():
-            continue  # it wrote a trace of its own
+            continue  # its trace is its own, not a profile
         took = float(own["took_s"].sum()) or 1.0
         parts = [float(own[f"{k}_s"].sum()) / took if f"{k}_s" in own else 0.0 for k in kinds]
         figures = [f"{100 * part:.1f} %" for part in parts]

@@ -20,7 +20,7 @@ NAMES = {
     "step_s": "s/step",
     "tokens_per_s": "tokens/s",
 }
-"""Keys of --json, and how they are shown."""
+"""Column titles by key of --json."""
 TITLES = {
     "last_loss": "final loss",
     "step_s": "median step, s",
@@ -28,7 +28,7 @@ TITLES = {
 }
 """Those that are drawn."""
 MANY = 10.0
-"""Numbers so many times apart are drawn on a logarithmic axis."""
+"""The axis is logarithmic if the largest value is so many times the smallest."""
 NOTHING = "-"
 
 
@@ -48,7 +48,7 @@ class SweptRun:
 
 
 def find_figures(compared: Compared | None) -> dict[str, float | None]:
-    """Of a run that left nothing to read all are unknown."""
+    """The final figures of a run; all are unknown for one that left nothing to read."""
     if compared is None:
         return dict.fromkeys(NAMES)
     analysis = compared.analysis
@@ -63,18 +63,18 @@ def find_figures(compared: Compared | None) -> dict[str, float | None]:
 
 
 def _find_last_loss(compared: Compared) -> float | None:
-    """Of the last line that is not of skipped steps; NaN where the training came to that."""
+    """The loss of the last line, without lines of skipped steps that have none; may be NaN."""
     table = compared.analysis.curves.table
     loss = pd.to_numeric(table["loss"], errors="coerce")
     skipped = pd.to_numeric(table["skipped"], errors="coerce").fillna(0) > 0
     loss = loss[loss.notna() | ~skipped]
-    # A column of numbers alone was printed; one without any holds None.
+    # The column is of floats where a loss was printed, even NaN; else it holds None.
     is_known = pd.api.types.is_float_dtype(table["loss"]) or loss.notna().any()
     return float(loss.iloc[-1]) if is_known and len(loss) else None
 
 
 def _find_tokens(compared: Compared, step_s: float | None) -> float | None:
-    """As the log says it; else by batch and sequence of the conf."""
+    """Tokens a second by the log; else computed from batch and sequence of the conf."""
     said = compared.job.logs["iterations"].get("tokens_per_s")
     if said is not None and said.notna().any():
         return float(said.median())
@@ -87,7 +87,7 @@ def _find_tokens(compared: Compared, step_s: float | None) -> float | None:
 
 
 def sort_runs(runs: Sequence[SweptRun]) -> list[SweptRun]:
-    """The least loss first, then those that came to NaN, then those without."""
+    """The lowest loss first, then runs whose loss is NaN, then those without a loss."""
 
     def place(run: SweptRun) -> tuple[int, float]:
         loss = run.figures["last_loss"]
@@ -122,7 +122,7 @@ def _show(key: str, value: float | None) -> str:
 
 
 def build_sweep_json(runs: Sequence[SweptRun]) -> list[dict[str, Any]]:
-    """The best first; a loss that is NaN is null, and `is_nan` tells it from one not known."""
+    """The best first; a loss that is NaN is null, and `is_nan` says which null is a NaN."""
     return [
         {
             "name": run.name,
@@ -191,7 +191,7 @@ def draw_key(runs: Sequence[SweptRun], key: str, keys: Mapping[str, str]) -> Fig
 
 
 def read_numbers(values: Sequence[str]) -> dict[str, float] | None:
-    """Each value as a number; None where one of them is none, for then all are words."""
+    """Each value as a number; None if one of them is not a number: then all are categories."""
     try:
         numbers = {value: float(value.strip("'\"")) for value in values}
     except ValueError:
@@ -216,7 +216,7 @@ def _draw_axis(values: Sequence[str], numbers: Mapping[str, float] | None) -> Fi
 
 
 def _choose_colours(runs: Sequence[SweptRun], key: str) -> str:
-    """The other key with the fewest values, of several and as few as there are colours; or none."""
+    """The other key with the fewest values, at least two and no more than the colours; or empty."""
     others = dict.fromkeys(other for run in runs for other in run.values if other != key)
     counts = {other: len({run.values.get(other) for run in runs}) for other in others}
     fitting = {other: count for other, count in counts.items() if 2 <= count <= len(COLOURS)}
@@ -236,7 +236,7 @@ def _draw_points(
     label: str,
     colour: str,
 ) -> Figure | None:
-    """A line through the runs of one colour where each has a value of its own, else points."""
+    """A line through the runs of one colour if no two share a value, else points."""
     known = [(run, run.figures[name]) for run in runs]
     points = [(run, y) for run, y in known if y is not None and math.isfinite(y)]
     if not points:
@@ -245,7 +245,7 @@ def _draw_points(
         points.sort(key=lambda point: numbers[point[0].values[key]])
     x = [run.values[key] for run, _ in points]
     is_line = numbers is not None and len(set(x)) == len(x) > 1
-    told = [
+    hover_texts = [
         [plain(run.name), plain(", ".join(f"{k} = {v}" for k, v in run.values.items()))]
         for run, _ in points
     ]
@@ -254,7 +254,7 @@ def _draw_points(
         "mode": "lines+markers" if is_line else "markers",
         "x": [plain(value) if numbers is None else numbers[value] for value in x],
         "y": [float(f"{y:.6g}") for _, y in points],
-        "customdata": told,
+        "customdata": hover_texts,
         "line": {"color": colour, "width": 1.5},
         "marker": {"color": colour, "size": 8},
         "name": plain(label),
