@@ -105,7 +105,13 @@ def analyse(job: Job) -> Analysis:
         partition=partition,
         suggestion=suggest_partition(partition, median.stage_work_s) if median else None,
         goodput=measure_goodput(
-            whole, job.traces.zero_ns / 1e9, job.exits, job.history, job.outcomes, labels
+            whole,
+            job.logs["iterations"],
+            job.traces.zero_ns / 1e9,
+            job.exits,
+            job.history,
+            job.outcomes,
+            labels,
         ),
         curves=_build_curves(job.logs["iterations"]),
         memory=_find_memory(job),

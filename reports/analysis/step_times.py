@@ -157,17 +157,23 @@ class Goodput:
 
 def measure_goodput(
     times: pd.DataFrame,
+    iterations: pd.DataFrame,
     zero_s: float,
     exits: pd.DataFrame,
     history: Sequence[Mapping[str, Any]],
     outcomes: Mapping[str, str],
     labels: Sequence[str],
 ) -> Goodput:
-    """`times` as of build_step_times, its `begin_s` counted from `zero_s`; `labels` in order."""
+    """`times` as of build_step_times, its `begin_s` counted from `zero_s`; `labels` in order.
+
+    `iterations` are the lines about steps: some of them, the last ones above all, have no time.
+    """
     order = {label: at for at, label in enumerate(labels)}
     steps = times.assign(order=times["attempt"].map(order)).sort_values(["step", "order"])
     steps["all_s"] = _count_once(steps)
     steps["again"] = steps.duplicated("step", keep="last")
+    seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
+    told = pd.concat(seen) if seen else times
     attempts = []
     for label in labels:
         own = steps[steps["attempt"] == label]
@@ -175,6 +181,7 @@ def measure_goodput(
         begins = _list_numbers(spans, "started")
         ends = _list_numbers(spans, "ended")
         began = own["begin_s"].dropna()
+        own_steps = told.loc[told["attempt"] == label, "step"]
         if len(began):
             begins.append(zero_s + float(began.min()))
             ends.append(zero_s + float((own["begin_s"] + own["took_s"]).max()))
@@ -184,8 +191,8 @@ def measure_goodput(
                 label=label,
                 started=min(begins, default=None),
                 ended=max(ends, default=None),
-                first_step=int(own["step"].min()) if len(own) else None,
-                last_step=int(own["step"].max()) if len(own) else None,
+                first_step=int(own_steps.min()) if len(own_steps) else None,
+                last_step=int(own_steps.max()) if len(own_steps) else None,
                 steps_s=float(own["all_s"].sum()),
                 repeated_s=float(own.loc[own["again"], "all_s"].sum()),
                 outcome=outcomes.get(label, ""),

@@ -206,8 +206,8 @@ def _list_attempts(analysis: Analysis) -> ReportTable:
                 begun,
                 took,
                 steps if attempt.first_step is not None else "not known",
-                f"{attempt.steps_s:.1f}" if attempt.first_step is not None else "-",
-                f"{attempt.repeated_s:.1f}" if attempt.first_step is not None else "-",
+                f"{attempt.steps_s:.1f}" if attempt.steps_s else "-",
+                f"{attempt.repeated_s:.1f}" if attempt.steps_s else "-",
                 attempt.outcome or "-",
             )
         )
