@@ -25,10 +25,10 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY and name != "trace":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    if name == "trace":
+    if name == "trace":  # a module, the others are names in one
         return importlib.import_module("varuna_core.trace")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -301,16 +301,9 @@ def _find_writer(
     every: int | None = None, stage: int | None = None, replica: int | None = None
 ) -> TraceWriter | None:
     """Opened at the first call."""
-    global _writer, _is_off
     if _writer is not None or _is_off:
         return _writer
-    with _lock:
-        if _writer is None and not _is_off:
-            if _is_child():
-                _is_off = True
-            else:
-                _writer = _open(every or read_every(), stage, replica)
-    return _writer
+    return open_once(lambda: _open(every or read_every(), stage, replica))
 
 
 def open_once(open_writer: Callable[[], TraceWriter]) -> TraceWriter | None:

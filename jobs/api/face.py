@@ -62,7 +62,7 @@ def submit(
 
 
 def load(conf: ConfLike, *, set: Mapping[str, Any] | None = None) -> JobConf:
-    """Read and check a conf; ConfError tells every problem of it at once.
+    """Read and check a conf; ConfError lists all of its problems at once.
 
     >>> conf = vjob.load("conf.yaml", set={"parallel.pipeline": 2})
     >>> conf.parallel.pipeline

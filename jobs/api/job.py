@@ -1,4 +1,4 @@
-"""`VjobJob`: a run as Python sees it. submitit's Job, and what vjob knows on top.
+"""`VjobJob`: a run as a Python object, submitit's Job with vjob's own methods on top.
 
 A job of submitit is one with a function whose result is pickled; a run of a script has neither, and
 nothing of it is unpickled: its results are None where it ended well.
@@ -29,7 +29,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.watcher import VjobInfoWatcher
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.cancel import cancel_run
-from vjob.jobs.runs.find import RunView, view_run
+from vjob.jobs.runs.find import RunView, is_over, view_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ LANDING_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """How a job is: what was seen, and what the rules make of it."""
+    """A snapshot of a job, and the verdict that the rules give on it."""
 
     snapshot: Snapshot
     verdict: Verdict
@@ -74,16 +74,8 @@ class JobStatus:
         return render(self.snapshot, self.verdict, all_nodes=False)
 
 
-class _RunPaths(VjobPaths):
-    def move_temporary_file(
-        self, tmp_path: Path | str, name: str, keep_as_symlink: bool = False
-    ) -> None:
-        """Remove submitit's copy of the script; the scheduler got the run folder's own."""
-        os.unlink(tmp_path)
-
-
 class VjobJob(Job[R]):
-    """A run: the job or jobs that it has, its ranks, its files.
+    """A run: its job or jobs, its ranks, its files.
 
     `task(rank)` is one rank of it, with the same interface.
     """
@@ -93,7 +85,7 @@ class VjobJob(Job[R]):
     def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
         self.run = RunFolder(Path(folder))
         super().__init__(folder, job_id, tasks)
-        self._paths = _RunPaths(folder, job_id, self.task_id)
+        self._paths = VjobPaths(folder, job_id, self.task_id)
 
     @classmethod
     def open(cls, run: RunFolder) -> VjobJob[Any]:
@@ -106,7 +98,7 @@ class VjobJob(Job[R]):
         job_id = record.jobs[0].id if record.jobs else run.name
         return cls(run.path, job_id, range(world))
 
-    # What it is.
+    # Identity and records.
 
     @property
     def name(self) -> str:
@@ -120,7 +112,7 @@ class VjobJob(Job[R]):
 
     @property
     def record(self) -> RunRecord:
-        """What is known of the run since the last look; no scheduler is asked."""
+        """The run's record as last written; no scheduler is asked."""
         record = read_record(self.run)
         if record is None:
             raise VjobError(f"{self.run.record} cannot be read; was the run folder removed?")
@@ -149,7 +141,7 @@ class VjobJob(Job[R]):
         """For each rank too: one of them may be all that came from another process."""
         self.watcher.register_run(self.job_id, self.run)
 
-    # How it goes.
+    # Progress.
 
     def done(self, force_check: bool = False) -> bool:
         """True once the run is over, or every rank of its function has left a result."""
@@ -184,7 +176,7 @@ class VjobJob(Job[R]):
         return JobStatus(snapshot=snapshot, verdict=verdict)
 
     def follow(self, say: Callable[[str], object] = print) -> int:
-        """Hand on the lines of all ranks as they come, to the end; 0 where the run ended well."""
+        """Pass each new line of all ranks to `say` until the run ends; 0 where it ended well."""
         from vjob.jobs.monitor.log_lines.print_logs import follow_run
 
         return follow_run(self.run, say)
@@ -227,18 +219,18 @@ class VjobJob(Job[R]):
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
-        """The tables of `vjob report --csv` as DataFrames, by name; read anew each time."""
+        """The tables of `vjob report --csv` as DataFrames, by name; read again each time."""
         from vjob.jobs.reporting.report import load_tables
 
         return load_tables(self.run.path)
 
-    # What is done to it.
+    # Actions.
 
     def cancel(self, check: bool = True, *, now: bool = False) -> None:
         """End the job; ranks that can are asked to checkpoint first, unless `now`.
 
-        With `check` it has ended, or been told to, when this returns. A job that is over already
-        stays as it is.
+        With `check` it returns once the job has ended, or the scheduler was asked to end it. A job
+        that is over already stays as it is.
         """
         record = self.record
         if record.state in (records.ENDED, records.REFUSED):
@@ -254,8 +246,8 @@ class VjobJob(Job[R]):
                 raise
 
     def _interrupt(self, timeout: bool = False) -> None:
-        """Call the ranks as before a preemption or the time limit; submitit's documentation has it
-        for trying out a checkpoint(). Which of the two it was, submitit tells by the time."""
+        """Send the ranks the signal of a preemption or the time limit; submitit documents this as
+        the way to try a checkpoint(). submitit decides by the time which of the two it was."""
         attempts = self.run.attempts()
         if not attempts:
             raise InputError(f"{self.name} has started no rank yet")
@@ -275,7 +267,7 @@ class VjobJob(Job[R]):
             raise InputError("say how many nodes (count) or which (nodes), one of the two")
         return membership.shrink(self.run, count=count, hosts=nodes)
 
-    # What came of it.
+    # Results.
 
     def results(self) -> list[R]:
         """What the function returned, by rank, and None by rank of a script; raises its failure."""
@@ -299,25 +291,36 @@ class VjobJob(Job[R]):
         failed = self._find_failed(view)
         if failed is None:
             return None
+        view = self._wait_for_verdict(view)
+        rank, trace = self._find_failed(view) or failed
+        return self._build_error(view, rank, trace)
+
+    def _wait_for_verdict(self, view: RunView) -> RunView:
+        """The run once its end is on record, or after VERDICT_S."""
         deadline = time.monotonic() + VERDICT_S
         while not self.watcher.is_done(self.job_id, mode="cache") and time.monotonic() < deadline:
             time.sleep(1)
             view = self._look()
-        rank, trace = self._find_failed(view) or failed
-        told = f"{self.name}: {view.record.message or view.state}"
+        return view
+
+    def _build_error(
+        self, view: RunView, rank: int, trace: str
+    ) -> UncompletedJobError | FailedJobError:
+        """The error for a run that failed: a rank's traceback, else its last lines."""
+        verdict = f"{self.name}: {view.record.message or view.state}"
         if view.record.state == records.REFUSED:
-            return UncompletedJobError(told)
+            return UncompletedJobError(verdict)
         where, hint = self._describe_rank(rank), self._hint(rank)
         if trace:
             trace = trace.rstrip()
-            shown = "" if trace in told else f"{where}\n{trace}\n"  # a refusal is one sentence
-            return FailedJobError(f"{told}\n{shown}{hint}")
+            shown = "" if trace in verdict else f"{where}\n{trace}\n"  # a refusal is one sentence
+            return FailedJobError(f"{verdict}\n{shown}{hint}")
         if self.has_function and self._ended_well(rank):
-            return UncompletedJobError(f"{told}\n{self._explain_lost(rank)}\n{hint}")
-        said = read_text(_RunPaths(self.folder, self.job_id, rank).stderr)
-        last = "\n".join((said or "").splitlines()[-LAST_LINES:])
+            return UncompletedJobError(f"{verdict}\n{self._explain_lost(rank)}\n{hint}")
+        text = read_text(VjobPaths(self.folder, self.job_id, rank).stderr)
+        last = "\n".join((text or "").splitlines()[-LAST_LINES:])
         shown = f"{where} it wrote last:\n{last}\n" if last else ""
-        return UncompletedJobError(f"{told}\n{shown}{hint}")
+        return UncompletedJobError(f"{verdict}\n{shown}{hint}")
 
     def _explain_lost(self, rank: int) -> str:
         return (
@@ -332,8 +335,7 @@ class VjobJob(Job[R]):
         The culprit by the verdict comes first: others fail because it did.
         """
         outcome = view.record.outcome
-        is_over = view.record.state in (records.ENDED, records.REFUSED)
-        is_bad = is_over and view.record.verdict != "COMPLETED"
+        is_bad = is_over(view) and view.record.verdict != "COMPLETED"
         culprit = outcome.culprit_rank if outcome is not None and outcome.code else None
         order = [rank for rank in (culprit,) if rank in self._tasks]
         order += [rank for rank in self._tasks if rank not in order]
@@ -364,7 +366,7 @@ class VjobJob(Job[R]):
         """`success` or `error`, and the value; an empty word where the rank left no result."""
         path = self.run.result_pickle(rank)
         deadline = time.monotonic() + (LANDING_S if self._ended_well(rank) else 0.0)
-        while path.name not in list_names(path.parent):  # listing makes NFS look anew
+        while path.name not in list_names(path.parent):  # a listing makes NFS look again
             if time.monotonic() > deadline:
                 return "", None
             time.sleep(0.5)

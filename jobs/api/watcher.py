@@ -1,9 +1,9 @@
-"""States of the runs that Python watches, by one question to a scheduler for all of them.
+"""States of the runs that a Python process waits for, by one query to a scheduler for all of them.
 
 submitit asks sacct, which knows het jobs by other names and is not everywhere. Here the runs' own
 view is asked (jobs/runs/find.py): squeue once for all that have not ended, and the run folder. The
 interval grows as submitit's does (2 s, then half of the time since the last job came, at most
-`delay_s`); a run whose ranks have just ended is looked at at once.
+`delay_s`); a run whose ranks have just ended is polled at once.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import time
 
 from submitit.core.core import InfoWatcher
 
-from varuna_core.records import record as records
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.runs.find import RunView, view_runs
+from vjob.jobs.runs.find import RunView, is_over, view_runs
 
 DELAY_S = 30
 SOONEST_S = 2.0
-"""Between two looks that the end of an attempt asks for."""
+"""Least time between two polls that the end of an attempt triggers."""
 SETTLE_S = 6.0
-"""So long such looks go on: an attempt writes its outcome before its batch script has ended."""
+"""Such polls go on for this long: an attempt writes its outcome before its batch script ends."""
 
 
 class VjobInfoWatcher(InfoWatcher):
@@ -45,7 +44,7 @@ class VjobInfoWatcher(InfoWatcher):
             self.register_job(job_id)
 
     def view(self, job_id: str) -> RunView | None:
-        """The run's view of the last look."""
+        """The run's view of the last poll."""
         return self._views.get(job_id)
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
@@ -66,7 +65,7 @@ class VjobInfoWatcher(InfoWatcher):
         return found
 
     def update(self) -> None:
-        """Look at all runs that have not ended; one call of squeue, or none."""
+        """Poll all runs that have not ended, by one call of squeue or none."""
         live = {job: self._runs[job] for job in self._registered - self._finished}
         if not live:
             return
@@ -84,7 +83,7 @@ class VjobInfoWatcher(InfoWatcher):
                 continue  # its record cannot be read just now
             self._views[job] = view
             self._info_dict[job] = _describe(job, view)
-            if view.record.state in (records.ENDED, records.REFUSED):
+            if is_over(view):
                 self._finished.add(job)
         self._last_status_check = time.time()
 

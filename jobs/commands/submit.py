@@ -130,7 +130,7 @@ def submit(
             plan=plan,
             at_most=at_most,
             for_preview=dry_run,
-            tell=_tell_sweep("checked"),
+            progress=_show_progress("checked"),
         )
         _submit_sweep(sweep, before, dry_run=dry_run, as_json=as_json)
         return
@@ -169,16 +169,16 @@ def submit(
     print_submitted(run, record, more, as_json=as_json, follow=follow)
 
 
-def _tell_sweep(word: str) -> Callable[[int, int], None]:
+def _show_progress(word: str) -> Callable[[int, int], None]:
     """A line of progress on a terminal, gone once all is done."""
     if not sys.stderr.isatty():
         return lambda done, total: None
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         text = f"{done} of {total} {word}" if done < total else ""
         click.echo(f"\r\033[K{text}", err=True, nl=False)
 
-    return tell
+    return show
 
 
 def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: bool) -> None:
@@ -191,16 +191,16 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
     from vjob.jobs.submit.submit import find_warnings
     from vjob.jobs.submit.sweep import build_json, render_submitted, submit_sweep
 
-    count, show = 0, _tell_sweep("submitted")
+    count, show = 0, _show_progress("submitted")
 
-    def tell(done: int, total: int) -> None:
+    def progress(done: int, total: int) -> None:
         nonlocal count
         count = done
         show(done, total)
 
     try:
         executor = make_executor(sweep.runs[0].ready.resolved)
-        submitted = submit_sweep(sweep, executor=executor, after=after, tell=tell)
+        submitted = submit_sweep(sweep, executor=executor, after=after, progress=progress)
     except KeyboardInterrupt:
         if count == 0:
             raise

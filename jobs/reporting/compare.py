@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from varuna_core.records.logs.tail import clean
 from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.reporting.report import Say, check_libraries, find_folder
+from vjob.jobs.reporting.report import Say, check_libraries, find_folder, format_now, read_job
 from vjob.jobs.runs.find import RunView, view_runs
 from vjob.jobs.runs.listing import fit_lines, shorten_keys
 from vjob.jobs.schedulers import run_index as index
@@ -102,7 +101,7 @@ def compare_jobs(
         for table in comparison.build_comparison(jobs):
             say(f"{table.title.upper()}\n" + "\n".join(render_table(table, len(table.rows))) + "\n")
     else:
-        text = comparison.render_comparison(jobs, made_at=_tell_time(), cdn=cdn)
+        text = comparison.render_comparison(jobs, made_at=format_now(), cdn=cdn)
         write_atomic(here / page, text)
         say(f"wrote {page}")
 
@@ -119,13 +118,13 @@ def _compare_sweep(
         say("\n".join(fit_lines([tuple(map(str.upper, table.columns)), *table.rows], width)))
     else:
         name = " and ".join(chosen.sweeps)
-        text = sweep_page.render_sweep(name, runs, keys, made_at=_tell_time(), cdn=cdn)
+        text = sweep_page.render_sweep(name, runs, keys, made_at=format_now(), cdn=cdn)
         write_atomic(here / page, text)
         say(f"wrote {page}")
 
 
 def load_sweep(chosen: Chosen) -> list[SweptRun]:
-    """The runs of sweeps and other jobs beside them, with one question to each scheduler."""
+    """The runs of sweeps and other jobs beside them, with one query to each scheduler."""
     from vjob.reports.page.sweep_page import SweptRun, find_figures
 
     views = {view.run.path: view for view in view_runs([run for _, run in chosen.folders if run])}
@@ -168,20 +167,10 @@ def _find_values(
     return {key: settings[place] for key, place in places.items() if place in settings}
 
 
-def _tell_time() -> str:
-    return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
-
-
 def _load(folder: Path, run: RunFolder | None) -> Compared:
-    from vjob.reports.analysis.measures import analyse
-    from vjob.reports.load.sources import SourceError
-    from vjob.reports.load.tables import load_job
     from vjob.reports.page.comparison import Compared, flatten
 
-    try:
-        job = load_job(folder)
-    except SourceError as error:
-        raise InputError(str(error)) from None
+    job, analysis = read_job(folder)
     conf = _read_conf(run) if run is not None else {}
     settings = flatten(conf) if conf else dict(job.job_info)
     if run is not None:
@@ -189,7 +178,7 @@ def _load(folder: Path, run: RunFolder | None) -> Compared:
     return Compared(
         name=job.sources.name,
         job=job,
-        analysis=analyse(job),
+        analysis=analysis,
         settings=settings,
         has_conf=bool(conf),
     )

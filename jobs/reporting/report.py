@@ -88,17 +88,10 @@ def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
     folder, run = find_folder(job, here)
     check_libraries(*(("plotly", "jinja2") if wanted.has_page or wanted.png else ()))
     from vjob.reports.analysis import findings
-    from vjob.reports.analysis import measures as analysis
     from vjob.reports.export import text as texts
-    from vjob.reports.load import tables as load
-    from vjob.reports.load.sources import SourceError
 
     needs_more = wanted.has_page or wanted.png is not None
-    try:
-        found = load.load_job(folder, more_events=MORE_EVENTS if needs_more else 0)
-    except SourceError as error:
-        raise InputError(str(error)) from None
-    analysed = analysis.analyse(found)
+    found, analysed = read_job(folder, more_events=MORE_EVENTS if needs_more else 0)
     sentences = findings.find_all(found, analysed)
     partial = is_partial(run)
     try:
@@ -106,15 +99,32 @@ def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
         if needs_more:
             from vjob.reports.page.run_page import render_page
 
-            made_at = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
             page = render_page(
-                found, analysed, sentences, is_partial=partial, made_at=made_at, cdn=wanted.cdn
+                found, analysed, sentences, is_partial=partial, made_at=format_now(), cdn=wanted.cdn
             )
             _write_page(page, wanted, here, folder, say)
     except OSError as error:
         raise VjobError(f"{error.filename or folder}: {error.strerror}") from None
     if wanted.text:
         say(texts.render_text(found, analysed, sentences, is_partial=partial).rstrip("\n"))
+
+
+def read_job(folder: Path, more_events: int = 0) -> tuple[Job, Analysis]:
+    """Read a job's files and analyse them; InputError where they cannot be read as a job."""
+    from vjob.reports.analysis.measures import analyse
+    from vjob.reports.load.sources import SourceError
+    from vjob.reports.load.tables import load_job
+
+    try:
+        job = load_job(folder, more_events=more_events)
+    except SourceError as error:
+        raise InputError(str(error)) from None
+    return job, analyse(job)
+
+
+def format_now() -> str:
+    """The time at which a page is made."""
+    return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def _write_tables(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs) -> None:
@@ -202,13 +212,6 @@ def write_png(page: Path, target: Path) -> None:
 def load_tables(folder: Path) -> dict[str, pd.DataFrame]:
     """Every table of a job's report but its events, by name."""
     check_libraries()
-    from vjob.reports.analysis.measures import analyse
     from vjob.reports.export.tables import build_tables
-    from vjob.reports.load.sources import SourceError
-    from vjob.reports.load.tables import load_job
 
-    try:
-        found = load_job(folder)
-    except SourceError as error:
-        raise InputError(str(error)) from None
-    return build_tables(found, analyse(found))
+    return build_tables(*read_job(folder))

@@ -20,13 +20,13 @@ from vjob.jobs.schedulers.slurm_commands import OVER, JobState
 
 POLL_S = 1.0
 FRESH_S = 3.0
-"""In which an agent's beat tells of what changed on its node."""
+"""An agent's beat shows a change on its node within this time."""
 
 
 def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object]) -> str:
     """Returns one sentence for the user."""
     view = view_run(run)
-    if view.record.state in (records.ENDED, records.REFUSED):
+    if is_over(view):
         raise InputError(f"{run.name} is over already: {view.state}")
     if not view.record.jobs:
         raise VjobError(f"{run.name} has no job yet; look again in a moment")
@@ -37,7 +37,7 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
             say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
             write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
             if _wait_over(run, wait_s):
-                return _tell_how_it_left(view_run(run))
+                return _explain_leave(view_run(run))
     except OSError as error:  # a full disk must not keep a run from its end
         say(f"{run.path} cannot be written: {error.strerror}; nobody is asked to checkpoint")
     problems = _cancel_all(view, scheduler.cancel)
@@ -103,7 +103,7 @@ def _try_cancel(view: RunView) -> list[str]:
 
 
 def _wait_all(views: Sequence[RunView], wait_s: int) -> list[RunView]:
-    """Wait for the end of runs, with one question a look; returns those that go on."""
+    """Wait for the end of runs, with one query for all; returns those that go on."""
     deadline = time.monotonic() + wait_s
     going = list(views)
     while True:
@@ -113,7 +113,7 @@ def _wait_all(views: Sequence[RunView], wait_s: int) -> list[RunView]:
         time.sleep(POLL_S)
 
 
-def _tell_how_it_left(view: RunView) -> str:
+def _explain_leave(view: RunView) -> str:
     record = view.record
     if record.verdict == JobState.COMPLETED.value:
         return f"{record.run} checkpointed and left"
@@ -129,7 +129,7 @@ def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]
     for job in reversed(view.record.jobs):
         try:
             cancel(job.id)
-        except VjobError as error:  # gone already; the others are told all the same
+        except VjobError as error:  # gone already; the others are cancelled all the same
             problems.append(error)
     return problems
 
@@ -153,7 +153,7 @@ def _find_saving(views: Sequence[RunView]) -> list[RunView]:
 
 
 def _catches(view: RunView, waited_s: float) -> bool | None:
-    """True if the ranks of every node catch SIGUSR1; None where a later look may tell more."""
+    """True if the ranks of every node catch SIGUSR1; None where it is too early to say."""
     running = any(info.state is JobState.RUNNING for info in view.infos)
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number) if attempts else None

@@ -26,6 +26,7 @@ from varuna_core.records.record import (
     JobRecord,
     RunRecord,
     append_event,
+    is_cancel_asked,
     read_events,
     read_record,
     write_record,
@@ -142,9 +143,9 @@ def view_run(run: RunFolder, *, warn: bool = True) -> RunView:
 
 
 def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
-    """Many runs with one question to each scheduler; runs without a record are left out.
+    """Many runs with one query to each scheduler; runs without a record are left out.
 
-    With `warn` a scheduler that does not answer is told in the log too.
+    With `warn` a scheduler that does not answer is logged too.
     """
     known: list[tuple[RunFolder, RunRecord]] = []
     for run in runs:
@@ -209,7 +210,7 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
     except UncertainError as error:
         log.warning("%s may have a job that is not known yet: %s", run.name, error)
         return record
-    if read_record(run) != record:  # somebody else was faster
+    if read_record(run) != record:  # another command was faster
         return read_record(run) or record
     if not jobs:
         if time.time() - record.submitted < ORPHAN_S:
@@ -235,7 +236,7 @@ def _refuse(record: RunRecord, message: str) -> RunRecord:
 
 
 def _is_submitting(record: RunRecord) -> bool:
-    """True while the submit runs; on another host, while it is too young to tell."""
+    """True while the submit runs; on another host, while it may still run by its age."""
     if record.host == platform.node():
         return start_time(record.pid) == record.pid_start is not None
     return time.time() - record.submitted < SUBMIT_S
@@ -245,11 +246,9 @@ def find_jobs(run: RunFolder, record: RunRecord) -> tuple[JobRecord, ...]:
     """Every job of the run that shows anywhere: in the record, the queue, or the run folder."""
     groups = {job.id: job.group for job in record.jobs}
     place = record.array
-    for info in (
-        schedulers.get_scheduler(record.scheduler)
-        .find_orphans()
-        .get(run.name if place is None else place.name, [])
-    ):
+    comment = run.name if place is None else place.name
+    orphans = schedulers.get_scheduler(record.scheduler).find_orphans()
+    for info in orphans.get(comment, []):
         if place is None or info.leader.endswith(f"_{place.index}"):
             groups.setdefault(info.leader, None)
     for event in read_events(run):
@@ -297,7 +296,7 @@ def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
     if outcome is not None:
         verdict = JobState.COMPLETED.value if outcome.code == 0 else JobState.FAILED.value
         return _end(run, record, verdict, "", outcome)
-    was_asked = any(event.get("kind") == "cancel-asked" for event in read_events(run))
+    was_asked = is_cancel_asked(run)
     if was_asked and not attempts:  # Slurm forgets at once an array's element that never began
         return _end(run, record, JobState.CANCELLED.value, "", None)
     if time.time() - record.submitted < ORPHAN_S:
@@ -347,10 +346,6 @@ def name_host(run: RunFolder, seat: int) -> str:
     """The host of a node of a run that may morph, as the node itself says."""
     value = read_json(run.morph.node(seat))
     return str(value.get("host")) if isinstance(value, dict) else f"node {seat}"
-
-
-FRESH_S = 120.0
-"""A `vjob grow` on another host may still be at work for so long, and the scheduler show no job."""
 
 
 def list_joined(run: RunFolder) -> dict[str, str]:

@@ -20,7 +20,7 @@ MOST_NAMED = 5
 def list_runs(
     limit: int | None, describe: Callable[[RunView], dict[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
-    """Runs as plain rows, the newest last; `describe` tells more of one, over what stands here."""
+    """Runs as plain rows, the newest last; `describe` adds columns, or replaces these."""
     index.check_readable()
     runs = index.list_runs()
     rows = []
@@ -79,7 +79,7 @@ def render_sweep(rows: Sequence[dict[str, Any]], width: int | None = None) -> st
 
 
 def shorten_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Each key by its last parts, as few as tell it from the others: lr, optimizer.name."""
+    """Each key by its last parts, as few as make it unique: lr, optimizer.name."""
     split = {key: key.split(".") for key in keys}
     found = {}
     for key, parts in split.items():

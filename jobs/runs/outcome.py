@@ -11,7 +11,7 @@ from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_out
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, find_remedy, read_attempt_plan, read_plan
-from varuna_core.records.record import read_events
+from varuna_core.records.record import is_cancel_asked
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
@@ -27,7 +27,7 @@ def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
     if not attempts:
         return None
     attempt = attempts[-1]
-    list_names(attempt.outcome.parent)  # makes NFS look anew
+    list_names(attempt.outcome.parent)  # a listing makes NFS look again
     written = read_outcome(attempt)
     if written is not None:
         return written
@@ -66,7 +66,7 @@ def explain_end(run: RunFolder, verdict: str, outcome: Outcome | None) -> str:
 
     The ranks know only that the scheduler told them to end; why, the scheduler's word says.
     """
-    was_asked = any(event.get("kind") == "cancel-asked" for event in read_events(run))
+    was_asked = is_cancel_asked(run)
     told = {
         JobState.TIMEOUT.value: "the time limit was reached",
         JobState.PREEMPTED.value: "preempted",

@@ -52,14 +52,14 @@ class LocalJob:
         self.plan = plan
         self.restarts = 0
         self.asked: str | None = None
-        """CANCELLED or TIMEOUT once the job was told to end."""
+        """CANCELLED or TIMEOUT once the job was asked to end."""
         self.reason = ""
         """Why it waits, or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
         self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
 
     def main(self) -> int:
-        """Run, and run again while somebody asks for a requeue."""
+        """Run, and run again as long as a requeue is asked for."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._cancel)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -80,7 +80,7 @@ class LocalJob:
         return code
 
     def _wait_for_others(self) -> None:
-        """Return once it may start, or is cancelled: by somebody, or as one did not end well."""
+        """Return once it may start, or is cancelled: by a user, or as a job before it failed."""
         state = read_json(state_file(self.run, self.group))
         after = state.get("after", {}) if isinstance(state, dict) else {}
         if is_waiting(after):

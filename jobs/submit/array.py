@@ -1,4 +1,4 @@
-"""Alike runs at once: a Slurm array where it can be one, else one job each.
+"""Many runs of one conf: a Slurm array where it can be one, else one job each.
 
     one conf, many fills ─► run folders name-0, name-1, ... ─► array.sh ─► sbatch --array
                                                             └► batch.sh ─► sbatch, one by one
@@ -42,6 +42,7 @@ from vjob.jobs.submit.submit import (
     Prepared,
     cancel_submitted,
     defer_interrupts,
+    explain_write,
     move,
     prepare,
     record_submitted,
@@ -63,19 +64,18 @@ def submit_array(
     """Submit a run for each of `fills`, all or none; at most so many run at once."""
     ready = prepare(resolved)
     waits = resolve_after(after, ready.plan.scheduler)
-    name, folders = make_folders(ready.run.path, len(fills))
-    is_array = find_obstacle(ready) == ""
-    runs, written = [], []
+    obstacle = find_obstacle(ready)
+    name, runs = make_folders(ready.run.path, len(fills))
+    written = []
     try:
-        for number, (run, fill) in enumerate(zip(folders, fills, strict=True)):
-            place = ArrayPlace(name=name, index=number) if is_array else None
+        for number, (run, fill) in enumerate(zip(runs, fills, strict=True)):
+            place = None if obstacle else ArrayPlace(name=name, index=number)
             written.append(write_run(move(ready, run), run, fill, after, place))
-            runs.append(run)
     except BaseException:
-        for run in folders:
+        for run in runs:
             shutil.rmtree(run.path, ignore_errors=True)
         raise
-    if is_array:
+    if not obstacle:
         first = move(ready, runs[0])
         script = runs[0].path / "array.sh"
         text = render_array(first.conf, first.plan, runs[0], name, len(runs), at_most)
@@ -84,7 +84,7 @@ def submit_array(
     else:
         log.warning(
             "%s: submitted as %d jobs of their own, at most %d at once",
-            find_obstacle(ready), len(runs), at_most,
+            obstacle, len(runs), at_most,
         )  # fmt: skip
         _submit_one_by_one(runs, written, list(ready.scripts.batch), at_most, waits, executor)
     return runs
@@ -102,7 +102,7 @@ def find_obstacle(ready: Prepared) -> str:
 
 
 def make_folders(path: Path, count: int) -> tuple[str, list[RunFolder]]:
-    """Folders path-0, path-1, ... that are ours alone, and what their names begin with."""
+    """Make new folders path-0, path-1, ...; returns the start of their names, and the folders."""
     try:
         path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         for number in range(1000):
@@ -119,10 +119,7 @@ def make_folders(path: Path, count: int) -> tuple[str, list[RunFolder]]:
                     run.path.rmdir()
         raise OSError(errno.EEXIST, "a thousand arrays of this second are here")
     except OSError as error:
-        raise VjobError(
-            f"{path.parent} cannot be written: {error.strerror}; nothing was submitted. Set "
-            "log_folder to a folder on the shared file system with room that you may write"
-        ) from None
+        raise VjobError(explain_write(path.parent, error)) from None
 
 
 def _submit_elements(
@@ -169,8 +166,8 @@ def _submit_one_by_one(
         scheduler = schedulers.get_scheduler(written[0].scheduler)
         for record in done:
             cancel_submitted(scheduler, record)
-        told = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         for run, record in list(zip(runs, written, strict=True))[len(done) :]:
             if read_record(run) == record:  # never given to the scheduler
-                write_record(run, replace(record, state=records.REFUSED, message=told))
+                write_record(run, replace(record, state=records.REFUSED, message=message))
         raise

@@ -103,7 +103,7 @@ def _read_program(plain: Mapping[str, Any]) -> tuple[str, str] | None:
 def _fill_secrets(
     run: RunFolder, plain: dict[str, Any], overrides: Sequence[str], given: Sequence[str]
 ) -> None:
-    """Take out variables that `pass_env` now names; InputError for other secrets that lack."""
+    """Take out variables that `pass_env` now names; InputError where another secret is missing."""
     passed = set(plain.get("pass_env") or ())
     for text in overrides:
         key, _, value = text.partition("=")
@@ -158,9 +158,9 @@ def explain_difference(run: RunFolder, record: RunRecord, today: Snapshot) -> st
     then, now = record.code, today.build_record()
     if then is None or not then.commit:
         return f"the code of {run.name} was not kept: this is today's"
-    told = format_commit(now) or "in no commit"
+    commit = format_commit(now) or "in no commit"
     if now is None or now.commit != then.commit:
-        return f"{run.name} ran {format_commit(then)}, and the code is now {told}"
+        return f"{run.name} ran {format_commit(then)}, and the code is now {commit}"
     if _read_change(run) != _drop_head(today.state.diff):
         return f"{run.name} ran {format_commit(then)}, and files have changed since"
     return ""

@@ -62,7 +62,7 @@ class Snapshot:
     """That run."""
 
     def build_record(self) -> CodeRecord | None:
-        """None where there is nothing to tell."""
+        """None where there is nothing to record."""
         if self.record is not None:
             return self.record
         found = self.state.build_record()
@@ -377,7 +377,7 @@ class _Moved:
 
 
 def describe(code: CodeRecord | None) -> str:
-    """What a run keeps, in a line; empty where there is nothing to tell."""
+    """What a run keeps, in a line; empty where nothing is kept."""
     if code is None:
         return ""
     size = f"{code.size_bytes / MB:.1f} MB" if code.size_bytes >= MB / 10 else "under 0.1 MB"

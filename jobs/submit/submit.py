@@ -65,7 +65,7 @@ START_POLL_S = 0.3
 
 
 Fill = Callable[[RunFolder], None]
-"""Writes what a run needs besides, before its job is submitted."""
+"""Writes further files of a run before its job is submitted."""
 
 
 def no_more(run: RunFolder) -> None:
@@ -215,13 +215,13 @@ def submit_prepared(
     swept: Mapping[str, str] | None = None,
 ) -> tuple[RunFolder, RunRecord]:
     """`submit`, of a run that is prepared; `swept` are its values of a sweep's keys."""
-    if fill is no_more:  # nobody writes the pickle
+    if fill is no_more:  # the pickle would not be written
         start.refuse_function(ready.conf)
     waits = resolve_after(after, ready.plan.scheduler)
     try:
         run = make_run_folder(ready.run.path)
     except OSError as error:
-        raise VjobError(_explain_write(ready.run.path, error)) from None
+        raise VjobError(explain_write(ready.run.path, error)) from None
     if run.name != ready.run.name:  # another submit of this second has the name
         ready = move(ready, run)
     record = write_run(ready, run, fill, after, sweep=sweep, swept=swept)
@@ -267,7 +267,7 @@ def write_run(
         append_event(run.vjob_events, "intent", scheduler=record.scheduler, layout=record.layout)
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)
-        raise VjobError(_explain_write(run.path, error)) from None
+        raise VjobError(explain_write(run.path, error)) from None
     except BaseException:
         shutil.rmtree(run.path, ignore_errors=True)
         raise
@@ -400,7 +400,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
 
 
 def write_code(ready: Prepared, run: RunFolder) -> None:
-    """Write what tells later which code and packages ran; nobody waits for the disk for it."""
+    """Write the code's changes and the list of packages, for later; not synced to disk."""
     diff = ready.snapshot.state.diff
     if diff:
         write_atomic(run.code_diff, diff, lasts=False)
@@ -446,7 +446,7 @@ def defer_interrupts() -> Iterator[None]:
     seen: list[int] = []
     try:
         old = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    except ValueError:  # not the main thread: nobody sends it Ctrl-C
+    except ValueError:  # not the main thread, which alone gets Ctrl-C
         yield
         return
     try:
@@ -478,7 +478,7 @@ def _find_user() -> str:
         return str(os.getuid())
 
 
-def _explain_write(path: Path, error: OSError) -> str:
+def explain_write(path: Path, error: OSError) -> str:
     return (
         f"{path} cannot be written: {error.strerror}; nothing was submitted. Set log_folder to a "
         "folder on the shared file system with room that you may write"

@@ -5,7 +5,7 @@
 
 All runs are resolved before the first is submitted, and all are taken back where one is refused.
 At most N at once is a chain: each run waits for the end of the one N before it, so that it holds on
-every scheduler, without anybody who watches.
+every scheduler without a process that watches.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class Sweep:
 
 Submitted = tuple[RunFolder, RunRecord]
 Taken = dict[tuple[object, ...], Snapshot]
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Called with how many runs are done, and of how many."""
 
 
-def tell_nobody(done: int, total: int) -> None:
+def no_progress(done: int, total: int) -> None:
     """Show no progress."""
 
 
@@ -217,7 +217,7 @@ def prepare_sweep(
     plan: PlanFile | None = None,
     at_most: int | None = None,
     for_preview: bool = False,
-    tell: Tell = tell_nobody,
+    progress: Progress = no_progress,
 ) -> Sweep:
     """Resolve and prepare every run; InputError with the problems of all of them."""
     if name is not None:
@@ -226,7 +226,7 @@ def prepare_sweep(
     runs: list[SweepRun] = []
     taken: Taken = {}
     for number, row in enumerate(rows):
-        tell(number, len(rows))
+        progress(number, len(rows))
         words = [*overrides, *(f"{key}={value}" for key, value in row.items())]
         try:
             resolved = resolve_conf(conf, words, plan=plan, require_env=not for_preview)
@@ -241,7 +241,7 @@ def prepare_sweep(
                 problems.setdefault(str(problem), []).append(row)
         except InputError as error:
             problems.setdefault(str(error), []).append(row)
-    tell(len(rows), len(rows))
+    progress(len(rows), len(rows))
     if problems:
         raise InputError(_explain_problems(problems, len(rows)))
     assert name is not None, "a sweep has one run at least"
@@ -285,11 +285,11 @@ def submit_sweep(
     *,
     executor: ScriptExecutor | None = None,
     after: AfterRuns = NO_RUNS,
-    tell: Tell = tell_nobody,
+    progress: Progress = no_progress,
 ) -> list[Submitted]:
     """Submit the runs one by one; where one is refused, those before it are taken back.
 
-    Ctrl-C waits for the run that is being submitted; what `tell` was told of goes on.
+    Ctrl-C waits for the run that is being submitted; runs reported to `progress` go on.
     """
     resolve_after(after, sweep.runs[0].ready.plan.scheduler)
     done: list[Submitted] = []
@@ -311,7 +311,7 @@ def submit_sweep(
                 raise _take_back(done, sweep, run, error) from None
             done.append(submitted)
             sources.setdefault(ready.snapshot.root, submitted[0].code)
-            tell(len(done), len(sweep.runs))
+            progress(len(done), len(sweep.runs))
     return done
 
 

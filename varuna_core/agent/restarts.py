@@ -28,7 +28,7 @@ from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan
-from varuna_core.records.record import append_event, read_events, read_restarts
+from varuna_core.records.record import append_event, is_cancel_asked, read_restarts
 from varuna_core.records.requests import read_signal, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
@@ -242,8 +242,7 @@ def number_attempt(run: RunFolder, requeues: int) -> int:
 def _is_asked_to_leave(run: RunFolder, attempt: AttemptFolder) -> bool:
     """True if somebody cancels the run, or SIGUSR1 asked its ranks to save and leave."""
     signal = read_json(attempt.signal) if read_signal(attempt) is not None else {}
-    is_asked = signal.get("name") == "USR1"
-    return is_asked or any(event.get("kind") == "cancel-asked" for event in read_events(run))
+    return signal.get("name") == "USR1" or is_cancel_asked(run)
 
 
 # How an attempt failed, by its files.

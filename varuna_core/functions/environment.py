@@ -28,7 +28,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from varuna_core.functions.pickles import write_pickle
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import read_plan
-from varuna_core.records.record import read_events
+from varuna_core.records.record import is_cancel_asked
 from varuna_core.records.requests import LEFT, REQUEUE, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
@@ -213,7 +213,7 @@ class Signals(job_environment.SignalHandler):
             return
         self._is_leaving = True
         try:
-            if self._is_cancelled():
+            if is_cancel_asked(RunFolder(Path(os.environ["VJOB_RUN"]))):
                 reason = self._save(self._delayed._timeout_countdown)
                 self.vjob_env.leave(LEFT, reason or "rank 0 checkpointed the function and left")
             else:
@@ -264,11 +264,6 @@ class Signals(job_environment.SignalHandler):
         saved.set_timeout(self._delayed._timeout_min, countdown)
         write_pickle(self._job_paths.submitted_pickle, saved)
         return ""
-
-    def _is_cancelled(self) -> bool:
-        """True after `vjob cancel`: its event is written before its signal."""
-        run = RunFolder(Path(os.environ["VJOB_RUN"]))
-        return any(event.get("kind") == "cancel-asked" for event in read_events(run))
 
     def _leave(self, code: int) -> None:
         self.exit_code = code

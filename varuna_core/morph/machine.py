@@ -284,9 +284,8 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
         return _end(state, said.code, said.reason, rules)
     num_left_out = len(state.left_out)
     state = _leave_out(state, said, rules)
-    if (
-        said.repeats and len(state.left_out) == num_left_out
-    ):  # on the same nodes it would come again
+    # On the same nodes it would fail again.
+    if said.repeats and len(state.left_out) == num_left_out:
         return _end(replace(state, after=END), said.code, f"{said.reason}; {said.repeats}", rules)
     actions: List[Action] = []
     for node in state.leaving:

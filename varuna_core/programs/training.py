@@ -42,6 +42,7 @@ from varuna_core.records.memory_copies import HOME
 from varuna_core.records.training import Training
 from varuna_core.runtime.clocks import exchange_clocks
 from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms, why_no_apex
+from varuna_core.runtime.settings import why_no_auto
 from varuna_core.runtime.step_trace import open_rank_trace
 from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import count_stages_per_rank
@@ -134,10 +135,9 @@ def choose_recompute(training: Training, device: torch.device) -> tuple[Recomput
         return "none", ""
     if training.recompute == "full":
         return "full", ""
-    if device.type != "cuda":
-        return "none", "recompute auto: none, only a GPU's memory is measured"
-    if training.zero == 3:
-        return "none", "recompute auto: none, zero 3 does not tell its weights from graphs"
+    obstacle = why_no_auto(device, training.zero)
+    if obstacle:
+        return "none", f"recompute auto: none, {obstacle}"
     return "auto", (
         "recompute auto: the first step of this start recomputes everything, and measures; then "
         "what does not fit"

@@ -67,7 +67,7 @@ class CodeRecord:
     size_bytes: int = 0
     """Of the code in the run folder."""
     note: str = ""
-    """Why the run has no code of its own, or what is not told above."""
+    """Why the run has no code of its own, or what is missing above."""
 
 
 def format_commit(code: Optional[CodeRecord]) -> str:
@@ -167,8 +167,13 @@ def read_events(run: RunFolder) -> list[dict[str, Any]]:
     return sorted(events, key=lambda event: float(event["time"]))
 
 
+def is_cancel_asked(run: RunFolder) -> bool:
+    """True after `vjob cancel`: its event is written before its signal."""
+    return any(event.get("kind") == "cancel-asked" for event in read_events(run))
+
+
 def read_restarts(run: RunFolder) -> List[Dict[str, Any]]:
-    """Events of failed attempts that were started anew in the same job, oldest first."""
+    """Events of failed attempts that were restarted in the same job, oldest first."""
     return [
         event
         for event in read_lines(run.events())

@@ -25,6 +25,8 @@ from varuna_core.schedule.registry import count_stages_per_rank
 
 log = logging.getLogger(__name__)
 
+ALL_VARIABLES = {**LAYOUT_VARIABLES, **VARIABLES}
+
 
 class _Omitted(Enum):
     """The one value that no user passes by accident."""
@@ -50,11 +52,11 @@ class ConfArguments:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.environ = os.environ if environ is None else environ
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def read(self, key: str, parse: Callable[[str], T]) -> T | None:
         """The value of a key that the conf gives, else None."""
-        name = VARIABLES.get(key) or LAYOUT_VARIABLES[key]
+        name = ALL_VARIABLES[key]
         text = self.environ.get(name)
         if not text:
             return None
@@ -69,10 +71,10 @@ class ConfArguments:
         self, argument: str, given: T | FromConf, key: str, parse: Callable[[str], T], default: T
     ) -> T:
         """The explicit argument, else the conf's, else the default."""
-        told = self.read(key, parse)
+        conf_value = self.read(key, parse)
         if given is FROM_CONF:
-            return default if told is None else told
-        if told is not None and told != given:
+            return default if conf_value is None else conf_value
+        if conf_value is not None and conf_value != given:
             self.warn(f"{argument}={given!r}", key)
         return given
 
@@ -87,9 +89,9 @@ class ConfArguments:
 
     def warn(self, said: str, key: str) -> None:
         """The first rank tells that an argument of the script wins."""
-        if self.environ.get("RANK", "0") == "0" and said not in self._told:
-            self._told.add(said)
-            name = VARIABLES.get(key) or LAYOUT_VARIABLES[key]
+        if self.environ.get("RANK", "0") == "0" and said not in self._warned:
+            self._warned.add(said)
+            name = ALL_VARIABLES[key]
             log.warning("Varuna(%s) wins over %s: %s of the conf", said, key, self.environ[name])
 
     # The layout.
@@ -98,10 +100,10 @@ class ConfArguments:
         self, given: Map | FromConf, tensor: int | FromConf, world: int
     ) -> tuple[Map, int]:
         """The stage map and the ranks that share each layer."""
-        told = self.environ.get(LAYOUT_VARIABLES["parallel.order"])
+        conf_value = self.environ.get(LAYOUT_VARIABLES["parallel.order"])
         told_tensor = self.read("parallel.tensor", int) or 1
         conf_world = int(self.environ.get("WORLD_SIZE") or world)
-        if not told:
+        if not conf_value:
             if given is FROM_CONF:
                 raise TypeError(
                     "Varuna needs stage_to_rank_map: give it; only a run of vjob has it in its "
@@ -111,21 +113,22 @@ class ConfArguments:
         if given is FROM_CONF:
             if conf_world != world:
                 raise ValueError(
-                    f"the conf's layout {told!r} is for {conf_world} ranks, and torch.distributed "
-                    f"knows of {world}: call torch.distributed.init_process_group before Varuna"
+                    f"the conf's layout {conf_value!r} is for {conf_world} ranks, and "
+                    f"torch.distributed knows of {world}: call "
+                    "torch.distributed.init_process_group before Varuna"
                 )
             if tensor not in (FROM_CONF, told_tensor):
-                raise ValueError(self._contradict(f"tensor={tensor}", told))
-            return told, told_tensor
+                raise ValueError(self._contradict(f"tensor={tensor}", conf_value))
+            return conf_value, told_tensor
         if conf_world != world:  # another process group than the run's
             return given, 1 if tensor is FROM_CONF else tensor
-        return given, self._check_layout(given, tensor, told, told_tensor, world)
+        return given, self._check_layout(given, tensor, conf_value, told_tensor, world)
 
     def _check_layout(
-        self, given: Map, tensor: int | FromConf, told: str, told_tensor: int, world: int
+        self, given: Map, tensor: int | FromConf, conf_value: str, told_tensor: int, world: int
     ) -> int:
         """The tensor degree of a script's own map, which must be the conf's where this has one."""
-        asked = parse_stage_map(told, world, told_tensor)
+        asked = parse_stage_map(conf_value, world, told_tensor)
         # One stage and no sharing are what a conf has that says nothing of the layout.
         says_nothing = asked.depth == told_tensor == 1 and not self.is_cut
         if tensor is FROM_CONF:
@@ -133,9 +136,9 @@ class ConfArguments:
         if says_nothing:
             return tensor
         if tensor != told_tensor:
-            raise ValueError(self._contradict(f"tensor={tensor}", told))
+            raise ValueError(self._contradict(f"tensor={tensor}", conf_value))
         if parse_stage_map(given, world, tensor) != asked:
-            raise ValueError(self._contradict(f"stage_to_rank_map={given!r}", told))
+            raise ValueError(self._contradict(f"stage_to_rank_map={given!r}", conf_value))
         return tensor
 
     @property
@@ -143,12 +146,12 @@ class ConfArguments:
         """True where the conf gives the layers of stages."""
         return self.read("parallel.partition", str) is not None
 
-    def _contradict(self, said: str, told: str) -> str:
+    def _contradict(self, said: str, conf_value: str) -> str:
         names = ("pipeline", "data", "tensor")
         keys = {name: self.environ.get(LAYOUT_VARIABLES[f"parallel.{name}"]) for name in names}
         shown = ", ".join(f"parallel.{name}: {value}" for name, value in keys.items() if value)
         return (
-            f"Varuna({said}) cannot be with the conf's layout, {told!r} ({shown}): leave the "
+            f"Varuna({said}) cannot be with the conf's layout, {conf_value!r} ({shown}): leave the "
             "argument out, or change these keys of the conf"
         )
 
@@ -156,10 +159,10 @@ class ConfArguments:
         self, given: str | Sequence[int] | FromConf | None
     ) -> str | Sequence[int] | None:
         """Layers of each stage, as text or numbers."""
-        told = self.read("parallel.partition", parse_counts)
+        conf_value = self.read("parallel.partition", parse_counts)
         if given is FROM_CONF:
-            return self.environ[LAYOUT_VARIABLES["parallel.partition"]] if told else None
-        if told and (given is None or _list_counts(given) != list(told)):
+            return self.environ[LAYOUT_VARIABLES["parallel.partition"]] if conf_value else None
+        if conf_value and (given is None or _list_counts(given) != list(conf_value)):
             self.warn(f"partition={given!r}", "parallel.partition")
         return given
 
@@ -188,12 +191,12 @@ class ConfArguments:
         whole = self.require("batch_size", batch, keys[0], int)
         part = self.require("chunk_size", chunk, keys[1], int)
         if (batch is FROM_CONF) != (chunk is FROM_CONF) and whole % (part * stages.num_replicas):
-            said, key, told = ("batch_size", keys[1], part)
+            said, key, conf_value = ("batch_size", keys[1], part)
             if batch is FROM_CONF:
-                said, key, told = ("chunk_size", keys[0], whole)
+                said, key, conf_value = ("chunk_size", keys[0], whole)
             raise ValueError(
                 f"Varuna({said}={whole if said == 'batch_size' else part}) cannot be with "
-                f"{key}: {told} of the conf: a batch of {whole} is no multiple of "
+                f"{key}: {conf_value} of the conf: a batch of {whole} is no multiple of "
                 f"{stages.num_replicas} replicas x micro-batches of {part}"
             )
         return whole, part
@@ -202,13 +205,13 @@ class ConfArguments:
         self, fp16: bool | FromConf, precision: str | FromConf | None
     ) -> Precision:
         """`fp16=False` is explicit too: then the conf's precision does not count."""
-        told = self.read("train.precision", str)
+        conf_value = self.read("train.precision", str)
         if fp16 is FROM_CONF and precision in (FROM_CONF, None):
-            return choose_precision(False, told if precision is FROM_CONF else None)
+            return choose_precision(False, conf_value if precision is FROM_CONF else None)
         chosen = choose_precision(
             False if fp16 is FROM_CONF else fp16, None if precision is FROM_CONF else precision
         )
-        if told is not None and chosen.name != told:
+        if conf_value is not None and chosen.name != conf_value:
             said = f"fp16={fp16}" if precision is FROM_CONF else f"precision={precision!r}"
             self.warn(said, "train.precision")
         return chosen
@@ -217,16 +220,16 @@ class ConfArguments:
         self, given: Recompute | FromConf, device: torch.device, zero: int
     ) -> Recompute:
         """The conf's `auto` is none where it cannot be had: without a GPU, and with zero 3."""
-        told: Any = self.read("parallel.recompute", str)
-        if given is FROM_CONF and told == "auto" and (device.type != "cuda" or zero == 3):
+        conf_value: Any = self.read("parallel.recompute", str)
+        if given is FROM_CONF and conf_value == "auto" and (device.type != "cuda" or zero == 3):
             return "none"
         return self.choose("recompute", given, "parallel.recompute", as_is, "none")
 
     def choose_offload(self, given: str | FromConf | None) -> str | None:
-        told = self.read("train.optimizer.offload", int)
+        conf_value = self.read("train.optimizer.offload", int)
         if given is FROM_CONF:
-            return "optimizer" if told else None
-        if told is not None and bool(told) != (given is not None):
+            return "optimizer" if conf_value else None
+        if conf_value is not None and bool(conf_value) != (given is not None):
             self.warn(f"offload={given!r}", "train.optimizer.offload")
         return given
 
@@ -242,15 +245,15 @@ class ConfArguments:
     def choose_folder(self, call: str, given: StrPath | FromConf) -> Path:
         """The folder of checkpoints; it may be the conf's, another one, but not none."""
         path = given if given is FROM_CONF else Path(given)
-        told = self.read("train.checkpoint.folder", Path)
+        conf_value = self.read("train.checkpoint.folder", Path)
         if path is FROM_CONF:
-            if told is None:
+            if conf_value is None:
                 raise TypeError(
                     f"{call} needs global_store: give it, or write train.checkpoint.folder in the "
                     "conf of a run"
                 )
-            return told
-        if told is not None and told != path:
+            return conf_value
+        if conf_value is not None and conf_value != path:
             self.warn(f"{call}: {str(path)!r}", "train.checkpoint.folder")
         return path
 
@@ -266,10 +269,10 @@ class ConfArguments:
 
     def choose_local_rank(self, given: int) -> int:
         """The GPU of a rank that names none: its own in a run of vjob."""
-        told = self.environ.get(LOCAL_RANK, "")
+        conf_value = self.environ.get(LOCAL_RANK, "")
         is_run = self.environ.get(LAYOUT_VARIABLES["parallel.order"])
-        if given < 0 and is_run and told.isdecimal() and torch.cuda.is_available():
-            return int(told) % torch.cuda.device_count()
+        if given < 0 and is_run and conf_value.isdecimal() and torch.cuda.is_available():
+            return int(conf_value) % torch.cuda.device_count()
         return given
 
 

@@ -104,6 +104,15 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
         )
 
 
+def why_no_auto(device: torch.device, zero: int) -> str:
+    """Why the conf's `recompute: auto` is none here; empty where it can be had."""
+    if device.type != "cuda":
+        return "only a GPU's memory is measured"
+    if zero == 3:
+        return "zero 3 does not tell its weights from graphs"
+    return ""
+
+
 def refuse_zero(zero: int, offload: str | None, recompute: str, tensor: int) -> None:
     if zero not in (0, 1, 2, 3):
         raise ValueError(f"zero {zero!r}: there are 0, 1, 2 and 3")

@@ -14,6 +14,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from vjob.jobs.conf.foreign.scanner import (
+    NAME,
+    PLACEHOLDER,
+    Part,
+    RawWord,
+    Scanner,
+    UnreadableError,
+)
+
 SHORT: Mapping[str, str] = {
     "J": "job-name",
     "N": "nodes",
@@ -35,11 +44,8 @@ _SBATCH = re.compile(r"#SBATCH\s+(?P<rest>\S.*)", re.IGNORECASE)
 _HET = re.compile(r"(hetjob|packjob|--hetjob|--packjob)\s*(#.*)?")
 _OPTION = re.compile(r"--(?P<long>[a-z][a-z0-9-]*)(?:(?:=|\s+)(?P<value>.*))?|-(?P<short>\S.*)")
 _IGNORED = re.compile(r"\.*|(\.|source)\s+\S*_00_?conf\.sh|set\s+[-+].*", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ASSIGN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=", re.ASCII)
 _ARRAY = re.compile(r"[ \t]*([A-Za-z_][A-Za-z0-9_]*)=\(", re.ASCII)
-_PLACEHOLDER = re.compile(r"<(?:\.{3})?[A-Za-z][^<>\n|;&]*(?<=\S)>(?=\s|$)")
-_REDIRECTION = re.compile(r"(?:&>>?|\d*(?:<<-?|<<<|>>|>&|<&|>\||>|<))[ \t]*")
 _DEFAULT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(:?[-=+])(.*)", re.ASCII | re.DOTALL)
 _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -91,7 +97,7 @@ class Word:
     @property
     def is_open(self) -> bool:
         """True where its text is not known: a variable, or a place to fill in."""
-        return bool(self.unknown) or bool(_PLACEHOLDER.fullmatch(self.text))
+        return bool(self.unknown) or bool(PLACEHOLDER.fullmatch(self.text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,31 +148,6 @@ def parse_shell_conf(
     return reader.found
 
 
-class _UnreadableError(Exception):
-    """Text that is no simple command."""
-
-
-@dataclass(frozen=True)
-class _Part:
-    kind: str
-    """text, name, sum or command."""
-    text: str
-    quoted: bool
-
-
-@dataclass(frozen=True)
-class _RawWord:
-    parts: tuple[_Part, ...]
-    text: str
-    """As it was written."""
-
-    @property
-    def plain(self) -> str | None:
-        """Its text where nothing is quoted or expanded."""
-        is_plain = all(part.kind == "text" and not part.quoted for part in self.parts)
-        return "".join(part.text for part in self.parts) if is_plain else None
-
-
 @dataclass
 class _Frame:
     """An `if` or a loop that is open."""
@@ -178,166 +159,6 @@ class _Frame:
     is_done: bool = False
     """A branch was taken; the others are not."""
     condition: str = ""
-
-
-class _Scanner:
-    """Words of one command at a time."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.position = 0
-        self.line = 1
-        self.waiting: list[str] = []
-        """Ends of the here-documents whose lines come next."""
-        self.skipped: list[tuple[int, str]] = []
-
-    def move(self, end: int) -> None:
-        self.line += self.text.count("\n", self.position, end)
-        self.position = end
-
-    def read_words(self) -> list[_RawWord]:
-        """Words up to the next `;`, `&`, `|` or end of line, which is taken too."""
-        words: list[_RawWord] = []
-        while self.position < len(self.text):
-            char = self.text[self.position]
-            if char == "\n":
-                self.move(self.position + 1)
-                self._skip_documents()
-                return words
-            if self.text.startswith("\\\n", self.position):
-                self.move(self.position + 2)
-            elif char.isspace():
-                self.move(self.position + 1)
-            elif char == "#":
-                end = self.text.find("\n", self.position)
-                self.move(len(self.text) if end < 0 else end)
-            elif place := _PLACEHOLDER.match(self.text, self.position):
-                words.append(_RawWord((_Part("text", place[0], True),), place[0]))
-                self.move(place.end())
-            elif redirection := _REDIRECTION.match(self.text, self.position):
-                self._take_redirection(redirection)
-            elif char in ";&|":
-                if char == "&" and self.text[self.position + 1 : self.position + 2] != "&":
-                    words.append(_RawWord((_Part("text", "&", True),), "&"))
-                self.move(self.position + 1)
-                if words:
-                    return words
-            elif char in "()":
-                raise _UnreadableError
-            else:
-                words.append(self._read_word())
-        return words
-
-    def _take_redirection(self, match: re.Match[str]) -> None:
-        self.move(match.end())
-        if self.position < len(self.text) and self.text[self.position] in ";&|()\n#":
-            raise _UnreadableError
-        if self.position < len(self.text):
-            target = self._read_word()
-            if match[0].strip().endswith(("<<", "<<-")):
-                self.waiting.append("".join(part.text for part in target.parts))
-
-    def _skip_documents(self) -> None:
-        for end in self.waiting:
-            while self.position < len(self.text):
-                stop = self.text.find("\n", self.position)
-                stop = len(self.text) if stop < 0 else stop + 1
-                line = self.text[self.position : stop].strip()
-                if line != end:
-                    self.skipped.append((self.line, line))
-                self.move(stop)
-                if line == end:
-                    break
-        self.waiting = []
-
-    def _read_word(self) -> _RawWord:
-        start, parts = self.position, list[_Part]()
-        while self.position < len(self.text):
-            char = self.text[self.position]
-            if char.isspace() or char in ";&|<>":
-                break
-            if char in "()":
-                raise _UnreadableError
-            if char == "'":
-                end = self._find("'", self.position + 1)
-                parts.append(_Part("text", self.text[self.position + 1 : end], True))
-                self.move(end + 1)
-            elif char == '"':
-                self.move(self.position + 1)
-                parts += self._read_double()
-            elif self.text.startswith("\\\n", self.position):
-                self.move(self.position + 2)
-            elif char == "\\":
-                parts.append(_Part("text", self.text[self.position + 1 : self.position + 2], True))
-                self.move(min(self.position + 2, len(self.text)))
-            elif char in "$`":
-                parts.append(self._read_dollar(quoted=False))
-            else:
-                parts.append(_Part("text", char, False))
-                self.move(self.position + 1)
-        return _RawWord(tuple(parts), self.text[start : self.position])
-
-    def _find(self, what: str, start: int) -> int:
-        end = self.text.find(what, start)
-        if end < 0:
-            raise _UnreadableError
-        return end
-
-    def _read_double(self) -> list[_Part]:
-        parts: list[_Part] = [_Part("text", "", True)]
-        while self.position < len(self.text):
-            char = self.text[self.position]
-            if char == '"':
-                self.move(self.position + 1)
-                return parts
-            if char == "\\" and self.text[self.position + 1 : self.position + 2] in tuple('"\\$`'):
-                parts.append(_Part("text", self.text[self.position + 1], True))
-                self.move(self.position + 2)
-            elif self.text.startswith("\\\n", self.position):
-                self.move(self.position + 2)
-            elif char in "$`":
-                parts.append(self._read_dollar(quoted=True))
-            else:
-                parts.append(_Part("text", char, True))
-                self.move(self.position + 1)
-        raise _UnreadableError
-
-    def _read_dollar(self, *, quoted: bool) -> _Part:
-        start = self.position
-        if self.text[start] == "`":
-            end = self._find("`", start + 1)
-            self.move(end + 1)
-            return _Part("command", self.text[start + 1 : end], quoted)
-        if self.text.startswith("$((", start):
-            end = self._find_close("(", ")", start + 1)
-            if self.text[end - 1] == ")":
-                self.move(end + 1)
-                return _Part("sum", self.text[start + 3 : end - 1], quoted)
-        for opening, closing, kind in (("(", ")", "command"), ("{", "}", "name")):
-            if self.text.startswith(f"${opening}", start):
-                end = self._find_close(opening, closing, start + 1)
-                self.move(end + 1)
-                inner = self.text[start + 2 : end]
-                is_list = kind == "name" and inner.endswith("[@]")  # its words stay apart
-                return _Part(kind, inner.removesuffix("[@]"), quoted and not is_list)
-        name = _NAME.match(self.text, start + 1)
-        if name is not None:
-            self.move(name.end())
-            return _Part("name", name[0], quoted)
-        if self.text[start + 1 : start + 2] in tuple("@*#?$!0123456789"):
-            self.move(start + 2)
-            return _Part("name", self.text[start + 1], quoted)
-        self.move(start + 1)
-        return _Part("text", "$", True)
-
-    def _find_close(self, opening: str, closing: str, start: int) -> int:
-        depth = 0
-        for position in range(start, len(self.text)):
-            char = self.text[position]
-            depth += (char == opening) - (char == closing)
-            if depth == 0:
-                return position
-        raise _UnreadableError
 
 
 class _Reader:
@@ -363,7 +184,7 @@ class _Reader:
         outer, self.frames = self.frames, []
         self.new_block = True
         text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
-        scanner = _Scanner(text)
+        scanner = Scanner(text)
         while scanner.position < len(text) and self.num_commands < _MAX_COMMANDS:
             self._read_one(scanner, name)
         for frame in self.frames:
@@ -371,7 +192,7 @@ class _Reader:
         self.frames = outer
         self.inside.pop()
 
-    def _read_one(self, scanner: _Scanner, name: str) -> None:
+    def _read_one(self, scanner: Scanner, name: str) -> None:
         self.num_commands += 1
         text, start, number = scanner.text, scanner.position, scanner.line
         at_line = start == 0 or text[start - 1] == "\n"
@@ -393,7 +214,7 @@ class _Reader:
         begin = text.rfind("\n", 0, start) + 1
         try:
             words = scanner.read_words()
-        except _UnreadableError:
+        except UnreadableError:
             scanner.position, scanner.line = start, number
             scanner.waiting = []
             scanner.move(min(end + 1, len(text)))
@@ -409,16 +230,16 @@ class _Reader:
         if words:
             self._take(words, raw, number, name)
 
-    def _take_array(self, scanner: _Scanner, line: int, file: str) -> bool:
+    def _take_array(self, scanner: Scanner, line: int, file: str) -> bool:
         """`NAME=(words)` as a value of words; False where it is none, or a word has blanks."""
         match = _ARRAY.match(scanner.text, scanner.position)
         if match is None or not self._is_active():
             return False
         try:
-            end = scanner._find_close("(", ")", match.end() - 1)
+            end = scanner.find_close("(", ")", match.end() - 1)
             inner = re.sub(r"(?m)(^|\s)#.*$|\n", " ", scanner.text[match.end() : end])
-            words = _Scanner(inner).read_words()
-        except _UnreadableError:
+            words = Scanner(inner).read_words()
+        except UnreadableError:
             return False
         spelled = [item for word in words for item in self._expand(word)]
         if scanner.text[end + 1 : end + 2].strip() or any(" " in w.text for w in spelled):
@@ -457,7 +278,7 @@ class _Reader:
     def _is_active(self) -> bool:
         return all(frame.active for frame in self.frames)
 
-    def _take(self, words: list[_RawWord], raw: str, line: int, file: str) -> None:
+    def _take(self, words: list[RawWord], raw: str, line: int, file: str) -> None:
         while words and words[0].text in ("$", "then", "else", "do", "{", "!", "time", "}"):
             if words[0].text == "else" and self.frames:
                 self._turn(self.frames[-1], not self.frames[-1].is_done)
@@ -484,7 +305,7 @@ class _Reader:
             frame.active = active
             frame.is_done = frame.is_done or active
 
-    def _open(self, head: str, words: list[_RawWord], raw: str, line: int) -> None:
+    def _open(self, head: str, words: list[RawWord], raw: str, line: int) -> None:
         if head == "elif" and self.frames:
             frame = self.frames[-1]
             frame.active = True
@@ -516,20 +337,20 @@ class _Reader:
         else:
             frame.active, frame.is_done = answer, answer
 
-    def _assign(self, words: list[_RawWord], raw: str, line: int, file: str) -> bool:
+    def _assign(self, words: list[RawWord], raw: str, line: int, file: str) -> bool:
         """True where the line is assignments alone."""
         head = words[0].plain
         exported = head == "export" or (head == "declare" and words[1:2] and words[1].text == "-x")
         if head in _EXPORTS:
             words = [word for word in words[1:] if not word.text.startswith("-")]
-            if head == "export" and words and all(_NAME.fullmatch(w.text) for w in words):
+            if head == "export" and words and all(NAME.fullmatch(w.text) for w in words):
                 for word in words:
                     self._mark_exported(word.text)
                 return True
         if not words or not all(_is_assignment(word) for word in words):
             if not words or head not in _EXPORTS:
                 return False
-            if not all(_is_assignment(word) or _NAME.fullmatch(word.text) for word in words):
+            if not all(_is_assignment(word) or NAME.fullmatch(word.text) for word in words):
                 return False
         made: list[Assignment] = []
         before = dict(self.found.variables)
@@ -551,11 +372,11 @@ class _Reader:
             self._add_gres(assignment, file)
         return True
 
-    def _build(self, word: _RawWord, line: int, file: str, *, exported: bool) -> Assignment | None:
+    def _build(self, word: RawWord, line: int, file: str, *, exported: bool) -> Assignment | None:
         match = _ASSIGN.match(word.text)
         assert match is not None, "the caller looked"
         name = match[1]
-        value_word = _RawWord(_drop_chars(word.parts, match.end()), word.text[match.end() :])
+        value_word = RawWord(_drop_chars(word.parts, match.end()), word.text[match.end() :])
         known: list[str] = []
         is_known = True
         for part in value_word.parts:
@@ -590,7 +411,7 @@ class _Reader:
                 file=old.file, uses=old.uses,
             )  # fmt: skip
 
-    def _run(self, words: list[_RawWord], raw: str, line: int, file: str) -> None:
+    def _run(self, words: list[RawWord], raw: str, line: int, file: str) -> None:
         env: list[Assignment] = []
         while words and _is_assignment(words[0]):
             assignment = self._build(words[0], line, file, exported=True)
@@ -641,7 +462,7 @@ class _Reader:
         if words:
             self.found.commands.append(replace(command, words=words))
 
-    def _expand(self, word: _RawWord) -> list[Word]:
+    def _expand(self, word: RawWord) -> list[Word]:
         """The words that one word becomes; variables outside quotes part at blanks."""
         fields: list[tuple[str, frozenset[str]]] = []
         current: str | None = None
@@ -666,7 +487,7 @@ class _Reader:
             fields.append((current, unknown))
         return [Word(text, missing) for text, missing in fields]
 
-    def _expand_part(self, part: _Part) -> tuple[str, frozenset[str]]:
+    def _expand_part(self, part: Part) -> tuple[str, frozenset[str]]:
         """Its text, and the names that are not known."""
         if part.kind == "text":
             return part.text, frozenset()
@@ -716,8 +537,8 @@ class _Reader:
     def _answer(self, command: str) -> str | None:
         """What a few commands on paths print; None for all others."""
         try:
-            words = _Scanner(command).read_words()
-        except _UnreadableError:
+            words = Scanner(command).read_words()
+        except UnreadableError:
             return None
         if len(words) > 6 or any(p.kind == "command" for word in words for p in word.parts):
             return None
@@ -739,13 +560,13 @@ class _Reader:
         maker = makers.get(texts[0])
         return None if maker is None else maker(texts[1])
 
-    def _close(self, words: list[_RawWord]) -> frozenset[str]:
+    def _close(self, words: list[RawWord]) -> frozenset[str]:
         """The variables in words, and those in their values."""
         names: set[str] = set()
         for word in words:
             for part in word.parts:
                 if part.kind in ("name", "sum", "command"):
-                    names.update(_NAME.findall(part.text))
+                    names.update(NAME.findall(part.text))
         known = self.found.variables
         inner = (known[name].uses for name in names if name in known)
         return frozenset(names & known.keys()).union(*inner)
@@ -778,7 +599,7 @@ class _Reader:
         blocks[-1].options[name] = (value, number)
 
 
-def _is_assignment(word: _RawWord) -> bool:
+def _is_assignment(word: RawWord) -> bool:
     match = _ASSIGN.match(word.text)
     if match is None:
         return False
@@ -786,7 +607,7 @@ def _is_assignment(word: _RawWord) -> bool:
     return written.startswith(match[0])
 
 
-def _drop_chars(parts: tuple[_Part, ...], count: int) -> tuple[_Part, ...]:
+def _drop_chars(parts: tuple[Part, ...], count: int) -> tuple[Part, ...]:
     """Parts without the first characters, which are unquoted text."""
     left = list(parts)
     while left and count >= len(left[0].text) and left[0].kind == "text" and not left[0].quoted:

@@ -1,4 +1,4 @@
-"""One reader for lines about steps that were done, whichever trainer printed them.
+"""One reader for lines about steps that were done, from any trainer.
 
 Status, the restart budget and the report read logs with it, by `steps.StepReader`. Megatron's
 spelling is that of `training_log`; beyond it a line counts if it names a step and something that
@@ -15,7 +15,7 @@ only a step has:
     {"step": 10, "loss": 2.3, "step_time_s": 0.5}                  JSON lines
     step 10/100 loss 2.3                                           your own
 
-Lines that tell of a step and not that it was done are refused: evaluations, warm-up, checkpoints
+Lines that mention a step without having done it are refused: evaluations, warm-up, checkpoints
 that are read or praised, bars of anything else than steps. Pure, and no line makes it raise.
 """
 
@@ -61,7 +61,7 @@ _NOT_DONE = re.compile(
     r"(?<![\w./-])(?:(?:eval|valid|val)[\] _:-]*|(?:test|dev|micro|sub|inner|dummy)[ _-]*)$",
     re.IGNORECASE,
 )
-"""Before the step of a line that tells of it, and not that it was done."""
+"""Before a step that the line mentions and that was not done."""
 _BAR = re.compile(
     r"^(.{0,80}?)[ :]*(\d{1,3})%\|[^|]{0,400}\| *(\d[\d,]{0,14})/(\d[\d,]{0,14}) "
     r"\[[\d:]+<[^,\]]{1,20}(?:, *(\d+\.?\d*|\?) ?([^\s,\]]{1,20}))?([^\]]*)"
@@ -200,10 +200,7 @@ def parse_own(pattern: Pattern[str], text: str) -> Optional[Iteration]:
     step = found.get("step")
     if step is None or not 0 <= step < 1e15:
         return None
-    times = (("seconds", 1000.0), ("ms", 1.0))
-    time_ms = next((found[name] * unit for name, unit in times if name in found), None)
-    if time_ms is None and found.get("per_second"):
-        time_ms = 1000 / found["per_second"]
+    time_ms = _choose_time_ms(found.get("seconds"), found.get("ms"), found.get("per_second"))
     loss = found.get("loss")
     return Iteration(
         int(step),
@@ -247,7 +244,7 @@ def parse_epoch(text: str) -> Optional[Tuple[int, Optional[int]]]:
 
 
 def join_lines(first: Iteration, second: Iteration) -> Iteration:
-    """Two lines about one step: the second wins where both tell a thing."""
+    """Two lines about one step: the second wins where both have a value."""
     return replace(
         first,
         **{
@@ -433,16 +430,13 @@ def _read_object(text: str) -> Optional[Dict[str, Any]]:
 
 
 def _parse_object(value: Dict[str, Any]) -> Optional[Iteration]:
-    """None where it tells of no step."""
+    """None where it has no step."""
     nested = [item for item in value.values() if isinstance(item, dict)]
     if nested and not any(name in value for name in _KEYS["loss"]):
         value = {**value, **nested[0]}  # {"step": 3, "metrics": {"loss": 2.0}}
     found = {key: _find_key(value, names) for key, names in _KEYS.items()}
     step, loss = found["step"], found["loss"]
-    times = [(found["s"], 1000.0), (found["ms"], 1.0)]
-    time_ms = next((number * unit for number, unit in times if number is not None), None)
-    if time_ms is None and found["per_second"]:
-        time_ms = 1000 / found["per_second"]
+    time_ms = _choose_time_ms(found["s"], found["ms"], found["per_second"])
     if step is None or not 0 <= step < 1e15 or (loss is None and time_ms is None):
         return None
     if loss is None and any(str(key).lower().startswith(_OF_EVALUATIONS) for key in value):
@@ -517,6 +511,17 @@ def _find_time_ms(text: str, low: str) -> Optional[float]:
     return _parse_rate_ms(rate.group(1), rate.group(2)) if rate is not None else None
 
 
+def _choose_time_ms(
+    seconds: Optional[float], ms: Optional[float], per_second: Optional[float]
+) -> Optional[float]:
+    """Time of a step by the first of these that is there."""
+    if seconds is not None:
+        return seconds * 1000
+    if ms is not None:
+        return ms
+    return 1000 / per_second if per_second else None
+
+
 def _check_time(time_ms: Optional[float]) -> Optional[float]:
     return time_ms if time_ms is not None and 0 <= time_ms < math.inf else None
 
@@ -554,7 +559,7 @@ _TIMES = (
         (1, 2, 3, 4, 5, 6),
     ),
     (re.compile(r"\[?(\d\d)/(\d\d)/(\d{4}) (\d\d):(\d\d):(\d\d)"), (3, 1, 2, 4, 5, 6)),
-    # glog: the year is not told.
+    # glog: without a year.
     (re.compile(r"\[?[EIWF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)"), (0, 1, 2, 3, 4, 5)),
 )
 
