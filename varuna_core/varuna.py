@@ -80,7 +80,7 @@ class Varuna(KeptInMemory):
         memory_limit: float | None = None,
         opportunistic: bool = True,
         hang_timeout_s: float | None = None,
-        costs: Costs | None = None,
+        costs: Costs | FromConf | None = FROM_CONF,
         zero: int | FromConf = FROM_CONF,
         offload: str | FromConf | None = FROM_CONF,
     ) -> None:
@@ -92,9 +92,9 @@ class Varuna(KeptInMemory):
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
         `state_dict` holds weights to start from. `from_cache` is Varuna's and has no effect: the
-        dry run is made at each start. `costs` are what a profile found; all ranks must be given
-        the same. `zero` and `offload="optimizer"` are zero.py's. `tensor` ranks share each layer,
-        by `tensor_plan` or the model's own `tensor_parallel_plan`.
+        dry run is made at each start. `costs` are by default what the plan of the conf's partition
+        knows; all ranks must be given the same. `zero` and `offload="optimizer"` are zero.py's.
+        `tensor` ranks share each layer, by `tensor_plan` or the model's own `tensor_parallel_plan`.
         """
         if dummy_inputs is FROM_CONF:
             raise TypeError("Varuna needs dummy_inputs: a sample batch, or get_batch(size, device)")
@@ -105,13 +105,14 @@ class Varuna(KeptInMemory):
         batch, chunk = conf.choose_sizes(batch_size, chunk_size, stages)
         parts_of = conf.choose_partition(partition)
         order = conf.choose("schedule", schedule, "parallel.schedule", str, "auto")
+        per_rank = conf.count_stages(stages_per_rank, order, parts_of, stages.depth)
+        num_stages = stages.depth * count_stages(order, per_rank)
         sharing = conf.choose("zero", zero, "parallel.zero", int, 0)
         off = conf.choose_offload(offload)
         its_device = find_device(device, conf.choose_local_rank(local_rank))
         again = conf.choose_recompute(recompute, its_device, sharing)
         refuse_unknown(order, again, batch, chunk)
         refuse_zero(sharing, off, again, shared)
-        per_rank = conf.count_stages(stages_per_rank, order, parts_of, stages.depth)
         rank = dist.get_rank() if dist.is_initialized() else 0
 
         def open_trace() -> TraceWriter:
@@ -142,7 +143,7 @@ class Varuna(KeptInMemory):
             recompute=again,
             memory_limit=memory_limit,
             opportunistic=opportunistic,
-            costs=costs,
+            costs=conf.choose_costs(costs, parts_of, num_stages),
             zero=sharing,
             offload=off,
             seed=conf.choose("seed", seed, "train.seed", int, 1234),

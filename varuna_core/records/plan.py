@@ -149,6 +149,8 @@ class Prediction:
     """The most that each stage holds."""
     gpu: Optional[str] = None
     """The kind of GPU that was planned for, where the conf names none."""
+    costs: Optional[Dict[str, Tuple[float, ...]]] = None
+    """Seconds of a micro-batch's actions, by the names of `schedule.costs.Costs`, one a stage."""
 
     def as_json(self) -> Dict[str, Any]:
         """Only what is known."""
@@ -337,8 +339,15 @@ def parse_prediction(value: Any) -> Prediction | None:
         bubble_share=_parse_number(value.get("bubble_share")),
         memory_mb=_parse_numbers(value.get("memory_mb")),
         gpu=gpu if isinstance(gpu, str) else None,
+        costs=_parse_costs(value.get("costs")),
     )
     return None if found == Prediction() else found
+
+
+def _parse_costs(value: Any) -> Dict[str, Tuple[float, ...]] | None:
+    if not isinstance(value, dict):
+        return None
+    return {str(name): _parse_numbers(numbers) for name, numbers in value.items()} or None
 
 
 def _parse_number(value: Any) -> float | None:

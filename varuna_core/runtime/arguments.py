@@ -8,6 +8,7 @@ for all ranks have the same variables and run the same script.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ import torch
 from varuna_core.records.layout import StageMap, parse_counts, parse_stage_map
 from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
 from varuna_core.runtime.optim.precision import Precision, choose_precision
+from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import count_stages_per_rank
 
@@ -165,6 +167,20 @@ class ConfArguments:
         if conf_value and (given is None or _list_counts(given) != list(conf_value)):
             self.warn(f"partition={given!r}", "parallel.partition")
         return given
+
+    def choose_costs(
+        self, given: Costs | FromConf | None, partition: str | Sequence[int] | None, stages: int
+    ) -> Costs | None:
+        """What the planner knows of the conf's partition, where this is the one in use."""
+        if given is not FROM_CONF:
+            return given
+        text = self.environ.get("VJOB_COSTS")
+        planned = self.read("parallel.partition", parse_counts)
+        if not text or planned is None or partition is None:
+            return None
+        costs = Costs(**{name: tuple(each) for name, each in json.loads(text).items()})
+        is_in_use = _list_counts(partition) == list(planned) and costs.num_stages == stages
+        return costs if is_in_use else None
 
     def count_stages(
         self,

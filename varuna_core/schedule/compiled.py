@@ -211,6 +211,20 @@ def list_hops(costs: Costs) -> list[float]:
     return [hop for hop in costs.hops for _ in range(2)]
 
 
+def unlist_costs(listed: Sequence[float], hops: Sequence[float] = ()) -> Costs:
+    """Costs from lists such as `Compiled.run` takes; of two ways of a hop, the longer."""
+    size = len(listed) // len(KINDS)
+    each = {kind: tuple(listed[at * size : (at + 1) * size]) for at, kind in enumerate(KINDS)}
+    return Costs(
+        forward=each["F"],
+        input_grad=each["I"],
+        weight_grad=each["W"],
+        backward=each["B"],
+        recompute=each["R"],
+        hops=tuple(map(max, hops[::2], hops[1::2])),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTiming:
     """Times of a simulated step, in the unit of its costs."""

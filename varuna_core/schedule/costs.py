@@ -42,6 +42,15 @@ class Costs:
         if len(self.hops) != stages - 1 or min(self.hops, default=0) < 0:
             raise ScheduleError(f"hops: {self.hops}, expected {stages - 1} of 0 or more")
 
+    def as_json(self) -> dict[str, tuple[float, ...]]:
+        """By name, to six digits; `Costs(**...)` reads it."""
+        names = ("forward", "input_grad", "weight_grad", "backward", "recompute", "hops")
+        return {
+            name: tuple(float(f"{number:.6g}") for number in getattr(self, name))
+            for name in names
+            if getattr(self, name)
+        }
+
     @property
     def num_stages(self) -> int:
         return len(self.forward)

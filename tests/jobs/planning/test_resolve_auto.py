@@ -17,6 +17,7 @@ from tests.jobs.planning.test_plan_command import CONF, NAME, put_profile
 from varuna_core.planner.search.space import SCHEDULES
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
+from varuna_core.schedule.costs import Costs
 from vjob.jobs.commands.submit import choose_output
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.schema import Parallel
@@ -223,6 +224,12 @@ def test_the_run_folder_holds_what_was_predicted(conf: Path, tmp_path: Path) -> 
     assert plan is not None and plan.planned is not None and NAME in plan.planned
     prediction = plan.prediction
     assert prediction is not None and prediction.step_s and len(prediction.stage_s) == 4
+    assert prediction.costs is not None
+    costs = Costs(**prediction.costs)
+    # A rank does its stage's work once for each micro-batch, and the costs are one micro-batch's.
+    shares = {round(s / (f + b), 3) for s, f, b in
+              zip(prediction.stage_s, costs.forward, costs.by_kind["B"], strict=True)}  # fmt: skip
+    assert len(shares) == 1
     training = json.loads(run.training.read_text())
     assert training["partition"] == plan.partition
     assert training["schedule"] in ("1f1b", "gpipe", "varuna")

@@ -12,6 +12,7 @@ import pytest
 
 from tests.varuna_core.agent.local_run import Stage, make_group, make_plan, wait_until
 from varuna_core.records.nodes import read_report
+from varuna_core.records.plan import Prediction
 from varuna_core.records.record import read_events
 
 MakeStage = Callable[..., Stage]
@@ -143,6 +144,7 @@ def test_the_environment_of_a_rank(make_stage: MakeStage, tmp_path: Path) -> Non
         pipeline=2,
         tensor=2,
         partition="4-4",
+        prediction=Prediction(costs={"forward": (0.5, 0.25)}),
     )
     stage = make_stage(plan)
     assert stage.play()[0] == [0, 0]
@@ -173,6 +175,7 @@ def test_the_environment_of_a_rank(make_stage: MakeStage, tmp_path: Path) -> Non
         "VJOB_DATA": "1",
         "VJOB_TENSOR": "2",
         "VJOB_PARTITION": "4-4",
+        "VJOB_COSTS": '{"forward":[0.5,0.25]}',
         "VJOB_TRACE": str(stage.attempt.trace(3)),
         "WHO": "small",
     }

@@ -24,7 +24,7 @@ from varuna_core.planner.model.step import (
     trace_memory,
 )
 from varuna_core.schedule.actions import Schedule
-from varuna_core.schedule.compiled import Compiled, list_costs, list_hops, simulate
+from varuna_core.schedule.compiled import Compiled, list_costs, list_hops, simulate, unlist_costs
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.order import find_source, find_target, walk
 from varuna_core.schedule.recompute import Memory, measure_memory
@@ -101,6 +101,7 @@ def test_it_times_as_a_plain_walk_does(name: str) -> None:
         assert (timing.makespan, timing.busy) == (max(free), timed.busy)
         assert sorted(timed.starts) == sorted(sum(timing.starts, ()))
         assert compiled.find_makespan(list_costs(costs), list_hops(costs)) == timed.makespan
+        assert unlist_costs(list_costs(costs), list_hops(costs)).by_kind == costs.by_kind
         other = draw_costs(draw, compiled.num_stages)
         several = [costs, other, costs]
         makespans, ends, last = Levels(compiled).run(

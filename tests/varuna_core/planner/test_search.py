@@ -109,7 +109,9 @@ def test_a_plan_says_what_it_is_made_of() -> None:
         "stage_s",
         "bubble_share",
         "memory_mb",
+        "costs",
     }
+    assert all(cost > 0 for cost in plan.costs.forward) and len(plan.costs.hops) == 2
 
 
 def test_wishes_are_kept() -> None:

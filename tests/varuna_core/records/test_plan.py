@@ -65,10 +65,16 @@ def test_the_stage_map_is_varunas() -> None:
 
 
 def test_a_prediction_is_written_as_far_as_it_is_known() -> None:
+    costs = {"forward": [0.1, 0.05], "hops": [0.01]}
     said = {"step_s": 1.5, "stage_s": [0.5, 0.25], "memory_mb": [910.0, 870.0], "gpu": "A10"}
+    said["costs"] = costs
     found = parse_prediction(said)
-    assert found is not None and found.as_json() == {**said, "stage_s": (0.5, 0.25),
-                                                     "memory_mb": (910.0, 870.0)}  # fmt: skip
+    assert found is not None and found.as_json() == {
+        **said,
+        "stage_s": (0.5, 0.25),
+        "memory_mb": (910.0, 870.0),
+        "costs": {"forward": (0.1, 0.05), "hops": (0.01,)},
+    }
     plan = replace(MIXED, prediction=found)
     assert json.loads(render_plan(plan))["prediction"] == said
     assert parse_plan(json.loads(render_plan(plan))) == plan

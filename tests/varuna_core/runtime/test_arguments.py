@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from varuna_core import Varuna
 from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.training import VARIABLES
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments
+from varuna_core.schedule.costs import Costs
 
 LAYOUT = {
     "RANK": "0",
@@ -193,3 +195,17 @@ def test_every_variable_is_read_by_the_runtime() -> None:
     text = "".join(map(inspect.getsource, (trace, varuna, arguments, rank_module)))
     for key in VARIABLES:
         assert f'"{key}"' in text, key
+
+
+def test_costs_are_those_of_the_planned_partition_where_it_is_in_use() -> None:
+    costs = Costs(forward=(1.0, 3.0), input_grad=(1.0, 3.0), weight_grad=(1.0, 3.0))
+    told = {"VJOB_COSTS": json.dumps(costs.as_json())}
+    conf = of(VJOB_PARTITION="3-1", **told)
+    assert conf.choose_costs(FROM_CONF, "3-1", 2) == costs
+    assert conf.choose_costs(FROM_CONF, [3, 1], 2) == costs
+    assert conf.choose_costs(FROM_CONF, "2-2", 2) is None, "the script cuts otherwise"
+    assert conf.choose_costs(FROM_CONF, None, 2) is None
+    assert conf.choose_costs(FROM_CONF, "3-1", 4) is None, "several stages a rank"
+    assert conf.choose_costs(None, "3-1", 2) is None
+    assert of(VJOB_PARTITION="3-1").choose_costs(FROM_CONF, "3-1", 2) is None
+    assert of(**told).choose_costs(FROM_CONF, "3-1", 2) is None

@@ -6,6 +6,7 @@ what makes a rank this rank, which nobody may override.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,6 +161,8 @@ def _place(plan: Plan, rank: int) -> dict[str, str]:
     }
     if plan.partition is not None:
         found["VJOB_PARTITION"] = plan.partition
+        if plan.prediction is not None and plan.prediction.costs is not None:
+            found["VJOB_COSTS"] = json.dumps(plan.prediction.costs, separators=(",", ":"))
     place = locate_ranks(plan.stage_map, plan.tensor).get(rank)
     if place is not None:
         # The schedule is the program's: of several stages this names the first.

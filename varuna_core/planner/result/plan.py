@@ -13,6 +13,8 @@ from varuna_core.planner.model.step import StepTime, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.search.search import Candidate, Proof, Searched
 from varuna_core.records.plan import Prediction
+from varuna_core.schedule.compiled import unlist_costs
+from varuna_core.schedule.costs import Costs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,8 @@ class LayoutPlan:
 
     candidate: Candidate
     step: StepTime
+    costs: Costs
+    """Seconds of a micro-batch."""
     memory_bytes: tuple[float, ...]
     """The most that a GPU of each stage holds."""
     limit_bytes: tuple[float, ...]
@@ -54,6 +58,7 @@ class LayoutPlan:
             stage_s=tuple(stage.work_s for stage in self.step.stages),
             bubble_share=self.step.bubble_share,
             memory_mb=tuple(held / 1e6 for held in self.memory_bytes),
+            costs=self.costs.as_json(),
         )
 
 
@@ -65,10 +70,13 @@ def build_plan(
     kinds = {kind.name: kind for kind in cluster.kinds}
     prices = [kinds[name].price_per_hour for name in candidate.placed.nodes]
     known = [price for price in prices if price is not None]
+    step_costs = chain.build_costs(candidate.bounds)
+    column = step_costs.columns[0]
     sources = {source for stage in chain.stages for source in stage.times.sources}
     return LayoutPlan(
         candidate=candidate,
-        step=simulate_step(chain.compiled, chain.build_costs(candidate.bounds)),
+        step=simulate_step(chain.compiled, step_costs),
+        costs=unlist_costs(column.costs, column.hops),
         memory_bytes=find_peaks(chain.compiled, chain.list_memory(candidate.bounds)),
         limit_bytes=tuple(stage.times.memory_bytes for stage in chain.stages),
         sources=tuple(sorted(sources)),
