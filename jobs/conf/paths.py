@@ -89,6 +89,7 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
             machine_list=resolve(cluster.machine_list),
             ssh_config=resolve(cluster.ssh_config),
         ),
+        profile=replace(conf.profile, traces=resolve(conf.profile.traces)),
         workdir=resolve(conf.workdir),
         log_folder=resolve_path(conf.log_folder, base, environ),
     )

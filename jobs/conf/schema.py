@@ -377,6 +377,9 @@ class Profile:
 
     timeline: bool = True
     """Write the trace that `vjob report` draws, Megatron-LM its times."""
+    traces: str | None = None
+    """Folder where the program leaves torch.profiler's files, for `vjob report`; those in the run
+    folder are found without it."""
     nsys: bool = False
     """Run ranks under Nsight Systems; `nsys` must be on their PATH."""
     ncu: bool = False

@@ -118,6 +118,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         restarts=conf.cluster.restarts,
         restart_same=conf.cluster.restart_same,
         progress=conf.progress,
+        traces=conf.profile.traces,
         program=conf.program.kind,
     )
 

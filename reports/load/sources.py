@@ -7,10 +7,12 @@ them; nodes are the files' names.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from varuna_core.records.plan import read_plan
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.reports.load.kineto import ENDINGS, is_profile
 
@@ -71,6 +73,7 @@ def find_sources(path: Path) -> Sources:
         for attempt in run.attempts()
         for found in (*_find_earlier(attempt), _find_attempt(str(attempt.number), attempt.path))
     ]
+    attempts = _add_outer_profiles(run, attempts)
     if not attempts and not run.record.exists() and not run.plan.exists():
         bare = _find_attempt("", path)
         if not bare.logs and not bare.traces and not bare.gpus and not bare.profiles:
@@ -114,7 +117,9 @@ def _find_attempt(label: str, folder: Path) -> AttemptSources:
 
 
 MOST_FILES = 10_000
-"""Files searched for profiles in each of the two folders of an attempt."""
+"""Files searched for profiles in each of the two folders of an attempt, and in one elsewhere."""
+LATE_S = 10.0
+"""A file system's clock may be so far ahead of the one that wrote the end."""
 
 
 def find_profiles(folder: Path) -> list[Path]:
@@ -125,6 +130,32 @@ def find_profiles(folder: Path) -> list[Path]:
         deep = islice((folder / name).rglob("*"), MOST_FILES)
         found += sorted(path for path in deep if path.name.endswith(ENDINGS) and path.is_file())
     return [path for path in found if is_profile(path)]
+
+
+def _add_outer_profiles(run: RunFolder, attempts: list[AttemptSources]) -> list[AttemptSources]:
+    """Profiles in the folder that the conf names: each is of the attempt that was the last to have
+    begun when it was written. Others may have left files there before, or leave some later."""
+    plan = read_plan(run.plan)
+    if plan is None or plan.traces is None or not attempts:
+        return attempts
+    times = {
+        (event.get("kind"), str(event.get("attempt"))): float(event["time"])
+        for event in read_events(run)
+    }
+    begins = [times.get(("started", attempt.label), float("inf")) for attempt in attempts]
+    until = times.get(("ended", attempts[-1].label), float("inf")) + LATE_S
+    found: list[list[Path]] = [[] for _ in attempts]
+    for path in islice(Path(plan.traces).rglob("*"), MOST_FILES):
+        if not path.name.endswith(ENDINGS) or not path.is_file():
+            continue
+        written = path.stat().st_mtime
+        begun = [at for at, began in enumerate(begins) if began <= written]
+        if begun and written <= until and is_profile(path):
+            found[begun[-1]].append(path)
+    return [
+        replace(attempt, profiles=(*attempt.profiles, *sorted(paths)))
+        for attempt, paths in zip(attempts, found, strict=True)
+    ]
 
 
 def _list(folder: Path, endings: tuple[str, ...]) -> list[tuple[str, Path]]:

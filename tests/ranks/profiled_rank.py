@@ -1,4 +1,4 @@
-"""DDP over gloo under torch.profiler, whose handler writes into the folder of the traces."""
+"""DDP over gloo under torch.profiler, which writes into TRACES or the folder of the traces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ with profile(
     activities=[ProfilerActivity.CPU],
     schedule=schedule(wait=1, warmup=1, active=3, repeat=1),
     on_trace_ready=tensorboard_trace_handler(
-        trace.get_folder(), use_gzip=sys.argv[1:] == ["gzip"] and dist.get_rank() == 1
+        os.environ.get("TRACES") or trace.get_folder(),
+        use_gzip=sys.argv[1:] == ["gzip"] and dist.get_rank() == 1,
     ),
 ) as profiler:
     for number in range(7):

@@ -220,6 +220,8 @@ class Plan:
 
     progress: Optional[str] = None
     """The user's own pattern of lines about steps (records/logs/progress.py)."""
+    traces: Optional[str] = None
+    """Folder outside the run folder with files of torch.profiler."""
     modules: Tuple[Tuple[str, str], ...] = ()
     """Modules that the ranks' Python must find, each with what to do where it does not."""
     program: Optional[str] = None

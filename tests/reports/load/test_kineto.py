@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,28 @@ def test_a_large_file_is_read_in_little_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert size > 15e6 and most < size / 2
+
+
+def test_profiles_in_a_folder_that_the_conf_names_are_of_the_run_that_wrote_them(
+    tmp_path: Path,
+) -> None:
+    vjob = Vjob(tmp_path)
+    old = write(tmp_path / "prof/old.pt.trace.json", 0, make_step(77, 0))
+    os.utime(old, (1e9, 1e9))
+    run = vjob.submit(
+        f"name: profiled\nprogram: {{script: {ROOT / 'tests/ranks/profiled_rank.py'}, "
+        f"python: {sys.executable}}}\nprofile: {{traces: prof}}\n"
+        "cluster: {scheduler: local, walltime_min: 3, nodes: [{group: m, ranks: 2}]}\n"
+        f"env: {{PYTHONPATH: {ROOT}, OMP_NUM_THREADS: '1', TRACES: prof/deep}}\n"
+    )
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+    late = write(tmp_path / "prof/late.pt.trace.json", 0, make_step(78, 0))
+    os.utime(late, (time.time() + 3600, time.time() + 3600))
+    job, _ = load(run.path)
+    table = job.traces.steps
+    assert sorted(map(tuple, table[["rank", "step"]].to_numpy())) == [
+        (rank, number) for rank in (0, 1) for number in (2, 3, 4)
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")
