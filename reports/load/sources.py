@@ -99,7 +99,8 @@ def _find_earlier(attempt: AttemptFolder) -> list[AttemptSources]:
 
 
 def _find_attempt(label: str, folder: Path) -> AttemptSources:
-    logs = _list(folder, LOGS)
+    own = AttemptFolder(folder, 0).preflight  # the nodes' table, no log of one
+    logs = [(name, path) for name, path in _list(folder, LOGS) if path != own]
     if not logs:
         logs = [(f"rank {path.stem}", path) for _, path in _list(folder / "ranks", (".out",))]
     samples = dict(_list(folder, (".gpu",)))

@@ -220,6 +220,8 @@ def test_profiles_in_a_folder_that_the_conf_names_are_of_the_run_that_wrote_them
     late = write(tmp_path / "prof/late.pt.trace.json", 0, make_step(78, 0))
     os.utime(late, (time.time() + 3600, time.time() + 3600))
     job, _ = load(run.path)
+    (attempt,) = job.sources.attempts
+    assert (attempt.folder / "preflight.txt").is_file() and len(attempt.logs) == 1
     table = job.traces.steps
     assert sorted(map(tuple, table[["rank", "step"]].to_numpy())) == [
         (rank, number) for rank in (0, 1) for number in (2, 3, 4)
