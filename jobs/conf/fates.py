@@ -72,7 +72,8 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     },
     **{f"profile.{name}": ("profile.nsys", "profile.ncu") for name in ("ranks", "options")},
     **{
-        f"morph.{name}": ("morph.enabled",) for name in ("min_nodes", "max_nodes", "warm", "look_s")
+        f"morph.{name}": ("morph.enabled",)
+        for name in ("layout", "min_nodes", "max_nodes", "warm", "look_s")
     },
 }
 """Keys that act with one of these others, which switches them on. Where one of the others is

@@ -19,7 +19,8 @@ ProgramKind = Literal[
     "pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed", "function"
 ]
 BUILT_IN = ("pretrain_gpt", "pretrain_bert")
-OWN_MODEL = ("script", FUNCTION)
+SCRIPT: Literal["script"] = "script"
+OWN_MODEL = (SCRIPT, FUNCTION)
 """Programs whose model vjob does not know."""
 Auto = Literal["auto"]
 _RELATIONS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
@@ -392,10 +393,13 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Morph:
-    """Whether a built-in program may change its number of nodes."""
+    """Whether a built-in program or a script may change its number of nodes."""
 
     enabled: bool = False
     """Go on without a lost node, from the newest checkpoint."""
+    layout: Literal["pipeline", "world"] = "pipeline"
+    """What follows the nodes. pipeline: depth, replicas and partition; world: how many ranks there
+    are, for scripts that need no more (DDP, FSDP)."""
     min_nodes: PositiveInt | None = None
     """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`).
     A job of one group may also start with as few, where its queue has no more."""
@@ -462,7 +466,7 @@ class JobConf:
     profile: Profile = field(default_factory=Profile)
     """What is measured while training."""
     morph: Morph = field(default_factory=Morph)
-    """Whether a built-in program may go on with fewer or more nodes."""
+    """Whether a built-in program or a script may go on with fewer or more nodes."""
     prices: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for `vjob plan`."""
     notify: Notify = field(default_factory=Notify)

@@ -36,10 +36,9 @@ from varuna_core.records.morphing import (
     read_joins,
     read_state,
 )
-from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
+from varuna_core.records.plan import Plan, read_attempt_plan, read_facts, read_plan
 from varuna_core.records.record import append_event, read_pause_s
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.training import read_training
 from vjob.jobs.elastic import membership
 from vjob.jobs.elastic.growth import (
     Pause,
@@ -74,6 +73,8 @@ class Pace:
     step: int
     """The last one that was done."""
     step_s: float
+    num_steps: int | None = None
+    """Of the training, as far as its lines say."""
 
 
 def find_pace(progress: Progress | None) -> Pace | None:
@@ -90,7 +91,8 @@ def find_pace(progress: Progress | None) -> Pace | None:
     ]
     if len(used) < ENOUGH_POINTS or last - first - WARM_UP_STEPS < ENOUGH_STEPS:
         return None
-    return Pace(step=last, step_s=statistics.median(step_s for _, step_s in used))
+    step_s = statistics.median(step_s for _, step_s in used)
+    return Pace(step=last, step_s=step_s, num_steps=progress.num_steps)
 
 
 class AttemptPace:
@@ -151,7 +153,7 @@ class Autoscaler:
             raise InputError(f"{run.name} keeps its nodes to the end: there is nothing to tend")
         self._run, self._plan, self._say = run, plan, say
         self._most, self._fewest = plan.morphing.max_nodes, plan.morphing.min_nodes
-        self._training = read_training(run.training)
+        self._facts = read_facts(run, plan)
         self.conf = membership.read_submitted(run)
         self._pace: AttemptPace | None = None
         self._told = ""
@@ -189,16 +191,20 @@ class Autoscaler:
                 return None
             self._pace = AttemptPace(self._run.attempt(number), plan)
         pace = self._pace.find_pace()
-        if pace is None or pace.step >= self._training.steps:
+        if pace is None:
+            return None
+        steps = self._facts.steps or pace.num_steps
+        steps_left = math.inf if steps is None else steps - pace.step
+        if steps_left <= 0:
             return None
         going = membership.read_leaving(self._run)
         here = sorted(set(map(get_seat, state.nodes)) - going)
         left_s = scheduler.find_left_s(view.record.jobs[0].id)
         return Standing(
             plan=add_joins(self._plan, read_joins(self._run.morph)),
-            training=self._training,
+            facts=self._facts,
             here=tuple(here),
-            steps_left=self._training.steps - pace.step,
+            steps_left=steps_left,
             step_s=pace.step_s,
             pause=self._find_pause(),
             left_s=math.inf if left_s is None else left_s,

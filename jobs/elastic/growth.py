@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from varuna_core.morph.gain import Forecast, forecast, pays, with_more
 from varuna_core.records.logs.slow_ranks import PERSISTENT, find_slow_ranks
 from varuna_core.records.plan import GroupPlan, Plan
-from varuna_core.records.training import Training
+from varuna_core.records.training import TrainingFacts
 
 ENOUGH = PERSISTENT.num_steps
 
@@ -105,10 +105,10 @@ class Standing:
 
     plan: Plan
     """With the nodes that joined behind those of the conf."""
-    training: Training
+    facts: TrainingFacts
     here: tuple[int, ...]
     """Seats of nodes that are here and stay."""
-    steps_left: int
+    steps_left: float
     step_s: float
     """As measured on these nodes."""
     pause: Pause
@@ -138,7 +138,7 @@ def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> Gro
         for count in range(1, min(idle.get(group.name, 0), room) + 1):
             wide = with_more(standing.plan, group, count)
             more = range(standing.plan.num_nodes, wide.num_nodes)
-            found = forecast(wide, standing.training, standing.here, (*standing.here, *more))
+            found = forecast(wide, standing.facts, standing.here, (*standing.here, *more))
             if found is None:
                 continue
             then_s = standing.step_s * found.ratio
@@ -152,7 +152,7 @@ def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> Gro
 
 def still_pays(standing: Standing, seats: Sequence[int]) -> bool:
     """True if nodes on their way are worth a morph if they come now."""
-    found = forecast(standing.plan, standing.training, standing.here, (*standing.here, *seats))
+    found = forecast(standing.plan, standing.facts, standing.here, (*standing.here, *seats))
     return found is not None and standing.is_worth(standing.step_s * found.ratio, caution=1.0)
 
 
@@ -178,7 +178,7 @@ def choose_leaving(standing: Standing, slow: Sequence[SlowNode], fewest: int) ->
         rest = [seat for seat in standing.here if seat not in seats]
         if len(rest) < max(fewest, 1):
             break
-        found: Forecast | None = forecast(standing.plan, standing.training, standing.here, rest)
+        found: Forecast | None = forecast(standing.plan, standing.facts, standing.here, rest)
         if found is None:
             continue
         next_s = worst[number].extra_s if number < len(worst) else 0.0

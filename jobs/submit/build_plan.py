@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from varuna_core.records.layout import build_stages, encode_stage_map
+from varuna_core.records.layout import build_stages, encode_stage_map, parse_counts
 from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing
+from varuna_core.records.training import TrainingFacts
 from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
-from vjob.jobs.conf.fates import build_variables
+from vjob.jobs.conf.fates import build_variables, list_referenced_leaves
 from vjob.jobs.conf.layout import build_groups, choose_order, require_number
-from vjob.jobs.conf.references import fill_references
-from vjob.jobs.conf.schema import FUNCTION, JobConf
+from vjob.jobs.conf.references import fill_references, find_value
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, JobConf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import start
 
 BEAT_S = 5.0
 """Between two heartbeats of a node; longer on a large run, for each rewrites a file."""
 NODES_PER_BEAT_S = 50
+BATCH = ("train.global_batch_size", "train.micro_batch_size")
 SAVE_S = 300
 """For the checkpoint before a morph, where cluster.signal_before_end_s does not say."""
 
@@ -58,11 +60,11 @@ class PlanContext:
 
 def build_plan(conf: JobConf, here: PlanContext) -> Plan:
     """The plan of one run."""
-    conf = fill_references(conf)
+    asked, conf = conf, fill_references(conf)
     starter = start.get_starter(conf)
     groups = tuple(
-        replace(group, env={**starter.build_group_env(asked), **group.env})
-        for group, asked in zip(build_groups(conf.cluster.nodes), conf.cluster.nodes, strict=True)
+        replace(group, env={**starter.build_group_env(node), **group.env})
+        for group, node in zip(build_groups(conf.cluster.nodes), conf.cluster.nodes, strict=True)
     )
     world = sum(group.count * group.ranks for group in groups)
     parallel = conf.parallel
@@ -114,7 +116,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         ),
         prefix=start.build_profiler_prefix(conf, marks_steps=starter.marks_steps(conf, here.found)),
         prefixed=None if conf.profile.ranks == "all" else conf.profile.ranks,
-        morphing=build_morphing(conf) if conf.morph.enabled else None,
+        morphing=build_morphing(asked, here.written) if conf.morph.enabled else None,
         restarts=conf.cluster.restarts,
         restart_same=conf.cluster.restart_same,
         progress=conf.progress,
@@ -123,7 +125,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
     )
 
 
-def build_morphing(conf: JobConf) -> MorphPlan:
+def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
     """The limits of a morph; by default from one node to all that the conf asks for."""
     nodes = sum(group.count for group in conf.cluster.nodes)
     return MorphPlan(
@@ -131,10 +133,29 @@ def build_morphing(conf: JobConf) -> MorphPlan:
         max_nodes=conf.morph.max_nodes or nodes,
         requeue=conf.cluster.requeue,
         save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
-        warm=conf.morph.warm,
+        warm=conf.morph.warm and conf.program.kind in BUILT_IN,
         machine_list=conf.cluster.machine_list,
         ssh_config=conf.cluster.ssh_config,
         memory=conf.train.checkpoint.memory_every > 0,
+        facts=build_facts(conf, written) if conf.program.kind == SCRIPT else None,
+    )
+
+
+def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
+    """What a script's conf tells of its training; `conf` has its references, for what a script gets
+    by one is as good as written."""
+    known = {*written, *list_referenced_leaves(conf)}
+    train, partition = conf.train, conf.parallel.partition
+    sizes = [find_value(conf, key, is_closed=True) for key in BATCH]
+    layers = None if conf.model is None else conf.model.layers
+    return TrainingFacts(
+        program=conf.program.kind,
+        layers=layers if partition == "auto" else sum(parse_counts(partition)),
+        micro_batches=-(-sizes[0] // sizes[1]) if known.issuperset(BATCH) else None,
+        schedule=conf.parallel.schedule,
+        steps=train.steps if "train.steps" in known else None,
+        checkpoint_folder=train.checkpoint.folder,
+        layout=conf.morph.layout,
     )
 
 

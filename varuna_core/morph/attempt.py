@@ -18,7 +18,7 @@ from varuna_core.records.morphing import get_seat
 from varuna_core.records.plan import Plan, write_plan
 from varuna_core.records.record import append_event
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import Training, render_training
+from varuna_core.records.training import TrainingFacts, read_training, render_training
 
 FALLOUT = re.compile(
     r"\b(RankFailed|ChannelClosed|Dist(Network|Store|Backend)?Error|BrokenPipeError"
@@ -36,26 +36,28 @@ def find_culprit(plan: Plan, exits: Dict[int, RankExit], missing: Sequence[int])
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def pick_nodes(plan: Plan, training: Training, nodes: Sequence[str], held: Held) -> Tuple[str, ...]:
+def pick_nodes(
+    plan: Plan, facts: TrainingFacts, nodes: Sequence[str], held: Held
+) -> Tuple[str, ...]:
     """Those of these nodes that an attempt would use, in the order of its plan.
 
     Where not all are used, and those that are lack a part of the copy that all `held` have in
     memory, others of the same groups take their places.
     """
-    used = _pick_first(plan, training, nodes)
+    used = _pick_first(plan, facts, nodes)
     first = pick_holders({node: held.get(node, ()) for node in nodes})
     if set(first) <= set(used) or len(first) > len(used):
         return used
     rest = [node for node in used if node not in first]
-    others = _pick_first(plan, training, [*first, *rest][: len(used)])
+    others = _pick_first(plan, facts, [*first, *rest][: len(used)])
     return others if _count_groups(plan, others) == _count_groups(plan, used) else used
 
 
-def _pick_first(plan: Plan, training: Training, nodes: Sequence[str]) -> Tuple[str, ...]:
+def _pick_first(plan: Plan, facts: TrainingFacts, nodes: Sequence[str]) -> Tuple[str, ...]:
     assert plan.morphing is not None
     ordered = sorted(nodes, key=get_seat)[: plan.morphing.max_nodes]
     by_seat = {get_seat(node): node for node in ordered}
-    found = build_attempt(plan, training, sorted(by_seat))
+    found = build_attempt(plan, facts, sorted(by_seat))
     return () if found is None else tuple(by_seat[seat] for seat in found.seats)
 
 
@@ -71,7 +73,7 @@ def read_held(run: RunFolder, session: str) -> Held:
 def make_attempt(
     run: RunFolder,
     plan: Plan,
-    training: Training,
+    facts: TrainingFacts,
     start: Start,
     session: str,
     *,
@@ -87,13 +89,16 @@ def make_attempt(
     attempt.make()
     if is_listed(attempt.plan):
         return
-    found = build_attempt(plan, training, [get_seat(node) for node in start.nodes])
+    found = build_attempt(plan, facts, [get_seat(node) for node in start.nodes])
     assert found is not None, "the nodes were chosen because a plan fits them"
+    if facts.is_own:
+        write_plan(attempt.plan, found.plan)
+        return
     copy = _find_copy(run, start, session, whole)
     own = replace(
-        training,
+        read_training(run.training),
         pipeline=found.plan.pipeline,
-        partition=found.partition,
+        partition=found.plan.partition,
         from_memory=None if copy is None else copy.name,
         saved=saved,
     )

@@ -17,10 +17,9 @@ from varuna_core.morph.node_daemon import run_node_daemon, run_standby_agent
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import PRIVATE_FILE, write_json
 from varuna_core.records.morphing import add_joins, read_join_job, read_joins, read_state
-from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.plan import Plan, read_facts, read_plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import read_training
 
 _DESCRIPTION = """\
 A run whose nodes may come and go: one manager, beside the batch script, and one `stay` a node.
@@ -132,13 +131,13 @@ def _run_standby(args: argparse.Namespace) -> int:
 def _run_manage(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
     try:
-        training = read_training(run.training)
+        facts = read_facts(run, plan)
     except ValueError as error:
         raise Refusal(WRONG_INPUT, str(error)) from None
     run.morph.make()
     with hold_alone(run.morph.lock):
         words = args.heard.split()
-        return Manager(run, plan, training, args.session, words, args.expected).run()
+        return Manager(run, plan, facts, args.session, words, args.expected).run()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import contextlib
 import time
 from typing import Any, Dict, Optional
 
+from varuna_core.morph.furthest import Furthest
 from varuna_core.morph.node_observer import NodeObserver
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
@@ -26,6 +27,8 @@ MARKS = ("sign", "ending", "ended", "ordered", "running", "loaded", "stepped")
 MOST_BYTES = 256 * 1024
 """In so much of a rank's output its first step is found, or the morph counts as over with its
 ranks' start."""
+LOOK_S = 1.0
+"""Between two looks at what a script printed."""
 
 
 class Cost:
@@ -34,8 +37,12 @@ class Cost:
     A manager that is killed forgets it, and the event of that morph is not written.
     """
 
-    def __init__(self, run: RunFolder, observer: NodeObserver) -> None:
-        self._run, self._observer = run, observer
+    def __init__(
+        self, run: RunFolder, observer: NodeObserver, steps: Optional[Furthest] = None
+    ) -> None:
+        """`steps` reads those of a script, which says nothing of its start."""
+        self._run, self._observer, self._steps = run, observer, steps
+        self._look_at = 0.0
         self._marks: Dict[str, float] = {}
         self._before: Optional[Dict[str, str]] = None
         """The attempt that the morph leads away from."""
@@ -73,15 +80,26 @@ class Cost:
             plan = read_attempt_plan(self._run, state.attempt)
         if plan is None:
             return False
-        if self._says(state, 0, BEGIN):
+        if self._steps is not None:
+            if not self._tells(self._steps, state.attempt):
+                return False
+        else:
+            if self._says(state, 0, BEGIN):
+                self._marks.setdefault("loaded", time.monotonic())
+            if not self._says(state, plan.world - 1, FIRST_STEP):
+                return False
             self._marks.setdefault("loaded", time.monotonic())
-        if not self._says(state, plan.world - 1, FIRST_STEP):
-            return False
-        self._marks.setdefault("loaded", time.monotonic())
         self._marks["stepped"] = time.monotonic()
         self.trained = state.attempt
         self._write(state)
         return True
+
+    def _tells(self, steps: Furthest, attempt: int) -> bool:
+        """Whether a line of a script told of a step: looked for now and then."""
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + LOOK_S
+        return steps.tells(attempt)
 
     def _says(self, state: ManagerState, rank: int, words: str) -> bool:
         path = self._run.attempt(state.attempt).rank_log(rank, "out")
@@ -136,6 +154,8 @@ class Cost:
             copy = read_training(self._run.attempt(state.attempt).training).from_memory
             if copy is not None:
                 return find_iteration(copy)
+        if self._steps is not None and state.whole < 0:
+            return -1  # of a checkpoint that is the script's own
         return state.base
 
     def _describe(self, number: int) -> str:

@@ -16,7 +16,7 @@ from typing import Optional, Sequence
 
 from varuna_core.morph.layout import Layout, count_slots, find_layout
 from varuna_core.records.plan import GroupPlan, Plan, name_nodes
-from varuna_core.records.training import Training
+from varuna_core.records.training import TrainingFacts
 
 
 def pays(
@@ -31,6 +31,8 @@ def pays(
     if not (all(value > 0 for value in (steps_left, step_s, then_s, left_s)) and pause_s >= 0):
         return False  # also where one of them is no number
     horizon = min(steps_left * step_s, left_s)
+    if math.isinf(horizon):  # nobody knows when it ends: any gain is worth a pause in the end
+        return then_s < step_s
     return (horizon - pause_s) * step_s > horizon * then_s
 
 
@@ -44,16 +46,16 @@ class Forecast:
 
 
 def forecast(
-    plan: Plan, training: Training, before: Sequence[int], after: Sequence[int]
+    plan: Plan, facts: TrainingFacts, before: Sequence[int], after: Sequence[int]
 ) -> Optional[Forecast]:
     """`plan` holds all the seats; None where no layout fits either of them."""
-    now, then = find_layout(plan, training, before), find_layout(plan, training, after)
+    now, then = find_layout(plan, facts, before), find_layout(plan, facts, after)
     if now is None or then is None:
         return None
     predicted = find_predicted_s(plan, before), find_predicted_s(plan, after)
     if predicted[0] and predicted[1]:
         return Forecast(predicted[1] / predicted[0], True)
-    slots = _count(plan, training, then) / _count(plan, training, now)
+    slots = _count(plan, facts, then) / _count(plan, facts, now)
     ranks = now.pipeline * now.data / (then.pipeline * then.data)
     # A count of slots hopes for stages that are cut evenly: no more is expected than ranks bring.
     return Forecast(max(slots, ranks) if slots < 1 else slots, False)
@@ -76,6 +78,8 @@ def with_more(plan: Plan, like: GroupPlan, count: int) -> Plan:
     )
 
 
-def _count(plan: Plan, training: Training, layout: Layout) -> int:
-    micro_batches = -(-training.global_batch_size // training.micro_batch_size)
-    return count_slots(training.layers, micro_batches, layout.pipeline, layout.data)
+def _count(plan: Plan, facts: TrainingFacts, layout: Layout) -> float:
+    if facts.micro_batches is None:  # the batch is dealt out evenly, for all that is known
+        return 1 / (layout.pipeline * layout.data)
+    layers = facts.layers or plan.pipeline
+    return count_slots(layers, facts.micro_batches, layout.pipeline, layout.data)

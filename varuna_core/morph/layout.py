@@ -1,6 +1,6 @@
 """Layout and plan of an attempt on the nodes that are there. Pure.
 
-    run's plan, model ─┬ find_planned: what was planned at submit for these nodes ─┬► Layout
+    run's plan, facts ─┬ find_planned: what was planned at submit for these nodes ─┬► Layout
                        └ LayoutRequest ─► choose_layout: where nothing was ────────┘     │
                                                           plan.json ◄─ build_attempt ◄───┘
 
@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import GroupPlan, Plan, name_nodes
-from varuna_core.records.training import Training
+from varuna_core.records.training import TrainingFacts
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,11 @@ class LayoutRequest:
     """Tensor groups that the nodes have room for; each is one share of a pipeline."""
     pipeline: int
     """Depth that the user asked for."""
-    layers: int
-    """What a stage has at least one of."""
-    micro_batches: int
-    """Of a whole batch; they are dealt out whole, so that the batch stays what it is."""
+    layers: Optional[int]
+    """What a stage has at least one of; None keeps the depth."""
+    micro_batches: Optional[int]
+    """Of a whole batch; they are dealt out whole, so that the batch stays what it is. None gives
+    any number of replicas a share."""
     chunks: int = 1
     """Stages that each place in a pipeline holds."""
 
@@ -50,7 +51,6 @@ class AttemptPlan:
     plan: Plan
     seats: Tuple[int, ...]
     """Index in the run's plan of each node of this one."""
-    partition: Optional[str]
     idle: Tuple[str, ...]
     """What is there and not used, for the user to read."""
 
@@ -68,6 +68,8 @@ def choose_layout(question: LayoutRequest) -> Optional[Layout]:
     slot as long as the most layers of a stage. Pipelines are not shallower than asked unless there
     are too few ranks, for less depth means more memory a rank.
     """
+    if question.layers is None or question.micro_batches is None:
+        return _keep_depth(question)
     deepest = min(question.shares, question.layers // question.chunks)
     if deepest < 1 or question.micro_batches < 1:
         return None
@@ -79,6 +81,18 @@ def choose_layout(question: LayoutRequest) -> Optional[Layout]:
     return min(found, key=lambda item: item[:2])[2]
 
 
+def _keep_depth(question: LayoutRequest) -> Optional[Layout]:
+    """As deep as asked, with all replicas that there is room for; shallower only where that does
+    not fit and the layers are known."""
+    depth = question.pipeline
+    if question.layers is not None:
+        depth = min(depth, question.shares, question.layers // question.chunks)
+    replicas = question.shares // depth if depth >= 1 else 0
+    if question.micro_batches is not None:
+        replicas = min(replicas, question.micro_batches)
+    return Layout(depth, replicas) if replicas >= 1 else None
+
+
 def count_slots(layers: int, micro_batches: int, depth: int, replicas: int) -> int:
     """Length of a step in forwards of one layer: micro-batches of the fullest replica and the
     pipeline's fill, times the most layers of a stage."""
@@ -86,31 +100,45 @@ def count_slots(layers: int, micro_batches: int, depth: int, replicas: int) -> i
 
 
 def find_layout(
-    plan: Plan, training: Training, seats: Sequence[int], choose: Chooser = choose_layout
+    plan: Plan, facts: TrainingFacts, seats: Sequence[int], choose: Chooser = choose_layout
 ) -> Optional[Layout]:
     """The layout on these nodes of the run's plan; as asked where they have as much room."""
     asked = Layout(plan.pipeline, plan.data)
     everybody = range(count_asked(plan))
     shares, room = count_shares(plan, seats), count_shares(plan, everybody)
+    if facts.layout == "world":
+        return Layout(plan.pipeline, shares) if shares else None
     is_room = shares == room and asked.pipeline * asked.data <= shares
     if is_room and sorted(seats) == list(everybody):
         return asked
     planned = find_planned(plan, seats)
     if planned is not None or is_room:
         return planned or asked
-    chunks = 1
-    if training.schedule in SEVERAL_STAGES:
-        parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
-        chunks = max(parts // plan.pipeline, 1)
     return choose(
         LayoutRequest(
             shares=shares,
             pipeline=plan.pipeline,
-            layers=training.layers,
-            micro_batches=-(-training.global_batch_size // training.micro_batch_size),
-            chunks=chunks,
+            layers=facts.layers,
+            micro_batches=facts.micro_batches,
+            chunks=count_chunks(plan, facts),
         )
     )
+
+
+def count_chunks(plan: Plan, facts: TrainingFacts) -> int:
+    """Stages of each place in the run's pipeline."""
+    if facts.schedule not in SEVERAL_STAGES:
+        return 1
+    parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
+    return max(parts // plan.pipeline, 1)
+
+
+def cut_evenly(layers: int, parts: int) -> str:
+    """The partition whose stages differ by one layer at most, the shorter ones at the ends: they
+    have the embedding and the loss besides."""
+    least, over = divmod(layers, parts)
+    first = (parts - over) // 2
+    return "-".join(str(least + (first <= part < first + over)) for part in range(parts))
 
 
 def find_planned(plan: Plan, seats: Sequence[int]) -> Optional[Layout]:
@@ -146,21 +174,20 @@ def list_needed(plan: Plan, layout: Layout, seats: Sequence[int]) -> List[Tuple[
 
 
 def build_attempt(
-    plan: Plan, training: Training, seats: Sequence[int], choose: Chooser = choose_layout
+    plan: Plan, facts: TrainingFacts, seats: Sequence[int], choose: Chooser = choose_layout
 ) -> Optional[AttemptPlan]:
     """The plan of an attempt on these nodes; the run's own where all of it is there."""
-    layout = find_layout(plan, training, seats, choose)
+    layout = find_layout(plan, facts, seats, choose)
     if layout is None:
         return None
     needed = list_needed(plan, layout, seats)
     groups = build_groups(plan, needed)
     is_as_asked = layout == Layout(plan.pipeline, plan.data)
     order = plan.order if is_as_asked or layout.data > 1 else "pipeline"
-    partition = training.partition if layout.pipeline == plan.pipeline else None
-    shown = plan.partition if layout.pipeline == plan.pipeline else None
+    partition = _cut(plan, facts, layout.pipeline)
     planned = "it fits the nodes that are there"
     if layout.partition is not None:
-        order, partition, shown = "data", layout.partition, layout.partition
+        order, partition = "data", layout.partition
         planned = "planned at submit for these nodes"
     elif plan.layouts:
         planned += "; for these nothing was planned at submit"
@@ -171,7 +198,7 @@ def build_attempt(
         pipeline=layout.pipeline,
         data=layout.data,
         order=order,
-        partition=shown,
+        partition=partition,
         stage_map=plan.stage_map if is_as_asked else encode_stage_map(stages),
         planned=plan.planned if is_as_asked else planned,
         prediction=plan.prediction if is_as_asked else None,
@@ -179,9 +206,20 @@ def build_attempt(
     return AttemptPlan(
         plan=own,
         seats=tuple(seat for seat, _ in needed),
-        partition=partition,
         idle=tuple(name_idle(plan, dict(needed), seats)),
     )
+
+
+def _cut(plan: Plan, facts: TrainingFacts, depth: int) -> Optional[str]:
+    """The conf's partition, which fits its depth alone; None where the runtime balances.
+
+    A script that was given one has one at any depth: it may cut its model by it itself.
+    """
+    if plan.partition is None or depth == plan.pipeline:
+        return plan.partition
+    if not facts.is_own or facts.layers is None:
+        return None
+    return cut_evenly(facts.layers, depth * count_chunks(plan, facts))
 
 
 def build_groups(plan: Plan, needed: Sequence[Tuple[int, int]]) -> Tuple[GroupPlan, ...]:

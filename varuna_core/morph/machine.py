@@ -155,7 +155,8 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
             return _end(state, state.code or STOPPED, said.reason, rules)
         return _stop(state, said.reason, now, rules)
     if isinstance(said, Saved):
-        return replace(state, saved=max(state.saved, said.iteration), whole=said.iteration), []
+        saved = max(state.saved, said.iteration, said.mark)
+        return replace(state, saved=saved, whole=said.iteration), []
     if isinstance(said, Judged) and state.phase == JUDGING:
         return _conclude(state, said, now, rules)
     return state, []  # a tick, or the echo of an attempt that is over

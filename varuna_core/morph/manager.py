@@ -23,6 +23,7 @@ from varuna_core.agent.processes.signals import Signals
 from varuna_core.agent.restarts import describe_failure, explain_same, is_same
 from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes, read_held
 from varuna_core.morph.cost import Cost
+from varuna_core.morph.furthest import Furthest
 from varuna_core.morph.machine import advance, begin, repeat
 from varuna_core.morph.messages import (
     DONE,
@@ -68,9 +69,9 @@ from varuna_core.records.morphing import (
 from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import append_event
-from varuna_core.records.requests import read_stop, write_signal, write_stop
+from varuna_core.records.requests import read_signal, read_stop, write_signal, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.training import Training
+from varuna_core.records.training import TrainingFacts
 
 SAVE_LOOK_S = 1.0
 """Between two looks at the folder of checkpoints."""
@@ -87,14 +88,14 @@ class Manager:
         self,
         run: RunFolder,
         plan: Plan,
-        training: Training,
+        facts: TrainingFacts,
         session: str,
         heard: Sequence[str] = (),
         expected: Optional[int] = None,
     ) -> None:
         """`expected`: nodes that this job was given, where they may be fewer than it asked for."""
-        assert plan.morphing is not None and training.checkpoint_folder is not None
-        self._run, self._training, self._session = run, training, session
+        assert plan.morphing is not None
+        self._run, self._facts, self._session = run, facts, session
         self._asked = self._plan = plan
         self._num_joins = 0
         timing, limits = plan.timing, plan.morphing
@@ -112,12 +113,13 @@ class Manager:
         self._signals = Signals()
         self._observer = NodeObserver(timing.lost_s, beat_s(plan), poll_s(plan))
         self._saved = -1
+        self._furthest = Furthest(run, plan)
         self._fit: set[Path] = set()
         """Checkpoints that had all their files when they were new, or when ranks last ended."""
         self._look_at = 0.0
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
-        self._cost = Cost(run, self._observer)
+        self._cost = Cost(run, self._observer, self._furthest if facts.is_own else None)
         self._next_beat = 0.0
         self._widen()
         self._state = self._open()
@@ -206,7 +208,9 @@ class Manager:
         )
 
     def _find_saved(self) -> int:
-        found = find_fit(self._run.path / str(self._training.checkpoint_folder), self._fit)
+        if self._facts.checkpoint_folder is None:
+            return -1
+        found = find_fit(self._run.path / self._facts.checkpoint_folder, self._fit)
         return -1 if found is None else found.iteration
 
     # The machine.
@@ -231,7 +235,7 @@ class Manager:
                 append_event(self._run.morph_events, "left-out", reason=text)
 
     def _choose(self, nodes: Sequence[str]) -> Tuple[str, ...]:
-        return pick_nodes(self._plan, self._training, nodes, read_held(self._run, self._session))
+        return pick_nodes(self._plan, self._facts, nodes, read_held(self._run, self._session))
 
     def _land(self) -> None:
         """Before anything is done about it; once for all that was seen in one look: thousands of
@@ -247,7 +251,7 @@ class Manager:
         for action in actions:
             if isinstance(action, Start):
                 seen = {"whole": self._state.whole, "saved": self._state.saved}
-                make_attempt(self._run, self._plan, self._training, action, self._session, **seen)
+                make_attempt(self._run, self._plan, self._facts, action, self._session, **seen)
             elif isinstance(action, AskToSave):
                 write_signal(self._run.attempt(action.attempt), "USR1", KEY)
             elif isinstance(action, StopRanks):
@@ -295,11 +299,31 @@ class Manager:
             outcome = replace(outcome, code=NODE_LOST, reason=reason, culprit_rank=None)
         kind = FAILED
         if outcome.code == 0:
-            kind = DONE if self._saved >= self._training.steps else LEFT
+            kind = DONE if self._is_done(attempt) else LEFT
+        if self._facts.is_own and self._saved < 0:
+            self._tell(self._measure(attempt, has_left=kind == LEFT))
         self._write_outcome(attempt, outcome)
         culprit = self._find_culprit(attempt, outcome)
         repeats = self._explain_repeat(attempt, outcome) if kind == FAILED else ""
         return Judged(kind, outcome.code, outcome.reason, culprit, repeats)
+
+    def _is_done(self, attempt: AttemptFolder) -> bool:
+        """True where ranks that exited with 0 came to the end of the training.
+
+        A built-in program has a checkpoint of its last step then. A script has left where it was
+        asked to, and else is done; one that came to its end in that moment does so again, at once.
+        """
+        if self._facts.steps is not None and self._saved >= self._facts.steps:
+            return True
+        return self._facts.is_own and read_signal(attempt) is None
+
+    def _measure(self, attempt: AttemptFolder, *, has_left: bool) -> Saved:
+        """The progress of a script whose checkpoints are its own: its steps, as its output tells;
+        and that it left when it was asked to, for then it saved."""
+        step = self._furthest.find(attempt.number)
+        if has_left:
+            step = max(step, self._state.saved + 1)
+        return Saved(-1, max(step, self._state.saved))
 
     def _explain_repeat(self, attempt: AttemptFolder, outcome: Outcome) -> str:
         """Why this failure is that of the attempt before; empty where it is not, or may be."""

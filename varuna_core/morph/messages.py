@@ -93,6 +93,8 @@ class Saved:
     """The newest complete checkpoint whose files are there, as far as anybody looked."""
 
     iteration: int
+    mark: int = -1
+    """What counts as progress in its place, where the training's checkpoints are its own."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from varuna_core.records.files import is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import TrainingFacts, find_facts, read_training
 
 PLAN_FORMAT = 1
 
@@ -135,6 +136,8 @@ class MorphPlan:
     """For `ssh -F`."""
     memory: bool = False
     """Whether ranks keep copies of their state in the memory of their nodes."""
+    facts: Optional[TrainingFacts] = None
+    """Of a script; a built-in program has training.json."""
 
 
 @dataclass(frozen=True)
@@ -323,11 +326,22 @@ def parse_plan(value: dict[str, Any]) -> Plan:
             "modules": tuple((name, remedy) for name, remedy in rest.get("modules", ())),
             "timing": Timing(**rest["timing"]),
             "prefix": tuple(rest.get("prefix", ())),
-            "morphing": MorphPlan(**rest["morphing"]) if rest.get("morphing") else None,
+            "morphing": _parse_morphing(rest["morphing"]) if rest.get("morphing") else None,
             "prefixed": None if rest.get("prefixed") is None else tuple(rest["prefixed"]),
             "prediction": parse_prediction(rest.get("prediction")),
         }
     )
+
+
+def _parse_morphing(value: dict[str, Any]) -> MorphPlan:
+    facts = value.get("facts")
+    return MorphPlan(**{**value, "facts": None if facts is None else TrainingFacts(**facts)})
+
+
+def read_facts(run: RunFolder, plan: Plan) -> TrainingFacts:
+    """The facts of a run that may morph; ValueError where it has none."""
+    given = plan.morphing.facts if plan.morphing is not None else None
+    return given or find_facts(read_training(run.training))
 
 
 def parse_prediction(value: Any) -> Prediction | None:

@@ -107,6 +107,41 @@ class Training:
     timeline: bool
 
 
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What a run that may morph knows of its training; None is what it does not know."""
+
+    program: str
+    """As in `Plan.program`."""
+    layers: Optional[int]
+    """What a stage has at least one of; without it pipelines keep their depth."""
+    micro_batches: Optional[int]
+    """Of a whole batch; no more replicas than these. Without it any number of replicas."""
+    schedule: str
+    steps: Optional[int]
+    """After so many a checkpoint is that of the end."""
+    checkpoint_folder: Optional[str]
+    layout: str = "pipeline"
+    """What follows the nodes: pipeline (depth, replicas, partition) or world (how many ranks)."""
+
+    @property
+    def is_own(self) -> bool:
+        """True for a script of the user's own, which tells by its exit whether it is done."""
+        return not self.program.startswith("pretrain_")
+
+
+def find_facts(value: Training) -> TrainingFacts:
+    """The facts of a built-in program's training."""
+    return TrainingFacts(
+        program=value.program,
+        layers=value.layers,
+        micro_batches=-(-value.global_batch_size // value.micro_batch_size),
+        schedule=value.schedule,
+        steps=value.steps,
+        checkpoint_folder=value.checkpoint_folder,
+    )
+
+
 def name_shapes(value: Training) -> str:
     """Name all that the times of its segments depend on: a profile fits the same name only."""
     sizes = (value.layers, value.hidden, value.heads, value.sequence, value.vocab)

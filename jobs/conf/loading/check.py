@@ -23,7 +23,7 @@ from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, c
 from vjob.jobs.conf.parse import find_bounds, get_annotations
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, Bound, Container, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, Bound, Container, JobConf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
@@ -390,10 +390,25 @@ def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
 
 def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
     """Morphing needs a program that takes a new layout, and checkpoints to go on from."""
-    key = "morph.enabled"
-    if conf.program.kind not in BUILT_IN:
-        yield key, True, f"is in this version of vjob for {' and '.join(BUILT_IN)} alone"
-    elif conf.train.checkpoint.folder is None:
+    key, kind = "morph.enabled", conf.program.kind
+    if kind not in (*BUILT_IN, SCRIPT):
+        yield key, True, f"is for {', '.join(BUILT_IN)} and program.script, not for {kind}"
+    elif kind in BUILT_IN and conf.train.checkpoint.folder is None:
         yield key, True, "needs train.checkpoint.folder: a run that loses a node goes on from there"
     if conf.container.runtime == "pyxis":
         yield key, True, "is not in this version of vjob with pyxis, which srun starts only once"
+    if conf.morph.layout == "world":
+        yield from _check_morph_world(conf)
+
+
+def _check_morph_world(conf: JobConf) -> Iterator[KeyProblem]:
+    """Where only the number of ranks follows the nodes, there are no stages."""
+    parallel = conf.parallel
+    if conf.program.kind in BUILT_IN:
+        yield "morph.layout", "world", f"is for program.script; leave it out for {BUILT_IN[0]}"
+        return
+    asked = {"pipeline": parallel.pipeline, "partition": parallel.partition}
+    for name, value in asked.items():
+        if value not in (1, "auto"):
+            message = "cannot be with morph.layout: world, which has no stages; use pipeline"
+            yield f"parallel.{name}", value, message

@@ -122,11 +122,30 @@ def test_a_world_that_does_not_come_out_names_what_is_left() -> None:
 
 def test_a_run_that_may_morph_may_leave_ranks_over() -> None:
     text = "parallel: {pipeline: 8}\nmorph: {enabled: true}\n"
-    problems = find_in_groups("group: a, count: 7, ranks: 4", text=text)
-    assert problems == [
-        "c:4: morph.enabled = True: is in this version of vjob for pretrain_gpt and pretrain_bert "
-        "alone"
-    ]
+    assert find_in_groups("group: a, count: 7, ranks: 4", text=text) == []
+
+
+def test_programs_whose_layout_is_written_at_submit_do_not_morph() -> None:
+    for kind in ("megatron", "deepspeed"):
+        head = f"name: run\nprogram: {{{kind}: train.py}}\n"
+        problems = find_problems("morph: {enabled: true}\n", head=head)
+        assert (
+            "c:3: morph.enabled = True: is for pretrain_gpt, pretrain_bert and program.script, not "
+            f"for {kind}"
+        ) in problems
+
+
+def test_where_only_the_number_of_ranks_morphs_there_are_no_stages() -> None:
+    on = "morph: {enabled: true, layout: world}\n"
+    assert find_problems(on) == []
+    (problem,) = find_problems(on + "parallel: {pipeline: 2}\n")
+    assert "parallel.pipeline = 2: cannot be with morph.layout: world" in problem
+    problems = find_problems(on + "parallel: {partition: '4'}\n")
+    assert any("parallel.partition = 4: cannot be with morph.layout" in said for said in problems)
+    head = "name: run\nprogram: pretrain_gpt\nmodel: gpt2-small\ndata: {synthetic: true}\n"
+    saves = head + "train: {checkpoint: {folder: ckpt}}\n"
+    (problem,) = find_problems(on, head=saves)
+    assert "morph.layout = world: is for program.script" in problem
 
 
 def test_a_run_that_may_morph_needs_checkpoints_and_may_have_several_kinds_of_node() -> None:

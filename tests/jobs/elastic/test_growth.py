@@ -14,6 +14,7 @@ from tests.jobs.confs import MORPH, MORPH_SPLIT, make_conf, make_plan
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import GroupPlan
+from varuna_core.records.training import find_facts
 from vjob.jobs.elastic.autoscale import find_pace, list_peers
 from vjob.jobs.elastic.growth import (
     DEFAULT_PAUSE_S,
@@ -36,7 +37,9 @@ from vjob.jobs.schedulers.slurm_nodes import (
 )
 
 CONF = MORPH.replace("a100:4", "a100:1").replace("min_nodes: 2", "min_nodes: 2, max_nodes: 64")
-TRAINING = replace(GPT, layers=12, global_batch_size=64, micro_batch_size=1, partition=None)
+TRAINING = find_facts(
+    replace(GPT, layers=12, global_batch_size=64, micro_batch_size=1, partition=None)
+)
 FIVE_S = Pause(seconds=5.0, num_morphs=1)
 
 
@@ -44,7 +47,7 @@ def stand(**changes: Any) -> Standing:
     """Four nodes, a pipeline of four, 1000 steps of 2 s to go."""
     standing = Standing(
         plan=make_plan(make_conf(CONF)),
-        training=TRAINING,
+        facts=TRAINING,
         here=(0, 1, 2, 3),
         steps_left=1000,
         step_s=2.0,
@@ -260,7 +263,7 @@ def test_a_spare_node_makes_it_easy() -> None:
     """A pipeline of four on five nodes: as fast on four."""
     plan = make_plan(make_conf(CONF.replace("count: 4", "count: 5")))
     shared = replace(TRAINING, layers=4)
-    standing = stand(plan=plan, here=(0, 1, 2, 3, 4), training=shared)
+    standing = stand(plan=plan, here=(0, 1, 2, 3, 4), facts=shared)
     parting = choose_leaving(standing, [slow_node(2, 0.1)], 2)
     assert parting is not None and parting.then_s == pytest.approx(1.9)
 

@@ -21,7 +21,7 @@ from varuna_core.planner.search.partition import is_allowed
 from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
-from varuna_core.records.training import read_training
+from varuna_core.records.training import find_facts, read_training
 from vjob.jobs.planning.inputs import read_open_conf
 from vjob.jobs.planning.question import PlanOptions, load_question
 from vjob.jobs.planning.resolve_auto import KEYS, Chosen, choose_layout, resolve_conf
@@ -93,23 +93,23 @@ def test_an_attempt_has_what_was_planned_for_its_nodes(conf: Path, tmp_path: Pat
     ready = prepare(resolve_conf(conf, []), for_preview=True)
     run = make_run_folder(tmp_path / "run")
     write_run_folder(ready, run)
-    plan, training = read_plan(run.plan), read_training(run.training)
+    plan, facts = read_plan(run.plan), find_facts(read_training(run.training))
     assert plan is not None and plan.layouts is not None
-    fewer = forecast(plan, training, [0, 1, 2], [0, 2])
+    fewer = forecast(plan, facts, [0, 1, 2], [0, 2])
     assert fewer is not None and fewer.is_predicted and plan.layout_steps is not None
     assert fewer.ratio == plan.layout_steps["a10/2*2"] / plan.layout_steps["a10/2*3"]
-    found = build_attempt(plan, training, [0, 2])
+    found = build_attempt(plan, facts, [0, 2])
     assert found is not None
     own, (pipeline, data, partition) = found.plan, plan.layouts["a10/2*2"]
     assert (own.pipeline, own.data, own.partition) == (pipeline, data, partition)
-    assert found.partition == partition and own.planned == "planned at submit for these nodes"
+    assert own.planned == "planned at submit for these nodes"
     ranks = [rank for ranks in decode_stage_map(own.stage_map) for rank in ranks]
     assert ranks == list(range(own.world)), "replicas of a stage adjoin, as the planner laid them"
     less = replace(plan, layouts={"a10/2*1": plan.layouts["a10/2*1"]})
-    without = build_attempt(less, training, [0, 2])
-    assert without is not None and without.partition == training.partition, "at the same depth"
+    without = build_attempt(less, facts, [0, 2])
+    assert without is not None and without.plan.partition == plan.partition, "at the same depth"
     assert without.plan.planned is not None and "nothing was planned" in without.plan.planned
-    whole = build_attempt(plan, training, [0, 1, 2])
+    whole = build_attempt(plan, facts, [0, 1, 2])
     assert whole is not None and whole.plan == plan
 
 

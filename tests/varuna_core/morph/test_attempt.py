@@ -18,12 +18,13 @@ from varuna_core.records.memory_copies import find_whole
 from varuna_core.records.plan import MorphPlan, Plan
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import read_training
+from varuna_core.records.training import find_facts, read_training, render_training
 
 OLD, NEW = "varuna_ckpt_40.0.8.partial", "varuna_ckpt_45.0.9.partial"
 WORDS = [f"{copy}/{index}-of-2" for copy in (OLD, NEW) for index in range(2)]
 LIMITS = MorphPlan(min_nodes=1, max_nodes=6, requeue=False, save_s=5, memory=True)
 TRAINING = replace(GPT, pipeline=2)
+FACTS = find_facts(TRAINING)
 
 
 def build_plan(first: int, second: int) -> Plan:
@@ -42,7 +43,7 @@ def test_others_of_the_same_groups_are_taken_where_they_make_a_copy_whole(
     names = [f"{seat}/k" for seat in range(6)]
     nodes = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=2))
     has = {name: words for name, words in zip(names, held, strict=True) if name in nodes}
-    plain, picked = pick_nodes(plan, TRAINING, nodes, {}), pick_nodes(plan, TRAINING, nodes, has)
+    plain, picked = pick_nodes(plan, FACTS, nodes, {}), pick_nodes(plan, FACTS, nodes, has)
 
     def groups(some: tuple[str, ...]) -> list[str]:
         return sorted(plan.node(int(name[0])).group.name for name in some)
@@ -59,18 +60,19 @@ def test_others_of_the_same_groups_are_taken_where_they_make_a_copy_whole(
 def test_a_spare_node_that_has_the_only_copy_of_a_stage_is_taken() -> None:
     plan, nodes = build_plan(4, 0), ["0/k", "1/k", "2/k"]
     held = {"0/k": [WORDS[2]], "1/k": [WORDS[2]], "2/k": [WORDS[3]]}
-    assert pick_nodes(plan, TRAINING, nodes, {}) == ("0/k", "1/k")
-    assert pick_nodes(plan, TRAINING, nodes, held) == ("0/k", "2/k")
+    assert pick_nodes(plan, FACTS, nodes, {}) == ("0/k", "1/k")
+    assert pick_nodes(plan, FACTS, nodes, held) == ("0/k", "2/k")
 
 
 def begin(folder: Path, held: dict[int, tuple[str, ...]], whole: int) -> RunFolder:
     run = RunFolder(folder / f"run{whole}")
     run.path.mkdir()
     run.morph.make()
+    run.training.write_text(render_training(TRAINING))
     for seat, words in held.items():
         write_presence(run.morph, replace(ME, seat=seat, held=words))
     start = Start(1, tuple(f"{seat}/{ME.key}" for seat in range(2)))
-    make_attempt(run, build_plan(2, 0), TRAINING, start, ME.session, whole=whole, saved=whole)
+    make_attempt(run, build_plan(2, 0), FACTS, start, ME.session, whole=whole, saved=whole)
     return run
 
 

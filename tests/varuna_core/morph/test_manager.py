@@ -25,7 +25,7 @@ from varuna_core.records.morphing import RUNNING, ManagerState, write_state
 from varuna_core.records.plan import MorphPlan, read_attempt_plan, read_plan, write_plan
 from varuna_core.records.record import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
 from varuna_core.records.runfolder import MorphFolder, RunFolder
-from varuna_core.records.training import read_training, render_training
+from varuna_core.records.training import find_facts, read_training, render_training
 
 HANGS_AT_FIRST = '[ "$VJOB_ATTEMPT" = 0 ] && exec sleep 1000; '
 TRAINS = 'mkdir -p "$0/varuna_ckpt_6" && echo {} > "$0/varuna_ckpt_6/manifest.json"'
@@ -216,7 +216,7 @@ def test_orders_tell_of_an_attempt_once_its_plan_is_there(
     run.morph.make()
     write_state(run.morph, state)
     with pytest.raises(Seen):
-        manager.Manager(run, plan, read_training(text), "7.0").run()
+        manager.Manager(run, plan, find_facts(read_training(text)), "7.0").run()
     assert seen == [True]
 
 
