@@ -303,8 +303,8 @@ class Cluster:
     scheduler: Literal["auto", "slurm", "local", "machines"] = "auto"
     """auto: machines where there is a machine_list, slurm where sbatch is on PATH, else local."""
     machine_list: str | None = None
-    """File of machines that ssh reaches, a host a line, for a run that may morph. It is watched:
-    a host that appears joins, one that goes leaves."""
+    """File of machines that ssh reaches, a host a line: the first of them are the nodes. With
+    `morph` it is watched: a host that appears joins, one that goes leaves."""
     ssh_config: str | None = None
     """File for `ssh -F` to the machines; default: ssh's own."""
     hetero: Literal["auto", "hetjob", "split"] = "auto"
@@ -325,6 +325,8 @@ class Cluster:
     checkpoint; default: 2."""
     restart_same: bool = False
     """Restart also after an error that came twice in a row in the same step."""
+    address: str | None = None
+    """Address of the first node as the others reach it; default: by its name and routes."""
     port: int | Auto = "auto"
     """Master's port; auto picks a free one outside the ephemeral range."""
     grace_s: PositiveInt = 20

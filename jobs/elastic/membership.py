@@ -232,10 +232,8 @@ def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
         raise InputError(
             f"{run.name} keeps its nodes to the end: submit with `morph: {{enabled: true}}`"
         )
-    if plan.morphing.machine_list is not None and not is_shrink:
-        raise InputError(
-            f"{run.name} runs on a list of machines: add hosts to {plan.morphing.machine_list}"
-        )
+    if plan.machine_list is not None and not is_shrink:
+        raise InputError(f"{run.name} runs on a list of machines: add hosts to {plan.machine_list}")
     if view.record.state != records.SUBMITTED:
         raise InputError(
             f"{run.name} is over: {view.state}; submit its conf again with other nodes, and it "

@@ -17,7 +17,7 @@ from signal import SIGTERM
 from typing import Any
 
 from varuna_core.launch.errors import LaunchError
-from varuna_core.launch.machines import Machine, parse_machine_list
+from varuna_core.launch.machines import Machine, read_machine_list
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
@@ -31,29 +31,33 @@ from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState, parse_s
 
 
 def resolve_machine_list(conf: JobConf, *, is_preview: bool) -> JobConf:
-    """Check the machine list of a conf, if it has one, and set `requeue`: no queue makes it wait.
+    """Check the machine list of a conf, if it has one, and set `requeue` where it may
+    morph: no queue makes it wait.
 
-    A preview does not read the list: it may be made on another host. The run itself watches the
-    list afterwards (varuna_core/launch/watch.py).
+    A preview does not read the list: it may be made on another host. A run that may morph watches
+    the list afterwards (varuna_core/launch/watch.py), another one reads it at each attempt
+    (varuna_core/launch/step.py).
     """
-    if conf.cluster.machine_list is None:
+    listed, wanted = conf.cluster.machine_list, sum(group.count for group in conf.cluster.nodes)
+    if listed is None:
         return conf
     if not is_preview:
-        read_machines(conf.cluster.machine_list)
-    return replace(conf, cluster=replace(conf.cluster, requeue=True))
+        found = len(read_machines(listed))
+        if found < wanted and not conf.morph.enabled:
+            raise InputError(
+                f"cluster.machine_list: {listed} lists {found} of the {wanted} machines of "
+                "cluster.nodes; add the others, or change count"
+            )
+    requeue = conf.cluster.requeue or conf.morph.enabled
+    return replace(conf, cluster=replace(conf.cluster, requeue=requeue))
 
 
 def read_machines(path: str) -> tuple[Machine, ...]:
     """Read a machine list; InputError says what is wrong with it."""
     try:
-        return parse_machine_list(Path(path).read_text(encoding="utf-8-sig"), path)
-    except OSError as error:
-        problem = f"{path}: {error.strerror}; write a host a line into it, 127.0.0.1 for this one"
-    except UnicodeDecodeError:
-        problem = f"{path}: this is not text in UTF-8"
+        return read_machine_list(Path(path))
     except LaunchError as error:
-        problem = str(error)
-    raise InputError(f"cluster.machine_list: {problem}")
+        raise InputError(f"cluster.machine_list: {error}") from None
 
 
 START_S = 30.0

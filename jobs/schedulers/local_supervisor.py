@@ -38,8 +38,8 @@ WAIT_S = 0.5
 """Between two looks at the jobs that must be over first."""
 
 STEP = "vjob.jobs.schedulers.local_srun"
-WATCH = "varuna_core.launch.watch"
-"""In the place of srun where a list of machines is watched."""
+OVER_SSH = {True: "varuna_core.launch.watch", False: "varuna_core.launch.step"}
+"""In the place of srun on a list of machines: where the run may morph, and where not."""
 
 
 class LocalJob:
@@ -57,6 +57,8 @@ class LocalJob:
         """Why it waits, or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
         self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
+        if plan.machine_list is not None:  # then the agents are let go before they are killed
+            self._kill_wait_s += 2 * MARGIN_S
 
     def main(self) -> int:
         """Run, and run again as long as a requeue is asked for."""
@@ -67,7 +69,7 @@ class LocalJob:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._wait_for_others()
         code = 128 + signal.SIGTERM
-        if self.asked is None and self._machine_list is not None:
+        if self.asked is None and self.plan.machine_list is not None:
             write_atomic(self.run.master_pid, f"{os.getpid()}\n")
         while self.asked is None:
             code = self._run_once()
@@ -162,7 +164,7 @@ class LocalJob:
         env["PATH"] = f"{tools}{os.pathsep}{env['PATH']}"
         if self.restarts:
             env["SLURM_RESTART_COUNT"] = str(self.restarts)
-        if self._machine_list is not None:
+        if self.plan.machine_list is not None:
             env["SLURM_JOB_NUM_NODES"] = str(self._count_machines())
             env.update(keep_ssh_agent(os.environ))
         elif len(names) > 1:
@@ -172,14 +174,12 @@ class LocalJob:
                 env[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] = ",".join(nodes)
         return env
 
-    @property
-    def _machine_list(self) -> str | None:
-        return self.plan.morphing.machine_list if self.plan.morphing is not None else None
-
     def _count_machines(self) -> int:
         """For how many the manager waits at the start."""
+        if not self.plan.morph:
+            return self.plan.num_nodes
         try:
-            return len(read_machines(self._machine_list or ""))
+            return len(read_machines(self.plan.machine_list or ""))
         except VjobError as error:
             print(f"vjob: {error}", file=sys.stderr, flush=True)
             return self.plan.num_nodes
@@ -189,8 +189,9 @@ class LocalJob:
         folder = self.run.path / f"local-bin.{self.job}"
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in ("srun", "scontrol"):
-            is_watch = name == "srun" and self._machine_list is not None
-            words = process.build_own_command("-m", WATCH if is_watch else STEP, name)
+            is_over_ssh = name == "srun" and self.plan.machine_list is not None
+            module = OVER_SSH[self.plan.morph] if is_over_ssh else STEP
+            words = process.build_own_command("-m", module, name)
             text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
             write_atomic(folder / name, text, mode=0o700)
         return folder
@@ -211,7 +212,9 @@ class LocalJob:
                 "restarts": self.restarts,
                 "exit_code": exit_code,
                 "reason": self.reason,
-                "nodes": Path(self._machine_list or f"local[{groups[0].first_node}-{last}]").name,
+                "nodes": Path(
+                    self.plan.machine_list or f"local[{groups[0].first_node}-{last}]"
+                ).name,
             },
         )
 

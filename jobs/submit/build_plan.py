@@ -121,6 +121,9 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         restart_same=conf.cluster.restart_same,
         progress=conf.progress,
         traces=conf.profile.traces,
+        machine_list=conf.cluster.machine_list,
+        ssh_config=conf.cluster.ssh_config,
+        address=conf.cluster.address,
         program=conf.program.kind,
     )
 
@@ -134,8 +137,6 @@ def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
         requeue=conf.cluster.requeue,
         save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
         warm=conf.morph.warm and conf.program.kind in BUILT_IN,
-        machine_list=conf.cluster.machine_list,
-        ssh_config=conf.cluster.ssh_config,
         memory=conf.train.checkpoint.memory_every > 0,
         facts=build_facts(conf, written) if conf.program.kind == SCRIPT else None,
     )
@@ -162,7 +163,7 @@ def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
 def reserve_spare_nodes(plan: Plan) -> Plan:
     """Add a group for the machines that may still join a run on a list of machines."""
     limits = plan.morphing
-    if limits is None or limits.machine_list is None or limits.max_nodes <= plan.num_nodes:
+    if limits is None or plan.machine_list is None or limits.max_nodes <= plan.num_nodes:
         return plan
     first, more = plan.groups[0], limits.max_nodes - plan.num_nodes
     group = replace(

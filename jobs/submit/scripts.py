@@ -127,7 +127,8 @@ def render_batch(
             granted=GRANTED_NODES if min_nodes or plan.scheduler == "ssh" else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
             finish_s=conf.cluster.finish_s,
-            walltime_s=60 * conf.cluster.walltime_min,
+            over_ssh=plan.scheduler == "ssh",
+            walltime_s=None if plan.scheduler == "ssh" else 60 * conf.cluster.walltime_min,
             may_requeue=conf.cluster.requeue,
             node_script=str(run.node_script),
             agent=str(run.agent),
@@ -138,7 +139,8 @@ def render_batch(
 def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
     """Render the script that srun starts once on each node."""
     inside = find_step_container(plan)
-    kind = "fixed" if not plan.morph else "machines" if plan.scheduler == "ssh" else "elastic"
+    is_over_ssh = plan.scheduler == "ssh"
+    kind = "fixed" if not plan.morph else "machines" if is_over_ssh else "elastic"
     # The interpreter that runs vjob may be there in a container, and not run.
     pythons = [plan.python, "python3"] if inside is None else ["python3", "/usr/bin/python3"]
     return (
@@ -149,6 +151,7 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
             run_id=Raw(plan.run),
             run=str(run.path),
             agent=str(run.agent),
+            tethered=is_over_ssh,
             give_back=Raw("scontrol requeue" if conf.cluster.requeue else "scancel"),
             workdir=plan.workdir if inside is None else inside.workdir,
             setup=[Raw(line) for line in conf.setup],

@@ -76,6 +76,10 @@ MORPH_MACHINES = MORPH.replace("scheduler: slurm", "machine_list: machines").rep
     "min_nodes: 2", "max_nodes: 6"
 )
 
+MACHINES = HETJOB.replace("scheduler: slurm", "machine_list: machines").replace(
+    "  qos: high", "  restarts: 3"
+)
+
 IN_PYXIS = """
 container:
   runtime: pyxis

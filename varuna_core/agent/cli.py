@@ -93,7 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--address",
         metavar="ADDRESS",
-        help="of this host, as the other nodes reach it (default: what its name and routes say)",
+        help="of this host, as the other nodes reach it (default: that of the plan, else what its "
+        "name and routes say)",
     )
     add.set_defaults(run_command=_run_open)
 
@@ -192,8 +193,10 @@ def _run_stacks(args: argparse.Namespace) -> int:
 
 def _run_open(args: argparse.Namespace) -> int:
     run = open_run(args.run)
+    plan = load_plan(run, args.attempt)
     job_id = args.job_id or os.environ.get("SLURM_JOB_ID")
-    open_attempt(run, load_plan(run, args.attempt), args.attempt, args.group, job_id, args.address)
+    address = args.address or plan.address
+    open_attempt(run, plan, args.attempt, args.group, job_id, address)
     return 0
 
 
@@ -227,6 +230,7 @@ def _run_attempt(args: argparse.Namespace) -> int:
 
 def _run_signal(args: argparse.Namespace) -> int:
     attempt = open_run(args.run).attempt(args.attempt)
+    attempt.make()  # over ssh the batch script does not open it
     write_signal(attempt, args.name, args.key or uuid.uuid4().hex)
     return 0
 

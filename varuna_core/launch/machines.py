@@ -1,4 +1,5 @@
-"""The list of machines, and which machine of a watched list gets an agent. Pure.
+"""The list of machines, and which machine of a watched list gets an agent. Pure, but for
+`read_machine_list`.
 
 A host a line, as ssh knows it:
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from varuna_core.launch.errors import InputError
 
@@ -76,6 +78,17 @@ def parse_machine_list(text: str, name: str) -> tuple[Machine, ...]:
     if not found:
         raise InputError(f"{name}: no machine in it: write a host a line, 127.0.0.1 for this one")
     return tuple(found)
+
+
+def read_machine_list(path: Path) -> tuple[Machine, ...]:
+    """The machines of a file; InputError says what is wrong with it."""
+    try:
+        return parse_machine_list(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as error:
+        advice = "write a host a line into it, 127.0.0.1 for this one"
+        raise InputError(f"{path}: {error.strerror}; {advice}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: this is not text in UTF-8") from None
 
 
 def parse_machine(word: str) -> Machine | str:

@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError
+from varuna_core.records.machine import clean_environment
 
 TICK_S = 0.2
 _READ = 64 * 1024
@@ -95,6 +97,19 @@ class Child:
         self.let_go()
         for output in self._outputs.values():
             output.close()
+
+
+def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment for an agent on this machine: no more of our shell than ssh would carry over,
+    and which of the machine's GPUs are ours."""
+    names = ("CUDA_VISIBLE_DEVICES",)
+    return {**clean_environment(environ), **{n: environ[n] for n in names if n in environ}}
+
+
+def tell(line: str) -> None:
+    """Print a line on standard error, which is the run's scheduler.out."""
+    with contextlib.suppress(OSError):  # a full disk must not end the run
+        print(line, file=sys.stderr, flush=True)
 
 
 def wait_all(children: Sequence[Child], signals: Signals, timeout_s: float) -> None:

@@ -16,7 +16,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from varuna_core.agent.closing import close_attempt
@@ -24,11 +24,10 @@ from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.console import Console
 from varuna_core.launch.errors import NotReadyError
 from varuna_core.launch.machines import Machine
-from varuna_core.launch.process import TICK_S, Child, wait_all
+from varuna_core.launch.process import TICK_S, Child, local_environment, wait_all
 from varuna_core.launch.ssh import FAILED, build_ssh_command, explain_failure, render_script
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.files import is_listed, read_json
-from varuna_core.records.machine import clean_environment
 from varuna_core.records.plan import Plan
 from varuna_core.records.requests import write_signal, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -62,13 +61,6 @@ class LaunchedNode:
             return Child(command, env={**local_environment(os.environ), **env})
         ssh = build_ssh_command(self.machine, self.ssh_config)
         return Child(ssh, render_script(command, env))
-
-
-def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment for an agent on this machine: no more of our shell than ssh would carry over,
-    and which of the machine's GPUs are ours."""
-    names = ("CUDA_VISIBLE_DEVICES",)
-    return {**clean_environment(environ), **{n: environ[n] for n in names if n in environ}}
 
 
 class Session:

@@ -9,6 +9,7 @@ lines `vjob KEY VALUE`; lines of the user's own start files are passed over.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from varuna_core.launch.machines import Machine
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import RunFolder
 
 OPTIONS = (
     "BatchMode=yes",  # nobody is there to answer a question
@@ -144,6 +147,21 @@ class ProbeRequest:
     python_key: str = "--python"
     code_key: str = "--code_dir"
     """What the user calls these."""
+
+
+def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
+    """What a machine of a run must have, by the keys of its conf."""
+    return ProbeRequest(
+        folder=run.path,
+        token=token,
+        python="python3" if plan.containers else plan.command[0],
+        code_dir=plan.workdir,
+        script=str(run.node_script),
+        user=os.getuid(),
+        folder_key="log_folder",
+        python_key="program.python",
+        code_key="workdir",
+    )
 
 
 def render_probe(asked: ProbeRequest, mark: str) -> str:

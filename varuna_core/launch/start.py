@@ -31,8 +31,8 @@ from varuna_core.launch.plan import (
     lay_out,
     name_run,
 )
-from varuna_core.launch.process import Child, wait_all
-from varuna_core.launch.session import LaunchedNode, Session, local_environment
+from varuna_core.launch.process import Child, local_environment, wait_all
+from varuna_core.launch.session import LaunchedNode, Session
 from varuna_core.launch.ssh import (
     PROBE_S,
     ProbeRequest,

@@ -38,7 +38,7 @@ from varuna_core.launch.machines import (
     note_start,
     read_listing,
 )
-from varuna_core.launch.process import TICK_S, Child
+from varuna_core.launch.process import TICK_S, Child, local_environment, tell
 from varuna_core.launch.ssh import (
     FAILED,
     PROBE_S,
@@ -49,6 +49,7 @@ from varuna_core.launch.ssh import (
     read_probe,
     render_probe,
     render_script,
+    request_probe,
 )
 from varuna_core.morph.orders import read_orders
 from varuna_core.records.files import write_json
@@ -77,9 +78,9 @@ class MachineWatch:
     """One session of the run."""
 
     def __init__(self, run: RunFolder, plan: Plan, session: str) -> None:
-        assert plan.morphing is not None and plan.morphing.machine_list is not None
+        assert plan.machine_list is not None
         self._run, self._plan, self._session = run, plan, session
-        self._list, self._ssh_config = Path(plan.morphing.machine_list), plan.morphing.ssh_config
+        self._list, self._ssh_config = Path(plan.machine_list), plan.ssh_config
         self._signals = Signals()
         self._listing = Listing()
         self._hosts: tuple[Host, ...] = ()
@@ -166,10 +167,10 @@ class MachineWatch:
 
     def _start(self, host: Host, here: Sequence[str], script: str, until: float) -> None:
         """`here` is the command on this machine, to which ssh gives the script there."""
-        command, env = list(here), clean_environment(os.environ)
+        command, env = list(here), local_environment(os.environ)
         if not host.machine.is_local:
             command = build_ssh_command(host.machine, self._ssh_config)
-            env = {**env, **keep_ssh_agent(os.environ)}
+            env = {**clean_environment(os.environ), **keep_ssh_agent(os.environ)}
         try:
             child = Child(command, script, env)
         except LaunchError as error:
@@ -178,17 +179,7 @@ class MachineWatch:
         self._agents[host.machine] = Agent(child, until)
 
     def _asked(self) -> ProbeRequest:
-        return ProbeRequest(
-            folder=self._run.path,
-            token=self._token,
-            python="python3" if self._plan.containers else self._plan.command[0],
-            code_dir=self._plan.workdir,
-            script=str(self._run.node_script),
-            user=os.getuid(),
-            folder_key="log_folder",
-            python_key="program.python",
-            code_key="workdir",
-        )
+        return request_probe(self._run, self._plan, self._token)
 
     def _mark(self, host: Host) -> str:
         return f"{self._token}.{host.seat}"
@@ -231,7 +222,7 @@ class MachineWatch:
         self._run.morph.leave(host.seat).unlink(missing_ok=True)  # for whoever sat there
         self._put(note_start(host, time.monotonic()))
         with contextlib.suppress(OSError):  # only who asks for stacks reads it
-            write_json(self._run.morph.machines, {at.name: str(at.machine) for at in self._hosts})
+            write_json(self._run.machines, {at.name: str(at.machine) for at in self._hosts})
         words = ["bash", str(self._run.node_script)]
         env = {
             "VJOB_RUN": str(self._run.path),
@@ -300,11 +291,6 @@ class MachineWatch:
 
     def _say(self, text: str) -> None:
         tell(f"machines: {text}")
-
-
-def tell(line: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk must not end the run
-        print(line, file=sys.stderr, flush=True)
 
 
 def _explain(host: Host, agent: Agent, code: int, lines: Sequence[str]) -> str:

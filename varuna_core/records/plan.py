@@ -130,10 +130,6 @@ class MorphPlan:
     """How many nodes at the end of `groups` were asked for later (records/joins.py)."""
     warm: bool = False
     """Whether ranks of the next attempt wait on each node while this one trains."""
-    machine_list: Optional[str] = None
-    """Without a scheduler: the file that names the machines, which is watched."""
-    ssh_config: Optional[str] = None
-    """For `ssh -F`."""
     memory: bool = False
     """Whether ranks keep copies of their state in the memory of their nodes."""
     facts: Optional[TrainingFacts] = None
@@ -227,6 +223,12 @@ class Plan:
     """Folder outside the run folder with files of torch.profiler."""
     modules: Tuple[Tuple[str, str], ...] = ()
     """Modules that the ranks' Python must find, each with what to do where it does not."""
+    machine_list: Optional[str] = None
+    """Without a scheduler: the file that names the machines; watched where `morph` is true."""
+    ssh_config: Optional[str] = None
+    """For `ssh -F`."""
+    address: Optional[str] = None
+    """Of the first node, as the others reach it; None is found by its name and routes."""
     program: Optional[str] = None
     """What ranks run: script, function, megatron, deepspeed, or a built-in program by its name."""
 

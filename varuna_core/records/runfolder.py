@@ -3,7 +3,7 @@
 <log_folder>/<run>/
   conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
   launch.json                                        asked of the launcher, where that was it
-  master.pid                                         of a run on a list of machines
+  master.pid  machines.json                          of a run on a list of machines
   training.json  program.pyz                         of a built-in program: what it trains, itself
   function.pyz                                       of a function: what calls it on each rank
   function/ submitted.pkl  facts.json                the function with its state; who pickled it
@@ -181,11 +181,6 @@ class MorphFolder:
         return self.path / "leave" / f"{seat}.json"
 
     @property
-    def machines(self) -> Path:
-        """Machines that got an agent, as a watched list spells them, by the node's name."""
-        return self.path / "machines.json"
-
-    @property
     def joins(self) -> Path:
         return self.path / "joins"
 
@@ -231,6 +226,11 @@ class RunFolder:
     def master_pid(self) -> Path:
         """Process to send signals to by hand, in a run on a list of machines."""
         return self.path / "master.pid"
+
+    @property
+    def machines(self) -> Path:
+        """Machines that got an agent, as the list spells them, by the node's name."""
+        return self.path / "machines.json"
 
     @property
     def training(self) -> Path:

@@ -367,12 +367,6 @@ def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
     runtime = conf.container.runtime
     if conf.program.kind in BUILT_IN:
         yield from _check_built_in_supported(conf)
-    if conf.cluster.machine_list is not None and not conf.morph.enabled:
-        message = (
-            "is in this version of vjob for runs that may morph (morph.enabled) alone; "
-            "`python -m varuna_core.launch` starts a script on a list of machines"
-        )
-        yield "cluster.machine_list", conf.cluster.machine_list, message
     if conf.morph.enabled:
         yield from _check_morph_supported(conf)
     if conf.container.image is not None and runtime not in ("auto", "none", *RUNTIMES):

@@ -142,14 +142,14 @@ def check_cluster(conf: JobConf) -> Iterator[KeyProblem]:
                 node,
                 "must be a node name such as n060 or n[060-067]",
             )
-    yield from _check_machines(cluster)
+    yield from _check_machines(cluster, may_morph=conf.morph.enabled)
     yield from _check_port(cluster.port)
     yield from _check_sbatch("cluster.sbatch", cluster.sbatch)
     for index, group in enumerate(cluster.nodes):
         yield from _check_sbatch(f"cluster.nodes[{index}].sbatch", group.sbatch)
 
 
-def _check_machines(cluster: Cluster) -> Iterator[KeyProblem]:
+def _check_machines(cluster: Cluster, *, may_morph: bool) -> Iterator[KeyProblem]:
     """Keys of a run on a list of machines."""
     listed = cluster.machine_list
     if cluster.scheduler == "machines" and listed is None:
@@ -162,9 +162,12 @@ def _check_machines(cluster: Cluster) -> Iterator[KeyProblem]:
     if cluster.scheduler not in ("auto", "machines"):
         message = f"cannot be with cluster.scheduler: {cluster.scheduler}; leave that out"
         yield "cluster.machine_list", listed, message
-    if len(cluster.nodes) > 1:
-        message = f"wants one group in cluster.nodes, and there are {len(cluster.nodes)}"
+    if len(cluster.nodes) > 1 and may_morph:
+        message = f"with morph wants one group in cluster.nodes, not {len(cluster.nodes)}"
         yield "cluster.machine_list", listed, message
+    if len(cluster.nodes) > 1 and cluster.hetero == "split":
+        message = "is for Slurm: one job starts all machines of a list; leave it out"
+        yield "cluster.hetero", cluster.hetero, message
 
 
 def _check_port(port: int | str) -> Iterator[KeyProblem]:

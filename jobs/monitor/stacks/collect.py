@@ -134,9 +134,9 @@ def _build_over_ssh(
     run: RunFolder, command: Sequence[str], hosts: Mapping[int, str]
 ) -> Iterator[StackQuery]:
     """One for each machine of a list that takes part."""
-    plan, spelled = read_plan(run.plan), read_json(run.morph.machines)
-    if plan is None or plan.morphing is None or not isinstance(spelled, dict):
-        raise InputError(f"{run.morph.machines} cannot be read; run py-spy on the run's machines")
+    plan, spelled = read_plan(run.plan), read_json(run.machines)
+    if plan is None or not isinstance(spelled, dict):
+        raise InputError(f"{run.machines} cannot be read; run py-spy on the run's machines")
     for index, host in hosts.items():
         machine = parse_machine(str(spelled.get(host, "")))
         if isinstance(machine, str):
@@ -145,7 +145,7 @@ def _build_over_ssh(
         if machine.is_local:
             yield StackQuery(command=words, host=host)
             continue
-        ssh = build_ssh_command(machine, plan.morphing.ssh_config)
+        ssh = build_ssh_command(machine, plan.ssh_config)
         yield StackQuery(command=ssh, script=render_script(words, {}), host=host, machine=machine)
 
 

@@ -262,8 +262,13 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("cluster: {scheduler: machines}", "machines: needs cluster.machine_list, a file with"),
         ("cluster: {ssh_config: a}", "cluster.ssh_config = /conf/a: needs cluster.machine_list"),
         (
-            "cluster: {machine_list: a}",
-            "cluster.machine_list = /conf/a: is in this version of vjob for runs that may morph",
+            "cluster: {machine_list: a, hetero: split, nodes: [{group: a}, {group: b}]}",
+            "cluster.hetero = split: is for Slurm: one job starts all machines of a list",
+        ),
+        (
+            "cluster: {machine_list: a, nodes: [{group: a}, {group: b}]}\n"
+            "morph: {enabled: true, layout: world}",
+            "cluster.machine_list = /conf/a: with morph wants one group in cluster.nodes, not 2",
         ),
         ("container: {workdir: x}", "container.workdir = x: is a folder inside the container"),
         (

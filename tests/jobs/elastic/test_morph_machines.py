@@ -106,10 +106,10 @@ def list_seen(vjob: Vjob, run: RunFolder) -> list[int]:
 
 
 def check_who_cannot_be_asked(vjob: Vjob, run: RunFolder) -> None:
-    told = run.morph.machines.read_text()
-    run.morph.machines.write_text(told.replace('"gpu-2"\n', '"gpu-2:1"\n'))  # nobody hears there
+    told = run.machines.read_text()
+    run.machines.write_text(told.replace('"gpu-2"\n', '"gpu-2:1"\n'))  # nobody hears there
     found = json.loads(vjob("stacks", str(run.path), "--json").stdout)
-    run.morph.machines.write_text(told)
+    run.machines.write_text(told)
     assert "cannot be reached" in found["silent_nodes"]["gpu-2"], found
 
 

@@ -32,7 +32,7 @@ def test_a_run_on_a_list_of_machines_has_seats_for_all_that_may_come() -> None:
     wide = reserve_spare_nodes(plan)
     assert (plan.num_nodes, wide.num_nodes, count_asked(wide)) == (4, 6, 4)
     assert [group.first_rank for group in wide.groups] == [0, 16]
-    assert wide.morphing is not None and wide.morphing.machine_list == "/home/u/exp/machines"
+    assert wide.machine_list == "/home/u/exp/machines"
     assert parse_plan(json.loads(render_plan(wide))) == wide
     assert reserve_spare_nodes(wide) == wide
     slurm = make_plan(make_conf(MORPH.replace("min_nodes: 2", "max_nodes: 6")))

@@ -16,6 +16,7 @@ from tests import ROOT
 from tests.jobs.confs import (
     HETJOB,
     IN_PYXIS,
+    MACHINES,
     MORPH,
     MORPH_HETJOB,
     MORPH_MACHINES,
@@ -39,6 +40,7 @@ LAYOUTS = {
     "morph-hetjob": MORPH_HETJOB,
     "morph-split": MORPH_SPLIT,
     "morph-machines": MORPH_MACHINES,
+    "machines": MACHINES,
     "pyxis": SINGLE + IN_PYXIS,
     "pyxis-hetjob": HETJOB + IN_PYXIS,
 }

@@ -1,0 +1,176 @@
+"""Fixed runs on a list of machines: this one, and others over a real ssh that are it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from tests.varuna_core.launch.sshd import SSHD, Sshd
+from varuna_core.records.exits import NODE_LOST, NOT_READY
+from varuna_core.records.record import read_events
+from varuna_core.records.runfolder import RunFolder
+
+pytestmark = pytest.mark.skipif(
+    SSHD is None, reason="no sshd here: apt-get install openssh-server, `make packages` as root"
+)
+
+HERE = os.uname().nodename.partition(".")[0]
+CONF = """
+name: fate
+program: {{script: {script}, args: {args}}}
+cluster:
+  machine_list: machines
+  ssh_config: ssh_config
+  grace_s: 2
+  {more}
+  nodes:
+    - {{group: m, count: 1, ranks: 2}}
+    - {{group: s, count: 1, ranks: 1}}
+env: {{NOTE: x, MY_TOKEN: s3cret}}
+"""
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def vjob(tmp_path: Path, sshd: Sshd) -> Iterator[Vjob]:
+    config = tmp_path / "ssh_config"
+    alias = f"Host gpu-1\n  HostName localhost\n  Port {sshd.port}\n"
+    config.write_text(alias + sshd.config.read_text())
+    config.chmod(0o600)
+    (tmp_path / "machines").write_text("127.0.0.1\ngpu-1\ngpu-2  # not needed\n")
+    made = Vjob(tmp_path)
+    yield made
+    made("cancel", "last", "--now", code=None)
+    wait_for(lambda: not find_all(made), 60, lambda: f"still there: {find_all(made)}")
+
+
+def make(*args: str, script: str = "fail_as_told.py", more: str = "") -> str:
+    return CONF.format(script=PROGRAMS / script, args=json.dumps(args), more=more)
+
+
+def find_all(vjob: Vjob) -> list[str]:
+    """Processes of any of the user's runs, on any machine."""
+    mark, found = os.fsencode(vjob.folder / "log"), []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue
+        if mark in words:
+            found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def wait_for_ranks(vjob: Vjob, run: RunFolder) -> None:
+    wait_for(lambda: read_out(run).count("ready") == 3, 60, lambda: vjob.explain(run))
+
+
+def find_step(run: RunFolder, program: str = "ssh") -> int:
+    """The process of a start over ssh, or of the step itself."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            env = (path / "environ").read_bytes()
+        except OSError:
+            continue
+        is_it = words[0] == b"ssh" if program == "ssh" else b"varuna_core.launch.step" in words
+        parent = Path(f"/proc/{(path / 'stat').read_text().split()[3]}/environ")
+        mark = os.fsencode(f"VJOB_RUN={run.path}")
+        if is_it and (mark in env or mark in parent.read_bytes()):
+            return int(path.name)
+    raise AssertionError(f"no {program}")
+
+
+def test_ranks_on_two_machines_run_and_meet(vjob: Vjob) -> None:
+    run = vjob.submit(make(script="report_rank.py"))
+    record = vjob.wait_over(run)
+    assert record["verdict"] == "COMPLETED", vjob.explain(run)
+    rows = {row["rank"]: row for row in map(json.loads, read_out(run).splitlines())}
+    assert [rows[r]["local_rank"] for r in range(3)] == [0, 1, 0]
+    assert {row["world"] for row in rows.values()} == {3}
+    assert all(row["leak"] is None for row in rows.values())
+    table = run.attempts()[0].preflight.read_text()
+    assert re.findall(r"^(\d) +(\S+) ", table, re.MULTILINE) == [("0", HERE), ("1", "gpu-1")]
+    for path in run.path.rglob("*"):
+        if path.is_file() and path != run.plan:
+            assert b"s3cret" not in path.read_bytes(), path
+    assert "COMPLETED" in vjob("list").stdout
+    assert HERE in vjob("logs", "last").stdout
+    assert "are one machine" in run.scheduler_log().read_text()
+
+
+def test_a_rank_that_fails_over_there_ends_the_run_with_its_code(vjob: Vjob) -> None:
+    run = vjob.submit(make("2", "exit:9"))
+    outcome = vjob.wait_over(run)["outcome"]
+    assert (outcome["code"], outcome["culprit_rank"]) == (9, 2)
+    assert "rank 2 on gpu-1" in outcome["reason"]
+    assert json.loads((run.path / "local.json").read_text())["exit_code"] == "9:0"
+
+
+def test_status_stacks_and_a_cancel_that_saves_first(vjob: Vjob) -> None:
+    run = vjob.submit(make("-1", "hang", "catch"))
+    wait_for_ranks(vjob, run)
+    assert vjob.status("last")["state"] == "RUNNING"
+    found = json.loads(vjob("stacks", "last", "--json", code=None).stdout)
+    assert sorted(rank for group in found["groups"] for rank in group["ranks"]) == [0, 1, 2]
+    assert "checkpointed and left" in vjob("cancel", "last").stdout
+    assert read_out(run).count("got SIGUSR1") == 3
+
+
+def test_a_cancel_now_ends_all(vjob: Vjob) -> None:
+    run = vjob.submit(make("-1", "hang"))
+    wait_for_ranks(vjob, run)
+    assert "is cancelled" in vjob("cancel", "last", "--now").stdout
+    assert vjob.wait_over(run)["verdict"] == "CANCELLED"
+
+
+def test_a_machine_whose_ssh_is_killed_is_lost_and_its_ranks_end(vjob: Vjob) -> None:
+    run = vjob.submit(make("-1", "hang"))
+    wait_for_ranks(vjob, run)
+    os.kill(find_step(run), signal.SIGKILL)
+    outcome = vjob.wait_over(run)["outcome"]
+    assert outcome["code"] == NODE_LOST
+    said = "gpu-1 was lost: the ssh to it was ended by SIGKILL"
+    assert said in outcome["reason"] or "seen first on gpu-1" in outcome["reason"]
+    assert said in run.scheduler_log().read_text()
+
+
+def test_a_killed_step_takes_all_ranks_with_it(vjob: Vjob) -> None:
+    run = vjob.submit(make("-1", "hang"))
+    wait_for_ranks(vjob, run)
+    os.kill(find_step(run, "step"), signal.SIGKILL)
+    assert vjob.wait_over(run)["verdict"] != "COMPLETED"
+
+
+def test_a_failed_attempt_is_restarted_on_the_machines(vjob: Vjob) -> None:
+    run = vjob.submit(make("2", "exit:9", more="restarts: 1"))
+    assert vjob.wait_over(run, may_fail=True)["outcome"]["code"] == 9, vjob.explain(run)
+    assert [event["next"] for event in read_events(run) if event["kind"] == "restarted"] == [1]
+    assert len(run.attempts()) == 2
+
+
+def test_a_machine_that_cannot_serve_is_one_clear_line(vjob: Vjob) -> None:
+    (vjob.folder / "machines").write_text("127.0.0.1\nroot@localhost:1\n")
+    run = vjob.submit(make("-1", "hang"))
+    outcome = vjob.wait_over(run)["outcome"]
+    assert outcome["code"] == NOT_READY
+    assert "localhost:1: it cannot be reached; take it off the list" in outcome["reason"]
+
+
+def test_too_few_machines_are_refused_at_submit(vjob: Vjob) -> None:
+    (vjob.folder / "machines").write_text("127.0.0.1\n")
+    said = vjob("submit", vjob.write(make("-1", "hang")), code=2).stderr
+    assert "lists 1 of the 2 machines of cluster.nodes" in said

@@ -1,0 +1,363 @@
+"""One attempt of a fixed run on a list of machines: what `srun` is to a Slurm job.
+
+    VJOB_RUN=DIR VJOB_ATTEMPT=N python -m varuna_core.launch.step srun OPTIONS ...
+
+The batch script calls it in the place of srun; of its options `--wait` counts, the others say what
+the plan says too. The first machines of the list are the nodes of the plan, in order.
+
+    look at all machines ─► open the attempt on the first ─► an agent on each ─► wait for all
+                                                                    │
+    an agent or its ssh ends badly       stop.json: the others end their ranks
+    SIGINT, SIGTERM, SIGHUP to us        stop.json
+    we are killed                        the agents' standard input ends, and they with it
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from varuna_core.agent.processes.signals import Signals
+from varuna_core.launch.errors import LaunchError, NotReadyError
+from varuna_core.launch.machines import Machine, name_machines, read_machine_list
+from varuna_core.launch.process import TICK_S, Child, local_environment, tell, wait_all
+from varuna_core.launch.ssh import (
+    FAILED,
+    PROBE_S,
+    build_ssh_command,
+    explain_failure,
+    find_twins,
+    keep_ssh_agent,
+    read_probe,
+    render_probe,
+    render_script,
+    request_probe,
+)
+from varuna_core.records.exits import NODE_LOST, NOT_READY
+from varuna_core.records.files import is_listed, read_json, write_atomic, write_json
+from varuna_core.records.machine import clean_environment
+from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.requests import write_stop
+from varuna_core.records.runfolder import RunFolder
+
+BEAT_S = 5.0
+OPEN_S = 120.0
+MARGIN_S = 15.0
+"""Beyond the agents' own grace, before their input is closed; as much again before a kill."""
+KEPT_LINES = 20
+
+
+@dataclass
+class Node:
+    """A machine of the attempt, with the agent that it runs."""
+
+    index: int
+    machine: Machine
+    name: str
+    python: str = "python3"
+    """Of the agent."""
+    child: Child | None = None
+    last_lines: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+
+class Step:
+    """The agents of one attempt."""
+
+    def __init__(self, run: RunFolder, plan: Plan, number: int, wait_s: float) -> None:
+        self._run, self._plan = run, plan
+        self._attempt = run.attempt(number)
+        self._wait_s = wait_s
+        """How long after the first node's end the last one may end; 0 is no limit."""
+        self._signals = Signals()
+        self._nodes: list[Node] = []
+        self._next_beat = 0.0
+        self._end_at: float | None = None
+        """When we let go of agents that should have ended."""
+        self._first_end: float | None = None
+        self._has_let_go = False
+        self._is_told = False
+
+    def main(self) -> int:
+        """The exit code, as srun's: the highest of its tasks'."""
+        self._attempt.make()
+        try:
+            self._nodes = self._list_nodes()
+            identities = self._probe()
+            if self._signals.ending is None:
+                self._open(self._find_address(identities))
+            if self._signals.ending is not None:
+                self._stop_by_signal()
+                return 128 + signal.SIGTERM
+            self._start()
+            self._wait()
+            self._await_lost()
+        except LaunchError as error:
+            tell(f"machines: {error}")
+            write_stop(self._attempt, "not-ready", NOT_READY, str(error))
+            return NOT_READY
+        finally:
+            for node in self._nodes:
+                if node.child is not None:
+                    node.child.close()
+        codes = [node.child.code or 0 for node in self._nodes if node.child is not None]
+        return max((128 - code if code < 0 else code for code in codes), default=0)
+
+    # Before the start.
+
+    def _list_nodes(self) -> list[Node]:
+        path = self._plan.machine_list or ""
+        machines = read_machine_list(Path(path))
+        wanted = self._plan.num_nodes
+        if len(machines) < wanted:
+            raise NotReadyError(f"{path} lists {len(machines)} machines, the run needs {wanted}")
+        names = name_machines(machines[:wanted], platform.node())
+        return [Node(index, machines[index], name) for index, name in enumerate(names)]
+
+    def _probe(self) -> list[str]:
+        """Look at all machines; every problem of every machine at once, a line each."""
+        token = f".step-{uuid.uuid4().hex}"
+        asked = request_probe(self._run, self._plan, token)
+        write_atomic(self._run.path / token, token)
+        try:
+            children = [
+                self._begin(
+                    node, ["/bin/sh", "-s"], render_probe(asked, f"{token}.{node.index}"), {}
+                )
+                for node in self._nodes
+            ]
+            wait_all(children, self._signals, PROBE_S)
+        finally:
+            for path in self._run.path.glob(f"{token}*"):
+                path.unlink(missing_ok=True)
+        problems, identities = [], []
+        for node, child in zip(self._nodes, children, strict=True):
+            said, problem = read_probe(asked, node.machine, child.code, child.out, child.err)
+            child.close()
+            if problem is not None:
+                problems.append(f"{node.machine}: {problem}")
+            node.python = said.get("agent", node.python)
+            identities.append(said.get("machine", ""))
+        if problems and self._signals.ending is None:
+            raise NotReadyError("\n".join(problems))
+        return identities
+
+    def _find_address(self, identities: Sequence[str]) -> str | None:
+        """Address of rank 0; None leaves it to the agent there."""
+        twins = find_twins([node.name for node in self._nodes], identities)
+        has_gpus = any(group.gpus for group in self._plan.groups)
+        for first, second in twins:
+            shared = ": their ranks share its GPUs" if has_gpus else ""
+            tell(f"machines: warning: {first} and {second} are one machine{shared}")
+        if self._plan.address is not None:
+            return None
+        if len(twins) == len(self._nodes) - 1:
+            return "127.0.0.1"
+        first_machine = self._nodes[0].machine
+        return None if first_machine.is_local else first_machine.host
+
+    def _begin(self, node: Node, here: Sequence[str], script: str, env: Mapping[str, str]) -> Child:
+        """`here` is the command on this machine, to which ssh gives the script there."""
+        if node.machine.is_local:
+            return Child(here, script, {**local_environment(os.environ), **env})
+        ssh = build_ssh_command(node.machine, self._plan.ssh_config)
+        return Child(ssh, script, {**clean_environment(os.environ), **keep_ssh_agent(os.environ)})
+
+    def _call(self, node: Node, words: Sequence[str], env: Mapping[str, str]) -> Child:
+        """A command on a machine, with these variables."""
+        if node.machine.is_local:
+            return self._begin(node, words, "", env)
+        return self._begin(node, (), render_script(words, env), {})
+
+    def _open(self, address: str | None) -> None:
+        """On the first machine: there the port is to be free, and the address its own."""
+        first = self._nodes[0]
+        words = [first.python, str(self._run.agent), "open", "--run", str(self._run.path)]
+        words += ["--attempt", str(self._attempt.number)]
+        job = os.environ.get("SLURM_JOB_ID")
+        words += ["--job-id", job] if job else []
+        words += [] if address is None else ["--address", address]
+        child = self._call(first, words, {"VJOB_NODE_NAME": first.name})
+        wait_all([child], self._signals, OPEN_S)
+        code, errors = child.code, child.err.decode("utf-8", "replace")
+        child.close()
+        for line in errors.splitlines():
+            tell(f"{first.name}: {line}")
+        if code == 0 or self._signals.ending is not None:
+            return
+        if not first.machine.is_local and code == FAILED:
+            raise NotReadyError(f"{first.machine}: {explain_failure(first.machine, errors)}")
+        raise NotReadyError(f"{first.machine}: the attempt could not be opened there, see above")
+
+    def _start(self) -> None:
+        spelled = {node.name: str(node.machine) for node in self._nodes}
+        write_json(self._run.machines, spelled)  # for who asks for stacks
+        for node in self._nodes:
+            env = {
+                "VJOB_RUN": str(self._run.path),
+                "VJOB_ATTEMPT": str(self._attempt.number),
+                "VJOB_GROUP": "",
+                "VJOB_NODE_NAME": node.name,
+                "SLURM_NODEID": str(node.index),
+            }
+            node.child = self._call(node, ["bash", str(self._run.node_script)], env)
+
+    # While it runs.
+
+    def _wait(self) -> None:
+        while self._find_living():
+            self._signals.wait(TICK_S)
+            if self._signals.ending is not None and not self._is_told:
+                self._stop_by_signal()
+            self._take_lines()
+            self._end_late()
+            self._beat()
+            self._give_up_when_due()
+
+    def _find_living(self) -> list[Node]:
+        return [node for node in self._nodes if node.child is not None and not node.is_over]
+
+    def _stop_by_signal(self) -> None:
+        self._is_told = True
+        name = self._signals.ending or "SIGTERM"
+        code = 128 + signal.Signals[name]
+        self._stop("cancel", code, f"{name} to the job on {platform.node()}", None)
+
+    def _take_lines(self) -> None:
+        for node in self._find_living():
+            assert node.child is not None
+            code = node.child.code
+            lines = node.child.take_lines(final=code is not None)
+            for line in lines:
+                tell(f"{node.name}: {line}")
+            node.last_lines = [*node.last_lines, *lines][-KEPT_LINES:]
+            if code is None:
+                continue
+            node.is_over = True
+            if code == 0:
+                self._first_end = self._first_end or time.monotonic()
+                continue
+            reason = self._explain(node, code)
+            if _is_cut(node) and not self._is_told:
+                tell(f"machines: {reason}")
+            self._stop("lost", NODE_LOST, reason, node.name)
+
+    def _end_late(self) -> None:
+        """End the nodes that are late after the first one's end."""
+        late = [node.name for node in self._find_living()]
+        if not late or not self._wait_s or self._first_end is None or self._end_at is not None:
+            return
+        if time.monotonic() > self._first_end + self._wait_s:
+            reason = f"{', '.join(late)} did not end within {self._wait_s:g} s of the first node"
+            self._stop("signal", 128 + signal.SIGTERM, f"{reason} (cluster.finish_s)", None)
+
+    def _explain(self, node: Node, code: int) -> str:
+        """Why an agent ended so; it counts where the agent itself did not say stop."""
+        what = "its agent" if node.machine.is_local else "the ssh to it"
+        if code < 0:
+            return f"{node.name} was lost: {what} was ended by {_name_signal(-code)}"
+        if code == FAILED and not node.machine.is_local:
+            if not node.last_lines:
+                return f"{node.name} was lost: its agent was killed, or ssh ended without a word"
+            reason = explain_failure(node.machine, "\n".join(node.last_lines))
+            return f"{node.name} was lost: {reason}"
+        last = f": {node.last_lines[-1]}" if node.last_lines else ""
+        return f"{node.name} was lost: its agent ended with {code}{last}"
+
+    def _stop(self, kind: str, code: int, reason: str, node: str | None) -> None:
+        if self._end_at is None:
+            self._end_at = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
+        try:
+            write_stop(self._attempt, kind, code, reason, node=node)
+        except OSError as error:
+            tell(f"machines: the run folder cannot be written ({error}); letting go of all")
+            self._let_go()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat or self._has_let_go:
+            return
+        self._next_beat = now + BEAT_S
+        for node in self._find_living():
+            assert node.child is not None
+            node.child.beat()
+
+    def _give_up_when_due(self) -> None:
+        late = self._find_living()
+        if self._end_at is None or time.monotonic() < self._end_at or not late:
+            return
+        self._end_at = time.monotonic() + MARGIN_S
+        names = ", ".join(node.name for node in late)
+        if not self._has_let_go:
+            tell(f"machines: {names} did not end in time; closing the connection")
+            self._let_go()
+            return
+        tell(f"machines: {names} still did not end; killed")
+        for node in late:
+            if node.child is not None:
+                node.child.kill()
+
+    def _let_go(self) -> None:
+        self._has_let_go = True
+        for node in self._nodes:
+            if node.child is not None:
+                node.child.let_go()
+
+    def _await_lost(self) -> None:
+        """A machine whose ssh was cut ends its ranks by itself: let it, so that nothing stays."""
+        cut = [node for node in self._nodes if _is_cut(node) and not node.machine.is_local]
+        deadline = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
+        said = False
+        while cut and time.monotonic() < deadline:
+            cut = [node for node in cut if self._is_at_work(node)]
+            if cut and not said:
+                said = True
+                names = ", ".join(node.name for node in cut)
+                tell(f"machines: waiting for {names} to end its ranks")
+            self._signals.wait(TICK_S)
+
+    def _is_at_work(self, node: Node) -> bool:
+        """True if its agent beat, and did not say yet that it is done."""
+        path = self._attempt.beat(node.index)
+        beat = read_json(path) if is_listed(path) else None
+        return isinstance(beat, dict) and beat.get("state") != "done"
+
+
+def _is_cut(node: Node) -> bool:
+    """True if the agent, or the way to it, ended without the agent's own word."""
+    code = node.child.code if node.child is not None else None
+    return code is not None and (code < 0 or (code == FAILED and not node.machine.is_local))
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def read_wait(words: Sequence[str]) -> float:
+    """Seconds of `--wait` among srun's options; 0 without one."""
+    given = [word.partition("=")[2] for word in words if word.startswith("--wait=")]
+    return float(given[-1]) if given else 0.0
+
+
+def main(words: Sequence[str]) -> int:
+    """In the place of srun, called by the batch script."""
+    run = RunFolder(Path(os.environ["VJOB_RUN"]))
+    plan = read_plan(run.plan)
+    if plan is None:
+        tell(f"machines: {run.plan} cannot be read")
+        return 1
+    return Step(run, plan, int(os.environ["VJOB_ATTEMPT"]), read_wait(words)).main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
