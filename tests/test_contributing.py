@@ -156,7 +156,7 @@ def test_a_program_is_a_class_a_row_and_a_name(add: Add, vjob: Vjob) -> None:
         "        return (conf.program.path or '', '--toy', *conf.program.args)\n\n\n"
     )
     add(start, "PROGRAMS: ", toy)
-    add(start, '    "script": Starter(),', '    "toy": Toy(),\n')
+    add(start, '    "script": Script(),', '    "toy": Toy(),\n')
     conf = ("--set", "program={toy: train.py, args: [--fast]}")
     assert '"--toy",\n#   "--fast"' in vjob("submit", "conf.yaml", "--dry-run", *conf)
 

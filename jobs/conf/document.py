@@ -159,7 +159,9 @@ def render_conf_doc() -> str:
         if section.cls is Program:
             parts.append(
                 PROGRAM_FORMS
-                + "".join(_render_rows(section, ("args", "config", "python", "snapshot")))
+                + "".join(
+                    _render_rows(section, ("arguments", "args", "config", "python", "snapshot"))
+                )
             )
             continue
         title = "Top level" if not section.key else section.key

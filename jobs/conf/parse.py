@@ -38,8 +38,9 @@ _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})
 _ORDER = {bool: 1, int: 2, float: 3, str: 4}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 # Keys beside the one that names a program's file; `config` is DeepSpeed's.
+OWN_KEYS: Mapping[str, tuple[str, ...]] = {"deepspeed": ("config",), "script": ("arguments",)}
 PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
-    kind: (*(("config",) if kind == "deepspeed" else ()), "args", "python", "snapshot")
+    kind: (*OWN_KEYS.get(kind, ()), "args", "python", "snapshot")
     for kind in get_args(ProgramKind)
     if kind not in (*BUILT_IN, FUNCTION)
 }
@@ -361,7 +362,7 @@ class ConfReader:
         known_kinds = {**PROGRAM_KEYS, FUNCTION: ("args", "python")}
         kinds = [name for name in known_kinds if name in node.entries]
         if len(kinds) != 1:
-            known = [*PROGRAM_KEYS, "config", "args", "python", "snapshot"]
+            known = [*PROGRAM_KEYS, "config", "arguments", "args", "python", "snapshot"]
             for name, entry in node.entries.items():
                 if name not in known:
                     message = f"unknown key; {suggest(name, known)}"

@@ -64,6 +64,10 @@ class Program:
     folder)."""
     args: tuple[str, ...] = ()
     """Arguments, passed on unchanged."""
+    arguments: Literal["none", "varuna"] = "none"
+    """Of a script, what stands before args. varuna: the arguments that Varuna's launcher gave,
+    --rank, --local_rank, --stage_to_rank_map, --chunk_size (train.micro_batch_size) and
+    --batch-size (a replica's share of train.global_batch_size)."""
     config: str | None = None
     """DeepSpeed's own JSON configuration, completed by the conf: what it says, wins."""
     python: str | None = None

@@ -81,6 +81,8 @@ def _spell_program(program: Program) -> Any:
     spelled: dict[str, Any] = {program.kind: program.path}
     if program.config is not None:
         spelled["config"] = program.config
+    if program.arguments != "none":
+        spelled["arguments"] = program.arguments
     spelled["args"] = list(program.args)
     if program.python is not None:
         spelled["python"] = program.python

@@ -56,6 +56,11 @@ def build_scripts(
             f"the conf has {len(nodes)} nodes, and {len(machines.hosts)} hosts were given; give "
             "--host once for each"
         )
+    if conf.program.arguments != "none":
+        raise InputError(
+            "program.arguments: torchrun gives scripts no ranks as arguments; leave it out, and "
+            "let the script read RANK and LOCAL_RANK"
+        )
     files = build_files(conf, found, machines.folder)
     words = get_starter(conf).build_words(conf, found, machines.folder)
     if conf.program.kind == "deepspeed":

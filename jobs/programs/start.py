@@ -13,7 +13,7 @@ from typing import Any
 from varuna_core.records.plan import escape_placeholders
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
-from vjob.jobs.conf.layout import get_replicas, get_world
+from vjob.jobs.conf.layout import get_replicas, get_world, require_number
 from vjob.jobs.conf.parse import FUNCTION_REFUSED
 from vjob.jobs.conf.schema import FUNCTION, JobConf, NodeGroup
 from vjob.jobs.errors import InputError, KeyProblem
@@ -41,7 +41,7 @@ class ProgramFiles:
 
 
 class Starter:
-    """The start of one kind of program; as it stands, that of a script of the user's own."""
+    """The start of one kind of program: here what most have in common."""
 
     def read_files(self, conf: JobConf) -> ProgramFiles:
         """Read what the start depends on; InputError where it cannot do what the conf asks for."""
@@ -52,7 +52,7 @@ class Starter:
         return (conf.program.path or "", *conf.program.args)
 
     def build_rank_options(self, conf: JobConf, found: ProgramFiles) -> tuple[str, ...]:
-        """Arguments with placeholders, for words that differ by rank."""
+        """Arguments with placeholders, for words that differ by rank or by attempt."""
         return ()
 
     def build_files(
@@ -79,6 +79,32 @@ class Starter:
     def marks_steps(self, conf: JobConf, found: ProgramFiles) -> bool:
         """True where the program itself tells a profiler which steps to record."""
         return False
+
+
+class Script(Starter):
+    """A script of the user's own."""
+
+    def build_rank_options(self, conf: JobConf, found: ProgramFiles) -> tuple[str, ...]:
+        if conf.program.arguments != "varuna":
+            return ()
+        return (
+            "--rank=%{rank}",
+            "--local_rank=%{local_rank}",
+            "--stage_to_rank_map=%{stage_map}",
+            f"--chunk_size={require_number(conf.train.micro_batch_size)}",
+            "--batch-size=%{batch_share}",
+        )
+
+    def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
+        key, value = "program.arguments", conf.program.arguments
+        if value == "varuna" and conf.train.global_batch_size is None:
+            yield (
+                key,
+                value,
+                "needs train.global_batch_size: --batch-size is a replica's share of it",
+            )
+        if value == "varuna" and conf.morph.layout == "world":
+            yield key, value, "cannot be with morph.layout: world, which has no stages"
 
 
 class BuiltIn(Starter):
@@ -189,7 +215,7 @@ class Function(Starter):
 
 
 PROGRAMS: dict[str, Starter] = {
-    "script": Starter(),
+    "script": Script(),
     "pretrain_gpt": BuiltIn(),
     "pretrain_bert": BuiltIn(),
     "megatron": Megatron(),

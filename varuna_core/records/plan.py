@@ -180,8 +180,8 @@ class Plan:
     stage_map: str
     """Varuna's encoding, `0,3;1,4;2,5;`: a field a stage, its replicas in order."""
     command: tuple[str, ...]
-    """What every rank runs, inside the container if there is one; `%{rank}` and `%{local_rank}`
-    in a word are filled in, and `escape_placeholders` makes a word that stays as it is."""
+    """What every rank runs, inside the container if there is one; `%{rank}`, `%{local_rank}`
+    and others are filled in, and `escape_placeholders` makes a word that stays as it is."""
     python: str
     """Interpreter for the agent, if the node sees it; else any python3 from 3.8."""
     workdir: str

@@ -285,11 +285,6 @@ def _build_deepspeed(draft: Draft, launch: Launch, script: str) -> None:
 
 def _build_varuna(draft: Draft, launch: Launch) -> None:
     where = f"line {launch.command.line}"
-    draft.note(
-        f"{where}: run_varuna passed --rank, --local_rank, --stage_to_rank_map, --chunk_size "
-        "and --batch-size to the script; here they are variables (docs/script.md), and the "
-        "script must not require them as arguments"
-    )
     names = {
         "nstages": "parallel.pipeline",
         "chunk_size": "train.micro_batch_size",
@@ -302,6 +297,15 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
             draft.put(key, value, f"{where}: --{name} {word.text}")
         elif word is not None:
             draft.note(f"{where}: --{name} {word.text} is not known; write {key}")
+    own = "--rank, --local_rank, --stage_to_rank_map, --chunk_size and --batch-size"
+    if "train.global_batch_size" in draft.values:
+        draft.values["program"]["arguments"] = "varuna"
+        draft.record(f"{where}: run_varuna, which passes {own} to the script", "program.arguments")
+    else:
+        draft.note(
+            f"{where}: run_varuna passed {own} to the script; with train.global_batch_size, "
+            "program.arguments: varuna does the same"
+        )
     env_file = launch.options.get("env_file")
     if env_file is not None and posixpath.basename(env_file.text) in draft.files:
         inner = parse_shell_conf(draft.files[posixpath.basename(env_file.text)])

@@ -112,7 +112,7 @@ def test_each_form_of_a_program_is_read(spelled: str, program: Program) -> None:
         ("{script: a, megatron: b}", "must have one of script, megatron and deepspeed"),
         ("{scrpt: a}", 'unknown key; did you mean "script"?'),
         ("function", "a function is submitted from Python: docs/python.md"),
-        ("{script: a, config: b}", "unknown key; valid keys: script, args, python"),
+        ("{script: a, config: b}", "unknown key; valid keys: script, arguments, args, python"),
         ("{script: a, args: --x}", "must be a list of text"),
         ("", "must be pretrain_gpt or pretrain_bert, or a mapping"),
         ("[a]", "must be pretrain_gpt or pretrain_bert, or a mapping"),

@@ -37,6 +37,7 @@ PATHS = st.text(
 ).map(lambda name: str(Path("/p", name)))
 PATH_FIELDS = {
     "path", "config", "prefix", "folder", "log_folder", "image", "machine_list", "ssh_config",
+    "traces",
 }  # fmt: skip
 PATHS_OF = (("workdir", JobConf), ("vocab", Data), ("profile", Parallel))
 MOUNTS = PATHS.map(lambda path: f"{path}:/x")
@@ -95,6 +96,7 @@ PROGRAMS = (
         args=st.lists(PLAIN, max_size=3).map(tuple),
         python=st.none() | PATHS,
     )
+    | st.builds(Program, kind=st.just("script"), path=PATHS, arguments=st.just("varuna"))
     | st.builds(Program, kind=st.just("function"), path=PLAIN, python=st.none() | PATHS)
     | st.builds(Program, kind=st.just("deepspeed"), path=PATHS, config=st.none() | PATHS)
 )

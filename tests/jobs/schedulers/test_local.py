@@ -86,6 +86,28 @@ def test_arguments_and_values_reach_the_program_unchanged(vjob: Vjob) -> None:
     assert not list(vjob.folder.rglob("owned"))
 
 
+VARUNA = """
+name: varuna
+program: {script: show.py, args: [--lr, "1e-4", "a b;$(c)", "%{rank}"], arguments: varuna}
+parallel: {pipeline: 2}
+train: {global_batch_size: 8, micro_batch_size: 2}
+cluster: {scheduler: local, nodes: [{group: all, count: 2, ranks: 2}]}
+"""
+
+
+def test_a_script_for_varunas_launcher_gets_its_arguments_before_its_own(vjob: Vjob) -> None:
+    (vjob.folder / "show.py").write_text("import sys; print(sys.argv[1:])")
+    run = vjob.submit(VARUNA)
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+    own = "'--stage_to_rank_map=0,1;2,3;', '--chunk_size=2', '--batch-size=4'"
+    theirs = "'--lr', '1e-4', 'a b;$(c)', '%{rank}'"
+    for rank in range(4):
+        words = f"['--rank={rank}', '--local_rank={rank % 2}', {own}, {theirs}]"
+        assert run.attempt(0).rank_log(rank, "out").read_text().strip() == words
+    said = vjob("submit", vjob.write(VARUNA.replace("global_batch_size: 8, ", "")), code=2).stderr
+    assert "program.arguments = varuna: needs train.global_batch_size" in said
+
+
 def test_secrets_stay_in_the_plan_and_files_are_private(vjob: Vjob) -> None:
     run = vjob.submit(who())
     vjob.wait_over(run)

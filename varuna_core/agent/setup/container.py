@@ -14,13 +14,14 @@ import fcntl
 import os
 import re
 import time
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Optional, Sequence
 
 from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
 from varuna_core.records.nodes import FAIL, OK, Check
-from varuna_core.records.plan import ContainerPlan, find_remedy
+from varuna_core.records.plan import ContainerPlan, Plan, find_remedy
+from varuna_core.records.training import VARIABLES
 
 ENTRY_VARIABLE = "VJOB_ENTER"
 ENTRY_COMMAND = ("/bin/sh", "-c", f'eval "${ENTRY_VARIABLE}"', "vjob")
@@ -146,9 +147,17 @@ def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[
         "local_rank": str(None if rank is None else rank - site.node.first_rank),
         "percent": "%",
         "folder": str(site.run.path),
+        "stage_map": site.plan.stage_map,
+        "batch_share": str(_share_batch(site.plan)),
         "user": f"{os.getuid()}:{os.getgid()}",
     }
     return tuple(re.sub(r"%\{(\w+)\}", lambda m: known.get(m[1], m[0]), word) for word in words)
+
+
+def _share_batch(plan: Plan) -> Optional[int]:
+    """Samples of a step for each replica, where the conf says how many all have."""
+    batch = plan.env.get(VARIABLES["train.global_batch_size"], "")
+    return int(batch) // plan.data if batch.isdigit() else None
 
 
 def prepare_container(site: Site, container: ContainerPlan) -> list[Check]:

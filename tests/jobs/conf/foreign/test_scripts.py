@@ -330,12 +330,13 @@ def test_a_line_of_run_varuna_is_a_script_with_its_layout(tmp_path: Path) -> Non
     assert conf["program"] == {
         "script": "work/train.py",
         "args": ["--lr", "0.01", "--epochs", "3"],
+        "arguments": "varuna",
     }
     assert conf["workdir"] == "work"
     assert conf["parallel"] == {"pipeline": 2}
     assert conf["train"] == {"micro_batch_size": 4, "global_batch_size": 64}
     assert conf["cluster"] == {"nodes": [{"group": "master", "count": 2, "gpus": 4, "ranks": 4}]}
-    assert any("must not require them as arguments" in note for note in notes)
+    assert not any("--stage_to_rank_map" in note for note in notes)
 
 
 def test_places_to_fill_in_are_named_with_their_keys(tmp_path: Path) -> None:
@@ -344,7 +345,7 @@ def test_places_to_fill_in_are_named_with_their_keys(tmp_path: Path) -> None:
     told = "\n".join(notes)
     for key in ("parallel.pipeline", "train.micro_batch_size", "train.global_batch_size", "gpus"):
         assert key in told
-    assert "<...my args...>" in told
+    assert "<...my args...>" in told and "program.arguments: varuna does the same" in told
 
 
 def test_a_folder_of_master_and_slave_scripts_is_two_groups(tmp_path: Path) -> None:
