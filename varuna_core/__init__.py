@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from varuna_core import leaving as leaving
     from varuna_core import trace as trace
+    from varuna_core.place import DataPlace as DataPlace
     from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
     from varuna_core.profiling.profiler import Profiler as Profiler
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
@@ -19,6 +21,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "AutoConfig": "varuna_core.planner.autoconfig",
     "CutPoint": "varuna_core.runtime.split.cut",
+    "DataPlace": "varuna_core.place",
     "Profiler": "varuna_core.profiling.profiler",
     "Varuna": "varuna_core.varuna",
 }
@@ -27,8 +30,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "trace":  # a module, the others are names in one
-        return importlib.import_module("varuna_core.trace")
+    if name in ("leaving", "trace"):  # modules, the others are names in one
+        return importlib.import_module(f"varuna_core.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
+from varuna_core.records.plan import LAYOUT_KEYS, mark_layout
 from vjob.jobs.conf.layout import get_replicas, require_number
 from vjob.jobs.conf.parse import OTHER_WORDS, list_conf_keys, suggest
 from vjob.jobs.conf.redact import is_secret
-from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.schema import SCRIPT, JobConf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem
 
@@ -22,6 +23,7 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}|\$\{")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
 _KEY = re.compile(r"[^.\[\]\s]+(\[\d{1,6}\]|\.[^.\[\]\s]+)*")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*(:?[-=?+].*)?")
+_COUNT = re.compile(r"cluster\.nodes\[\d+\]\.count")
 LITERAL = "for a literal ${ write $${"
 
 
@@ -77,6 +79,8 @@ def _find_problem(conf: JobConf, key: str, place: str) -> str:
         return f"has keys of its own: name one{inner}"
     if isinstance(value, tuple) and any(map(is_dataclass, value)):
         return f"is a list of groups: name one, ${{{key}[0].count}}"
+    if may_change_layout(conf) and _COUNT.fullmatch(key):
+        return "changes in a run that may morph: the script reads it from VJOB_NUM_NODES"
     if value is None and key not in _DERIVED:
         return f"has no value: set {key}"
     if place.startswith("program.args") and is_secret(key):
@@ -111,11 +115,17 @@ def _explain_shell(key: str) -> str:
 def fill_references(conf: JobConf) -> JobConf:
     """The conf with the value of each key in its place; its layout is closed, its texts checked.
 
+    Keys that change with the nodes of a run that may morph get a mark, for each attempt to fill.
     Not to be called twice: a `$${` becomes a `${`, which would be a reference the second time.
     """
+    later = LAYOUT_KEYS if may_change_layout(conf) else ()
+
+    def fill_one(match: re.Match[str]) -> str:
+        key = (match[1] or "").strip()
+        return mark_layout(key) if key in later else _fill(conf, match)
 
     def fill(text: str) -> str:
-        return _REFERENCE.sub(lambda match: _fill(conf, match), text)
+        return _REFERENCE.sub(fill_one, text)
 
     def fill_all(env: Mapping[str, str]) -> dict[str, str]:
         return {name: fill(text) for name, text in env.items()}
@@ -127,6 +137,11 @@ def fill_references(conf: JobConf) -> JobConf:
         env=fill_all(conf.env),
         cluster=replace(conf.cluster, nodes=nodes),
     )
+
+
+def may_change_layout(conf: JobConf) -> bool:
+    """True for a script whose layout follows the nodes that are there."""
+    return conf.morph.enabled and conf.program.kind == SCRIPT
 
 
 def _fill(conf: JobConf, match: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.records.layout import build_stages, encode_stage_map
-from varuna_core.records.plan import GroupPlan, Plan, name_nodes
+from varuna_core.records.plan import GroupPlan, Plan, fill_layout, name_nodes
 from varuna_core.records.training import TrainingFacts
 
 
@@ -204,7 +204,7 @@ def build_attempt(
         prediction=plan.prediction if is_as_asked else None,
     )
     return AttemptPlan(
-        plan=own,
+        plan=fill_layout(own),
         seats=tuple(seat for seat, _ in needed),
         idle=tuple(name_idle(plan, dict(needed), seats)),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
@@ -268,6 +268,38 @@ class Plan:
 def escape_placeholders(word: str) -> str:
     """A word of a command that reaches the rank as it is, whatever `%{name}` it holds."""
     return word.replace("%{", "%{percent}{")
+
+
+LAYOUT_KEYS = ("parallel.pipeline", "parallel.data", "parallel.partition")
+"""Keys of a conf whose values follow the nodes of a run that may morph."""
+_MARK = re.compile("\0([a-z.]+)\0")
+
+
+def mark_layout(key: str) -> str:
+    """The mark of such a key in a word of the command or a variable, neither of which holds NUL."""
+    return f"\0{key}\0"
+
+
+def fill_layout(plan: Plan) -> Plan:
+    """The plan of an attempt with its layout in place of the marks."""
+    values = {
+        "parallel.pipeline": str(plan.pipeline),
+        "parallel.data": str(plan.data),
+        "parallel.partition": plan.partition or "auto",
+    }
+
+    def fill(text: str) -> str:
+        return _MARK.sub(lambda match: values[match[1]], text)
+
+    def fill_env(env: Dict[str, str]) -> Dict[str, str]:
+        return {name: fill(text) for name, text in env.items()}
+
+    return replace(
+        plan,
+        command=tuple(map(fill, plan.command)),
+        env=fill_env(plan.env),
+        groups=tuple(replace(group, env=fill_env(group.env)) for group in plan.groups),
+    )
 
 
 def name_nodes(nodes: Sequence[GroupPlan]) -> str:

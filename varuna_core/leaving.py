@@ -1,0 +1,123 @@
+"""When a script is to save and leave: the run is about to change its nodes, to be cancelled, or its
+time is over.
+
+    from varuna_core import leaving
+
+    leaving.listen()                    # early: before it, a signal waits
+    for step in ...:
+        ...
+        if leaving.is_time():           # the same answer on all ranks
+            save()
+            leaving.leave()             # exit 0, when all ranks have come so far
+
+vjob sends SIGUSR1 to the rank's process, to some nodes sooner than to others. A rank that left at
+once would leave the others in the middle of a step, so `is_time` asks all ranks: call it where a
+step is done, on every rank as often. A run that may morph goes on with the nodes that are there
+then (docs/morphing.md); a script that Varuna trains has `save_on_signal` and needs nothing of this.
+
+Standard library only. Where torch.distributed runs, the ranks ask each other over a group of gloo's
+own, so that no rank waits for its GPU; other programs give `agree`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from varuna_core.runtime.saving.preemption import NCCL_DUMPS
+
+CALLS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Not SIGTERM: it comes when another rank has failed, too, and then nobody answers."""
+
+Agree = Callable[[bool], bool]
+"""Gets this rank's answer, and returns True on all ranks if it was True on any."""
+
+_heard = 0
+_pid = 0
+_group: Any = None
+
+
+def listen() -> None:
+    """Note the signals from now on; from the main thread. A second call changes nothing."""
+    global _pid
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("leaving.listen() sets signal handlers: call it in the main thread")
+    _pid = os.getpid()
+    for number in _list_ours():
+        signal.signal(number, _note)
+
+
+def is_asked() -> bool:
+    """True once this rank's process was told to save and leave: others may not have been yet."""
+    return bool(_heard)
+
+
+def is_time(agree: Agree | None = None) -> bool:
+    """True, on all ranks in the same step, once any of them was told to save and leave.
+
+    Every rank calls it where a step is done, equally often. `agree` is for ranks that do not meet
+    through torch.distributed.
+    """
+    if not _pid:
+        listen()
+    if agree is not None:
+        return agree(is_asked())
+    distributed = _find_distributed()
+    if distributed is not None:
+        return _ask_all(distributed)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RuntimeError(
+            "leaving.is_time() asks all ranks: call it after "
+            "torch.distributed.init_process_group, or give agree="
+        )
+    return is_asked()
+
+
+def leave(code: int = 0) -> NoReturn:
+    """End this rank with its state saved, when all ranks have come so far; what is called again
+    meanwhile does not end it otherwise."""
+    for number in _list_ours():
+        signal.signal(number, signal.SIG_IGN)
+    distributed = _find_distributed()
+    if distributed is not None:
+        distributed.barrier(group=_find_group(distributed))
+        distributed.destroy_process_group()
+    raise SystemExit(code)
+
+
+def _note(number: int, frame: Any) -> None:
+    global _heard
+    if os.getpid() == _pid:  # a data loader's worker that was forked from us has nothing to save
+        _heard = _heard or number
+
+
+def _list_ours() -> list[signal.Signals]:
+    """Those that the user has not given to NCCL."""
+    taken = {os.environ.get(name) for name in NCCL_DUMPS}
+    return [number for number in CALLS if str(int(number)) not in taken]
+
+
+def _find_distributed() -> Any:
+    """torch.distributed where its process group runs; whoever has one has imported it."""
+    found = sys.modules.get("torch.distributed")
+    return found if found is not None and found.is_available() and found.is_initialized() else None
+
+
+def _find_group(distributed: Any) -> Any:
+    global _group
+    if distributed.get_backend() == "gloo":
+        return None
+    if _group is None:
+        _group = distributed.new_group(backend="gloo")
+    return _group
+
+
+def _ask_all(distributed: Any) -> bool:
+    torch = sys.modules["torch"]
+    flag = torch.tensor([int(is_asked())])
+    distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=_find_group(distributed))
+    return bool(flag.item())

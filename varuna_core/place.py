@@ -1,0 +1,177 @@
+"""A script's place in its data, whatever the number of ranks: which samples each global step has.
+
+    from varuna_core.place import DataPlace
+
+    place = DataPlace(len(dataset), batch_size=64, seed=0)
+    if resumed:
+        place.load_state_dict(state["place"])
+    while place.step < steps:
+        batch = [dataset[i] for i in place.list_samples()]       # of this rank
+        ...
+        place.advance()                                          # the step is done
+
+    samples 0 .. n-1, put in an order by seed and epoch, epoch after epoch:
+
+      epoch 0                        epoch 1
+      7 2 9 0 | 4 1 8 3 | 6 5 - 1 3 | 0 8 ...        batches of 4: steps 0, 1, 2, ...
+      ^ ^ ^ ^
+      A B A B     two ranks;  with four: A B C D
+
+The batch of a step depends on nothing but the step, so a run that goes on with other ranks trains
+on the same samples: each of an epoch once, none twice. The state is a few numbers. No list of all
+samples is made or kept: a place in the order is computed (a cipher of four rounds over the numbers
+below n).
+
+Standard library only: it is imported in any container, and by programs without torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ROUNDS = 4
+_MASK = (1 << 64) - 1
+
+
+class DataPlace:
+    """Counts steps, and gives the samples of each."""
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world: int | None = None,
+    ) -> None:
+        """`batch_size` is that of all ranks together.
+
+        `rank` of `world` takes its share of each batch: by default the replica of the layout that
+        vjob gives, whose stages all take the same, else RANK of WORLD_SIZE.
+        """
+        place = _read_rank(os.environ) if rank is None or world is None else (rank, world)
+        self.rank, self.world = place
+        if num_samples < 1 or batch_size < 1:
+            raise ValueError(f"{num_samples} samples in batches of {batch_size}: both at least 1")
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"rank {self.rank} of {self.world}: want a rank from 0 on")
+        if self.world > batch_size:
+            raise ValueError(
+                f"a batch of {batch_size} has no sample for some of {self.world} ranks: use a "
+                "larger batch_size, or fewer ranks (morph.max_nodes)"
+            )
+        self.num_samples, self.batch_size = num_samples, batch_size
+        self.seed, self.shuffle = seed, shuffle
+        self.step = 0
+        """Steps done: the next one has this number."""
+        self._from = (0, 0)
+        """A step, and the samples taken before it: another batch size may begin there."""
+
+    @property
+    def consumed(self) -> int:
+        """Samples taken so far, by all ranks."""
+        return self._count_before(self.step)
+
+    @property
+    def epoch(self) -> int:
+        """Times that all samples were taken."""
+        return self.consumed // self.num_samples
+
+    @property
+    def weight(self) -> float:
+        """What a mean over this rank's samples counts in a mean over ranks: 1 where all have as
+        many. `(loss * place.weight).backward()` gives DDP the gradient of the whole batch."""
+        share = len(range(self.rank, self.batch_size, self.world))
+        return share * self.world / self.batch_size
+
+    def list_batch(self, step: int | None = None) -> list[int]:
+        """The samples of all ranks in a step, by default the next one."""
+        first = self._count_before(self.step if step is None else step)
+        return [self._find(at) for at in range(first, first + self.batch_size)]
+
+    def list_samples(self, step: int | None = None) -> list[int]:
+        """This rank's samples in a step, by default the next one."""
+        first = self._count_before(self.step if step is None else step)
+        last = first + self.batch_size
+        return [self._find(at) for at in range(first + self.rank, last, self.world)]
+
+    def advance(self) -> None:
+        """The step is done."""
+        self.step += 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's samples of the next step and all after it, without an end: for the
+        `batch_sampler` of a torch DataLoader, which reads ahead. `advance` tells what is done."""
+        step = self.step
+        while True:
+            yield self.list_samples(step)
+            step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the script's checkpoint; the same on all ranks."""
+        return {
+            "step": self.step,
+            "consumed": self.consumed,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a run was, with as many ranks as there are now; ValueError where the samples
+        are others. The batch size may have changed."""
+        for name in ("num_samples", "seed", "shuffle"):
+            if state[name] != getattr(self, name):
+                raise ValueError(
+                    f"the checkpoint's {name} is {state[name]}, and now it is "
+                    f"{getattr(self, name)}: the order of samples would be another"
+                )
+        self.step = state["step"]
+        self._from = (state["step"], state["consumed"])
+
+    def _count_before(self, step: int) -> int:
+        """Samples taken before this step."""
+        known, consumed = self._from
+        return max(consumed + (step - known) * self.batch_size, 0)
+
+    def _find(self, at: int) -> int:
+        """The sample at this place of the endless order."""
+        epoch, index = divmod(at, self.num_samples)
+        if not self.shuffle:
+            return index
+        return permute(index, self.num_samples, mix(self.seed, epoch))
+
+
+def permute(index: int, size: int, key: int) -> int:
+    """The number in whose place this one stands: each below `size` once.
+
+    A Feistel network over the least power of 4 that is not below; what falls out of the range is
+    put through again, so that a number takes four rounds or so.
+    """
+    half = max((size - 1).bit_length() + 1, 2) // 2
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for number in range(ROUNDS):
+            left, right = right, left ^ (mix(key + number, right) & mask)
+        index = left << half | right
+        if index < size:
+            return index
+
+
+def mix(key: int, value: int) -> int:
+    """64 bits that look random (the finalizer of splitmix64)."""
+    word = ((value + 1) * 0x9E3779B97F4A7C15 + key * 0xD1B54A32D192ED03) & _MASK
+    word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ word >> 27) * 0x94D049BB133111EB) & _MASK
+    return word ^ word >> 31
+
+
+def _read_rank(environ: Mapping[str, str]) -> tuple[int, int]:
+    if "VJOB_REPLICA" in environ and "VJOB_DATA" in environ:
+        return int(environ["VJOB_REPLICA"]), int(environ["VJOB_DATA"])
+    return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
