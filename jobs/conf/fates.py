@@ -160,6 +160,23 @@ def build_variables(conf: JobConf, written: Collection[str]) -> dict[str, str]:
     }
 
 
+def reaches(conf: JobConf, written: Collection[str], *keys: str) -> bool:
+    """True if a script gets all these keys: by variables, where they are written, or references."""
+    referenced = list_referenced_leaves(conf)
+    return all(
+        key in referenced or (key in written and find_fate(key) is Fate.REACHES) for key in keys
+    )
+
+
+def count_micro_batches(conf: JobConf, written: Collection[str]) -> int | None:
+    """Micro-batches of a whole batch, where a script has both sizes from its conf."""
+    keys = ("train.global_batch_size", "train.micro_batch_size")
+    if not reaches(conf, written, *keys):
+        return None
+    batch, size = (int(find_value(conf, key, is_closed=True)) for key in keys)
+    return -(-batch // size)
+
+
 def list_changed(conf: JobConf) -> list[str]:
     """Keys that are not at their defaults: those written, for a conf without a text."""
     known = [key for key in list_leaves() if "[]" not in key]

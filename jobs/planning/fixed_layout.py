@@ -106,7 +106,7 @@ def plan_other_nodes(question: Question, conf: JobConf, given: LayoutPlan) -> Ot
     found: dict[str, tuple[int, int, str]] = {}
     groups = build_groups(conf.cluster.nodes)
     steps = {name_nodes([group for group in groups for _ in range(group.count)]): given.step.step_s}
-    for counts in itertools.islice(_list_counts(conf), MOST_LAYOUTS):
+    for counts in itertools.islice(list_node_counts(conf), MOST_LAYOUTS):
         if time.monotonic() > until:
             break
         chosen = [(i, n) for i, n in enumerate(counts) if n]
@@ -121,7 +121,7 @@ def plan_other_nodes(question: Question, conf: JobConf, given: LayoutPlan) -> Ot
     return OtherLayouts(layouts=found, steps=steps)
 
 
-def _list_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
+def list_node_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
     """Numbers of nodes of each group that a run may have, the nearest to all first."""
     groups, morph = conf.cluster.nodes, conf.morph
     asked = sum(group.count for group in groups)

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core.records.plan import Prediction
+from vjob.jobs.conf.fates import count_micro_batches
 from vjob.jobs.conf.layout import is_open
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
-from vjob.jobs.conf.references import find_value
+from vjob.jobs.conf.references import find_value, may_change_layout
 from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.inputs import explain_errors, find_profile, read_open_conf
@@ -134,7 +135,7 @@ def choose_layout(read: ReadConf) -> Chosen:
         return _search(base, conf)
     reason = _find_reason(conf)
     if reason:
-        return Chosen(conf=conf, why=reason)
+        return _add_script_layouts(Chosen(conf=conf, why=reason), base, read.lines)
     file = find_profile(conf, base)
     if file is None and not has_unlike_gpus(conf):
         return Chosen(conf=conf, why=BY_RUNTIME + ": there is no profile")
@@ -143,6 +144,33 @@ def choose_layout(read: ReadConf) -> Chosen:
     except VjobError as error:
         log.warning("%s is not used: %s", file or "the estimate from data sheets", error)
         return Chosen(conf=conf, why=f"{BY_RUNTIME}: {error}")
+
+
+def _add_script_layouts(chosen: Chosen, base: Path, written: Collection[str]) -> Chosen:
+    """The layouts of a script that morphs, for other nodes than all, where anything is known of
+    its speed there."""
+    conf = chosen.conf
+    parallel = conf.parallel
+    if not may_change_layout(conf) or conf.morph.layout == "world" or parallel.order == "pipeline":
+        return chosen
+    from varuna_core.schedule.registry import has_one_stage_a_rank  # slow: as below
+    from vjob.jobs.planning.script_layouts import plan_by_data_sheets, plan_by_profile
+
+    file = find_profile(conf, base)
+    is_cut = parallel.partition != "auto" and has_unlike_gpus(conf)
+    if not has_one_stage_a_rank(parallel.schedule) or not (file or is_cut):
+        return chosen
+    try:
+        with explain_errors():
+            if file is not None:
+                layouts, steps = plan_by_profile(conf, KEYS, base, file)
+            else:
+                layouts = plan_by_data_sheets(conf, count_micro_batches(conf, written))
+                steps = {}
+    except VjobError as error:
+        log.warning("no layouts by speed for other nodes than all: %s", error)
+        return chosen
+    return replace(chosen, layouts=layouts, layout_steps=steps)
 
 
 def has_unlike_gpus(conf: JobConf) -> bool:

@@ -15,9 +15,9 @@ from varuna_core.records.training import TrainingFacts
 from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
-from vjob.jobs.conf.fates import build_variables, list_referenced_leaves
+from vjob.jobs.conf.fates import build_variables, count_micro_batches, reaches
 from vjob.jobs.conf.layout import build_groups, choose_order, require_number
-from vjob.jobs.conf.references import fill_references, find_value
+from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, JobConf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import start
@@ -25,7 +25,6 @@ from vjob.jobs.programs import start
 BEAT_S = 5.0
 """Between two heartbeats of a node; longer on a large run, for each rewrites a file."""
 NODES_PER_BEAT_S = 50
-BATCH = ("train.global_batch_size", "train.micro_batch_size")
 SAVE_S = 300
 """For the checkpoint before a morph, where cluster.signal_before_end_s does not say."""
 
@@ -145,16 +144,14 @@ def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
 def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
     """What a script's conf tells of its training; `conf` has its references, for what a script gets
     by one is as good as written."""
-    known = {*written, *list_referenced_leaves(conf)}
     train, partition = conf.train, conf.parallel.partition
-    sizes = [find_value(conf, key, is_closed=True) for key in BATCH]
     layers = None if conf.model is None else conf.model.layers
     return TrainingFacts(
         program=conf.program.kind,
         layers=layers if partition == "auto" else sum(parse_counts(partition)),
-        micro_batches=-(-sizes[0] // sizes[1]) if known.issuperset(BATCH) else None,
+        micro_batches=count_micro_batches(conf, written),
         schedule=conf.parallel.schedule,
-        steps=train.steps if "train.steps" in known else None,
+        steps=train.steps if reaches(conf, written, "train.steps") else None,
         checkpoint_folder=train.checkpoint.folder,
         layout=conf.morph.layout,
     )

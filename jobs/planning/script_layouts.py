@@ -1,0 +1,116 @@
+"""Layouts of a script that morphs, for other nodes than all; its conf has the one for all.
+
+    a profile of the script       the planner's: depth, replicas and cuts (fixed_layout.py)
+    none, several GPU types       layers dealt out by the speeds of the data sheets
+    none, one type                nothing: the manager cuts evenly (varuna_core/morph/layout.py)
+
+Only where the conf has a partition, or there is a profile, is it known what the model can be cut
+into: layers of `model` may be others than the script's cuts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from varuna_core.records.layout import exclude_ends, parse_counts
+from varuna_core.records.plan import name_nodes
+from vjob.jobs.conf.layout import build_groups, require_number
+from vjob.jobs.conf.schema import JobConf
+
+Layouts = dict[str, tuple[int, int, str]]
+"""Pipeline, data and partition, by the nodes' name."""
+
+
+def deal_layers(layers: int, speeds: Sequence[float]) -> list[int]:
+    """Layers of each stage, at least one, so that the slowest takes the least time.
+
+    Of stages that take as long those in the middle get more: the ends have other work besides.
+    """
+    counts = [1] * len(speeds)
+    for _ in range(layers - len(speeds)):
+        counts[min(range(len(speeds)), key=lambda i: _rank_stage(i, counts, speeds))] += 1
+    return counts
+
+
+def _rank_stage(
+    index: int, counts: Sequence[int], speeds: Sequence[float]
+) -> tuple[float, float, int]:
+    return (counts[index] + 1) / speeds[index], abs(2 * index - len(speeds) + 1), index
+
+
+def choose_by_speed(
+    speeds: Sequence[float], layers: int, micro_batches: int | None, pipeline: int
+) -> tuple[int, int, str] | None:
+    """Depth, replicas and cuts for ranks of these speeds, in their order; replicas of a stage
+    adjoin. None where they are too few.
+
+    Not shallower than asked unless there are too few: less depth is more memory a rank. Where the
+    micro-batches are not known, as deep as asked.
+    """
+    deepest = min(len(speeds), layers)
+    least = min(pipeline, deepest)
+    depths = range(least, (least if micro_batches is None else deepest) + 1)
+    found = []
+    for depth in depths if deepest else ():
+        replicas = len(speeds) // depth
+        if micro_batches is not None:
+            replicas = min(replicas, micro_batches)
+        slowest = [min(speeds[stage * replicas : (stage + 1) * replicas]) for stage in range(depth)]
+        counts = deal_layers(layers, slowest)
+        slot_s = max(count / speed for count, speed in zip(counts, slowest, strict=True))
+        slots = depth if micro_batches is None else -(-micro_batches // replicas) + depth - 1
+        found.append((slots * slot_s, depth, replicas, "-".join(map(str, counts))))
+    return min(found)[1:] if found else None
+
+
+def plan_by_data_sheets(conf: JobConf, micro_batches: int | None) -> Layouts:
+    """For every number of nodes of each group that the run may have; PlanningError where a GPU is
+    not known."""
+    from vjob.jobs.planning.fixed_layout import MOST_LAYOUTS, list_node_counts
+    from vjob.jobs.planning.question import choose_product, name_gpu
+
+    size = 4 if conf.train.precision == "fp32" else 2
+    nodes = conf.cluster.nodes
+    speeds = [choose_product(name_gpu(group))[0].find_flops_s(size) for group in nodes]
+    groups = build_groups(nodes)
+    layers = sum(parse_counts(conf.parallel.partition))
+    tensor, depth = conf.parallel.tensor, require_number(conf.parallel.pipeline)
+    found: Layouts = {}
+    for counts in itertools.islice(list_node_counts(conf), MOST_LAYOUTS):
+        chosen = [(index, number) for index, number in enumerate(counts) if number]
+        shares = [
+            speeds[index]
+            for index, number in chosen
+            for _ in range(number * (groups[index].ranks // tensor))
+        ]
+        best = choose_by_speed(shares, layers, micro_batches, depth)
+        if best is not None:
+            found[name_nodes([groups[i] for i, n in chosen for _ in range(n)])] = best
+    return found
+
+
+def plan_by_profile(
+    conf: JobConf, fixed: Collection[str], base: Path, file: Path
+) -> tuple[Layouts, dict[str, float]]:
+    """The planner's layouts, and what it expects of a step; PlanningError or InputError where the
+    conf allows none. Partitions count the ends of the model if the conf's does."""
+    from vjob.jobs.planning.fixed_layout import plan_fixed_layout, plan_other_nodes
+    from vjob.jobs.planning.question import PlanOptions, load_question
+
+    question = load_question(conf, fixed, base, PlanOptions(prices={}, profile=file))
+    found = plan_other_nodes(question, conf, plan_fixed_layout(question, conf))
+    num_segments = question.profile.model.num_segments
+    partition = conf.parallel.partition
+    if partition == "auto" or sum(parse_counts(partition)) == num_segments:
+        return dict(found.layouts), dict(found.steps)
+    spelled = {
+        name: (depth, replicas, _spell_inner(cuts, num_segments))
+        for name, (depth, replicas, cuts) in found.layouts.items()
+    }
+    return spelled, dict(found.steps)
+
+
+def _spell_inner(partition: str, num_segments: int) -> str:
+    return "-".join(map(str, exclude_ends(parse_counts(partition), num_segments)))

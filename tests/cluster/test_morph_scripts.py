@@ -1,0 +1,85 @@
+"""On the real Slurm of the lab: scripts of a user's own go on with other nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.lab import Lab
+from tests.command import Vjob, wait_for
+from tests.jobs.elastic.test_morph_scripts import (
+    ALONE,
+    DDP,
+    VARUNA,
+    has_done,
+    let_run,
+    list_plans,
+    read_losses,
+    train_alone,
+)
+from tests.small_training import list_morphs
+from varuna_core.records.files import read_json
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+CLUSTER = """  scheduler: slurm
+  lost_s: 15
+"""
+GROUP = "group: all, count: 4, queue: gpu2"
+
+
+def put_in_lab(text: str, steps: int) -> str:
+    text = text.replace("  scheduler: local\n", CLUSTER).replace("group: all, count: 4", GROUP)
+    return text.replace("STEPS", str(steps))
+
+
+@pytest.fixture
+def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
+    pytest.importorskip("torch", reason="torch is not installed")
+    clean_lab.wait_idle()
+    return Vjob(tmp_path, clean_lab.env)
+
+
+def test_a_ddp_script_loses_two_nodes_and_gets_two(
+    clean_lab: Lab, vjob: Vjob, tmp_path: Path
+) -> None:
+    let_run(tmp_path, 25)
+    run = vjob.submit(put_in_lab(DDP, 100))
+    wait_for(lambda: has_done(run, 25), 180, lambda: vjob.explain(run))
+    victims = [read_json(run.morph.node(seat))["host"] for seat in (3, 2)]
+    for victim in victims:
+        clean_lab.crash_node(victim)
+    wait_for(lambda: list_plans(run)[-1].world == 2, 180, lambda: vjob.explain(run))
+    let_run(tmp_path, 50)
+    wait_for(lambda: has_done(run, 50), 180, lambda: vjob.explain(run))
+    vjob("grow", run.name, "--count", "2", "--queue", "gpu1")
+    wait_for(lambda: list_plans(run)[-1].world == 4, 180, lambda: vjob.explain(run))
+    let_run(tmp_path, 100)
+    record = vjob.wait_over(run, 300)
+    assert record["verdict"] == "COMPLETED", vjob.explain(run)
+    assert any(victim in morph["reason"] for victim in victims for morph in list_morphs(run))
+    assert list_morphs(run)[-1]["reason"] == "2 more nodes are here"
+    plans = list_plans(run)
+    assert plans[0].world == plans[-1].world == 4 and plans[-2].world == 2
+    alone = train_alone(tmp_path / "alone", "ddp_script.py", 100)
+    assert read_losses(run) == pytest.approx(alone, rel=1e-9) and len(alone) == 100
+
+
+def test_a_varuna_script_goes_on_without_a_lost_node(
+    clean_lab: Lab, vjob: Vjob, tmp_path: Path
+) -> None:
+    let_run(tmp_path, 25)
+    run = vjob.submit(put_in_lab(VARUNA, 60))
+    wait_for(lambda: has_done(run, 25), 180, lambda: vjob.explain(run))
+    victim = read_json(run.morph.node(3))["host"]
+    clean_lab.crash_node(victim)
+    let_run(tmp_path, 60)
+    record = vjob.wait_over(run, 300)
+    assert record["verdict"] == "COMPLETED", vjob.explain(run)
+    (morph,) = list_morphs(run)
+    assert (morph["from"], morph["to"], morph["iteration"]) == ("4 x 1", "3 x 1", 20)
+    assert victim in morph["reason"]
+    assert list_plans(run)[-1].partition == "1-2-1"
+    alone = train_alone(tmp_path / "alone", "varuna_script.py", 60, **ALONE)
+    assert read_losses(run) == pytest.approx(alone, rel=2e-5) and len(alone) == 60
