@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from varuna_core import leaving as leaving
     from varuna_core import trace as trace
-    from varuna_core.place import DataPlace as DataPlace
+    from varuna_core.data.place import DataPlace as DataPlace
     from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
     from varuna_core.profiling.profiler import Profiler as Profiler
+    from varuna_core.runtime.saving import leaving as leaving
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
     from varuna_core.varuna import Varuna as Varuna
 
@@ -21,17 +21,18 @@ __version__ = "0.1.0"
 _LAZY = {
     "AutoConfig": "varuna_core.planner.autoconfig",
     "CutPoint": "varuna_core.runtime.split.cut",
-    "DataPlace": "varuna_core.place",
+    "DataPlace": "varuna_core.data.place",
     "Profiler": "varuna_core.profiling.profiler",
     "Varuna": "varuna_core.varuna",
 }
+_MODULES = {"leaving": "varuna_core.runtime.saving.leaving", "trace": "varuna_core.trace"}
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("leaving", "trace"):  # modules, the others are names in one
-        return importlib.import_module(f"varuna_core.{name}")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import ROOT
-from varuna_core.place import DataPlace, permute
+from varuna_core.data.place import DataPlace, permute
 
 sizes = st.integers(1, 200)
 

@@ -1,6 +1,6 @@
 """A script's place in its data, whatever the number of ranks: which samples each global step has.
 
-    from varuna_core.place import DataPlace
+    from varuna_core import DataPlace
 
     place = DataPlace(len(dataset), batch_size=64, seed=0)
     if resumed:
