@@ -1,4 +1,4 @@
-"""Trains Hugging Face's GPT-2 in stages: hooks put a CutPoint before each of its blocks.
+"""Trains Hugging Face's GPT-2 in stages: a CutPoint goes before each of its blocks.
 
 Runs under vjob (foreign.yaml), under torchrun, and alone.
 """
@@ -11,14 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from varuna_core import CutPoint, Varuna
+from varuna_core import Varuna, cut_before
 
 VOCAB, LENGTH, BATCH, CHUNK = 256, 32, 8, 2
-
-
-def enter(module: nn.Module, args: tuple) -> tuple:
-    """What a block is called with, its hidden state first, passes the block's CutPoint."""
-    return (module.cut(args[0]), *args[1:])
 
 
 def build_model() -> nn.Module:
@@ -28,9 +23,7 @@ def build_model() -> nn.Module:
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    for module in (*model.transformer.h, model.transformer.ln_f):
-        module.cut = CutPoint()
-        module.register_forward_pre_hook(enter)
+    cut_before(model.transformer.h, model.transformer.ln_f)
     return model
 
 

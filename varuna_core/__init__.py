@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from varuna_core.profiling.profiler import Profiler as Profiler
     from varuna_core.runtime.saving import leaving as leaving
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
+    from varuna_core.runtime.split.cut import cut_before as cut_before
     from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ _LAZY = {
     "DataPlace": "varuna_core.data.place",
     "Profiler": "varuna_core.profiling.profiler",
     "Varuna": "varuna_core.varuna",
+    "cut_before": "varuna_core.runtime.split.cut",
 }
 _MODULES = {"leaving": "varuna_core.runtime.saving.leaving", "trace": "varuna_core.trace"}
 

@@ -86,8 +86,9 @@ class Varuna(KeptInMemory):
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
-        What is left out is the conf's in a run of vjob (runtime/arguments.py); by hand there are
-        no map and no sizes then, and the rest is `schedule="auto"`, `seed=1234`, one stage a rank,
+        What is left out is the conf's in a run of vjob (runtime/arguments.py), where the ranks
+        meet over gloo if the script has not seen to it. By hand there are no sizes then, and no
+        map but that of one rank, and the rest is `schedule="auto"`, `seed=1234`, one stage a rank,
         fp32, and nothing shared, cut, recomputed, traced or offloaded.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
@@ -99,20 +100,22 @@ class Varuna(KeptInMemory):
         if dummy_inputs is FROM_CONF:
             raise TypeError("Varuna needs dummy_inputs: a sample batch, or get_batch(size, device)")
         conf = ConfArguments()
+        if conf.must_join(stage_to_rank_map):
+            dist.init_process_group("gloo")
         world = dist.get_world_size() if dist.is_initialized() else 1
         layout, shared = conf.choose_layout(stage_to_rank_map, tensor, world)
         stages = parse_stage_map(layout, world, shared)
         batch, chunk = conf.choose_sizes(batch_size, chunk_size, stages)
         parts_of = conf.choose_partition(partition)
         order = conf.choose("schedule", schedule, "parallel.schedule", str, "auto")
-        per_rank = conf.count_stages(stages_per_rank, order, parts_of, stages.depth)
-        num_stages = stages.depth * count_stages(order, per_rank)
         sharing = conf.choose("zero", zero, "parallel.zero", int, 0)
         off = conf.choose_offload(offload)
         its_device = find_device(device, conf.choose_local_rank(local_rank))
         again = conf.choose_recompute(recompute, its_device, sharing)
         refuse_unknown(order, again, batch, chunk)
         refuse_zero(sharing, off, again, shared)
+        per_rank = conf.count_stages(stages_per_rank, order, parts_of, stages.depth)
+        num_stages = stages.depth * count_stages(order, per_rank)
         rank = dist.get_rank() if dist.is_initialized() else 0
 
         def open_trace() -> TraceWriter:
@@ -233,7 +236,12 @@ class Varuna(KeptInMemory):
 
         if self._steps is not None:
             self._steps.begin(self.iteration + 1)
-        loss = self._guarded(inputs, run)
+        try:
+            loss = self._guarded(inputs, run)
+        except BaseException:
+            if self._steps is not None:
+                self._steps.drop()
+            raise
         if self._steps is not None:
             self._steps.touch()
         self.iteration += 1

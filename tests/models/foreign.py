@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varuna_core.runtime.split.cut import CutPoint
+from varuna_core.runtime.split.cut import CutPoint, cut_before
 
 Inputs = dict[str, Any]
 VOCAB, LENGTH, WIDTH, NUM_LAYERS = 64, 16, 32, 4
@@ -27,17 +27,6 @@ def load_transformers() -> Any:
         return transformers
 
 
-def cut_before(*modules: Any) -> None:
-    """What these modules get as their first argument passes a cut."""
-    for module in modules:
-        module.cut = CutPoint()
-        module.register_forward_pre_hook(enter)
-
-
-def enter(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (module.cut(args[0]), *args[1:])
-
-
 def build_gpt2() -> nn.Module:
     """Tied embedding."""
     library = load_transformers()
@@ -48,7 +37,7 @@ def build_gpt2() -> nn.Module:
     )  # fmt: skip
     model: nn.Module = library.GPT2LMHeadModel(config)
     body: Any = model.transformer
-    cut_before(*body.h, body.ln_f)
+    cut_before(body.h, body.ln_f)
     return model
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from varuna_core.records.layout import StageMap, parse_counts, parse_stage_map
 from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
@@ -98,6 +99,12 @@ class ConfArguments:
 
     # The layout.
 
+    def must_join(self, given: Map | FromConf) -> bool:
+        """True where the layout is the conf's, of several ranks that have not met each other."""
+        ranks = int(self.environ.get("WORLD_SIZE") or 1)
+        has_layout = bool(self.environ.get(LAYOUT_VARIABLES["parallel.order"]))
+        return given is FROM_CONF and has_layout and ranks > 1 and not dist.is_initialized()
+
     def choose_layout(
         self, given: Map | FromConf, tensor: int | FromConf, world: int
     ) -> tuple[Map, int]:
@@ -106,6 +113,8 @@ class ConfArguments:
         told_tensor = self.read("parallel.tensor", int) or 1
         conf_world = int(self.environ.get("WORLD_SIZE") or world)
         if not conf_value:
+            if given is FROM_CONF and conf_world == world == 1:
+                return "0;", 1  # the one that there is
             if given is FROM_CONF:
                 raise TypeError(
                     "Varuna needs stage_to_rank_map: give it; only a run of vjob has it in its "

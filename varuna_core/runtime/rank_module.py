@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from varuna_core.checkpoint.format.errors import NoCheckpoint
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf, StrPath
 from varuna_core.runtime.assembly import RankParts
 from varuna_core.runtime.comm.agreement import Agreement, decode, encode
@@ -175,15 +176,25 @@ class RankModule(nn.Module):
         global_store: StrPath | FromConf = FROM_CONF,
         iteration: int | None = None,
         check_complete: bool = True,
+        *,
+        missing_ok: bool = False,
     ) -> int:
         """Take up a checkpoint of any layout, the newest if none is named; its number.
+
+        With `missing_ok` a folder without any complete checkpoint is a training's start: nothing
+        is loaded, and the number is that of the iteration, 0.
 
         Every rank calls it, before or after `set_optimizer` and `set_scheduler` and before the next
         step. `iteration`, `data_position` and `user_state` are then as they were saved. An error is
         the same on all ranks; after one, what the weights are is not known until another load.
         """
         store = self._conf.choose_folder("load_checkpoint", global_store)
-        number, progress = self.saving.load(store, iteration, check_complete)
+        try:
+            number, progress = self.saving.load(store, iteration, check_complete)
+        except NoCheckpoint:
+            if not missing_ok or iteration is not None:
+                raise
+            return self.iteration
         self._take_up(progress)
         return number
 

@@ -79,6 +79,12 @@ class StepTrace:
         if self._last is not None:
             self._last = time.perf_counter()
 
+    def drop(self) -> None:
+        """A step of ours that failed is none: it would be the shortest of all."""
+        if self._last is not None:
+            self.writer.drop_step()
+        self._last = None
+
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
         with self._span(kind):

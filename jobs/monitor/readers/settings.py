@@ -36,10 +36,10 @@ def read_asked(
     own = read_json(attempt.training) if attempt is not None else None
     training = own if isinstance(own, dict) else read_json(run.training)
     training = training if isinstance(training, dict) else {}
-    folder = training.get("checkpoint_folder")
-    if not training:
-        folder = _read_conf(run).get("train", {}).get("checkpoint", {}).get("folder")
-    steps = training.get("steps")
+    folder, steps = training.get("checkpoint_folder"), training.get("steps")
+    if not training:  # a script's conf has no steps but those that it refers to
+        said = _read_conf(run)
+        folder, steps = _find_dict(said, "checkpoint").get("folder"), said.get("steps")
     return AskedSettings(
         wanted=_list_wanted(plan, training),
         num_steps=steps if isinstance(steps, int) else None,
@@ -98,11 +98,12 @@ def take_first(echoes: Iterable[Echo]) -> dict[str, str]:
 
 
 def _read_conf(run: RunFolder) -> Mapping[str, Any]:
+    """The section `train` of the resolved conf."""
     try:
         text = run.resolved.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
-    if "checkpoint" not in text:
+    if "checkpoint" not in text and "steps" not in text:
         return {}
     import yaml  # a run of a built-in program needs none of it
 
@@ -110,14 +111,13 @@ def _read_conf(run: RunFolder) -> Mapping[str, Any]:
         found = yaml.safe_load(text)
     except yaml.YAMLError:
         return {}
-    return _with_dicts(found)
+    return _find_dict(found, "train")
 
 
-def _with_dicts(value: Any) -> Mapping[str, Any]:
-    """`train` and its `checkpoint` as dicts, whatever stands there."""
-    train = value.get("train") if isinstance(value, dict) else None
-    checkpoint = train.get("checkpoint") if isinstance(train, dict) else None
-    return {"train": {"checkpoint": checkpoint if isinstance(checkpoint, dict) else {}}}
+def _find_dict(value: Any, key: str) -> Mapping[str, Any]:
+    """The section of this name, whatever stands there."""
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _read_walltime(run: RunFolder, plan: Plan | None) -> float | None:

@@ -54,6 +54,9 @@ def test_by_hand_every_default_is_as_it_was() -> None:
     assert conf.count_stages(FROM_CONF, "interleaved", None, 2) == 1
     assert conf.choose("seed", FROM_CONF, "train.seed", int, 1234) == 1234
     assert "give it" in refuse(lambda: conf.choose_layout(FROM_CONF, FROM_CONF, 2))
+    assert conf.choose_layout(FROM_CONF, FROM_CONF, 1) == ("0;", 1), "the only one"
+    alone_of_two = ConfArguments({"WORLD_SIZE": "2"})
+    assert "give it" in refuse(lambda: alone_of_two.choose_layout(FROM_CONF, FROM_CONF, 1))
     said = refuse(lambda: conf.choose_sizes(FROM_CONF, 2, STAGES))
     assert "batch_size" in said and "train.global_batch_size" in said
 
@@ -125,6 +128,13 @@ def test_a_conf_that_says_nothing_of_the_layout_leaves_it_to_the_script() -> Non
     assert conf.choose_layout("0;", FROM_CONF, 1) == ("0;", 1), "a process of its own"
     said = refuse(lambda: conf.choose_layout(FROM_CONF, FROM_CONF, 1))
     assert "init_process_group before Varuna" in said
+
+
+def test_ranks_of_a_run_meet_by_themselves_where_the_layout_is_the_confs() -> None:
+    assert of().must_join(FROM_CONF)
+    assert not of().must_join("0,1;2,3;"), "whoever gives a map has met the others"
+    assert not of(WORLD_SIZE="1").must_join(FROM_CONF)
+    assert not ConfArguments({"WORLD_SIZE": "4"}).must_join(FROM_CONF), "under torchrun"
 
 
 def test_sizes_of_script_and_conf_go_into_each_other() -> None:

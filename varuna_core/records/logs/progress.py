@@ -12,6 +12,7 @@ only a step has:
     [titan] ... step: 10  loss:  7.2  grad_norm:  1.2  memory: ... torchtitan
     iter 10: loss 3.2000, time 130.22ms, mfu 5.00%                 nanoGPT
     Epoch 1 | iter 12 step 3 | loss train: 3.123, val: n/a | ...   litgpt
+    Epoch: [0][ 10/100]  Time  0.120 ( 0.130)  Loss 6.9 (6.9)      torchvision, PyTorch's ImageNet
     {"step": 10, "loss": 2.3, "step_time_s": 0.5}                  JSON lines
     step 10/100 loss 2.3                                           your own
 
@@ -88,6 +89,10 @@ _PER_STEP = re.compile(r"(\d+\.?\d*)(us|ms|s)/step")
 _RICH = re.compile(
     r"^\W{0,4}Epoch (\d{1,6})/(\d{1,6}) {1,8}[━╺╸ ]{1,200} "
     r"(\d{1,9})/(\d{1,9}) .{0,40}? (\d+\.?\d*)(it/s)(.*)"
+)
+_IN_EPOCH = re.compile(
+    r"^\W{0,4}(?:Train: ?)?Epoch:? ?\[(\d{1,6})(?:/(\d{1,6}))?\] {0,4}"
+    r"\[ *(\d{1,9})/ *(\d{1,9})\](.*)"
 )
 _EPOCH = re.compile(
     r"\bepochs?['\"]?[ :=#]*\[?(\d{1,6})(?: ?(?:/|of) ?(\d{1,6}))?(?![\d.%])", re.IGNORECASE
@@ -300,7 +305,7 @@ def _parse_free(text: str) -> Optional[Iteration]:
     value = _read_object(text) if "{" in text else None
     if value is not None:
         return _parse_object(value)
-    if "it/s" in text or "s/it" in text or "step" in text or " - " in text:
+    if "it/s" in text or "s/it" in text or "step" in text or " - " in text or "poch" in text:
         other = _parse_other_bar(text)
         if other is not None:
             return other
@@ -377,6 +382,14 @@ def _parse_other_bar(text: str) -> Optional[Iteration]:
         epoch, epochs, done, total, speed, unit, more = match.groups()
         found = _make_bar(f"Epoch {epoch}", int(done), int(total), speed, unit, more, False)
         return None if found is None else replace(found, num_epochs=int(epochs) + 1)
+    match = _IN_EPOCH.search(text)
+    if match is not None:
+        epoch, epochs, done, total, more = match.groups()
+        values = _parse_values(_EVALUATED.sub("", more))
+        found = _make_bar(f"Epoch {epoch}", int(done), int(total), None, None, more, False)
+        if found is None or values.loss is None:
+            return None
+        return replace(found, num_epochs=int(epochs) if epochs else None)
     match = _KERAS.search(text)
     if match is None:
         return None

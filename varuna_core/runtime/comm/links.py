@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from varuna_core.records.layout import StageMap
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
@@ -96,6 +97,20 @@ class Links:
     def flush(self) -> None:
         for sender in self.senders:
             sender.flush()
+
+    def share_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite these on all replicas of this place by the first one's, a message a type."""
+        if self.replicas is None:
+            return
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_type.setdefault(tensor.dtype, []).append(tensor.detach())
+        for of_type in by_type.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in of_type]).cpu()
+            dist.broadcast(flat, self.stage_map.ranks[self.place][0], group=self.replicas)
+            parts = torch.split(flat, [tensor.numel() for tensor in of_type])
+            for tensor, part in zip(of_type, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def close(self) -> None:
         """Close the channels to the neighbours in order; no step can follow."""

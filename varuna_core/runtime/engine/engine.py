@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,7 +183,7 @@ class Engine:
         hold no loss.
         """
         self._start(step)
-        with torch.no_grad():
+        with torch.no_grad(), self._buffers_of_first():
             for action in actions:
                 if action.kind in FORWARDS:
                     connected, number = self.stages[action.stage], action.microbatch
@@ -339,6 +339,21 @@ class Engine:
         return {
             name: connected.stage.module.get_buffer(name).clone() for name in connected.changing
         }
+
+    @contextmanager
+    def _buffers_of_first(self) -> Iterator[None]:
+        """The first replica's buffers, of stages that do not train: running averages differ by
+        replica, and an evaluation is to give what it would after a checkpoint, which has hers."""
+        held = [one for one in self.stages.values() if one.changing]
+        if self.links.replicas is None or any(one.stage.module.training for one in held):
+            yield
+            return
+        with ExitStack() as stack:
+            for connected in held:
+                copies = self._copy_buffers(connected)
+                self.links.share_first(copies.values())
+                stack.enter_context(self._buffers_as(connected, copies))
+            yield
 
     @contextmanager
     def _buffers_as(

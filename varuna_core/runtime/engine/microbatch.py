@@ -8,6 +8,7 @@ does not divide.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -220,7 +221,10 @@ def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
     is_source = dist.get_rank() == source
     leaves, spec = pytree.tree_flatten(value) if is_source else ([], None)
     head: list[Any] = [[_describe(leaf) for leaf in leaves], spec]
-    dist.broadcast_object_list(head, source, group=group, device=torch.device("cpu"))
+    with warnings.catch_warnings():
+        # Of torch 2.13's own reading of the structure, on each rank.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        dist.broadcast_object_list(head, source, group=group, device=torch.device("cpu"))
     described, spec = head
     got = []
     for place, (is_tensor, told) in enumerate(described):

@@ -71,6 +71,41 @@ class CutPoint(nn.Module):
         return self.forward(*values)
 
 
+def cut_before(*modules: nn.Module) -> None:
+    """Put a CutPoint before each of these modules, without a change of the model's code.
+
+    What passes it is the module's first argument; what else goes to the module must come from the
+    inputs alone. Of an `nn.ModuleList` each element is meant: `cut_before(model.blocks,
+    model.norm)`.
+    """
+    for module in modules:
+        if isinstance(module, nn.ModuleList):
+            cut_before(*module)
+            continue
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"cut_before takes modules of the model, not {module!r:.80}")
+        if hasattr(module, _CUT):
+            raise SplitError(f"there is a cut before this {type(module).__name__} already")
+        setattr(module, _CUT, CutPoint())
+        module.register_forward_pre_hook(_enter, with_kwargs=True)
+
+
+_CUT = "cut_before_this"
+
+
+def _enter(
+    module: nn.Module, args: tuple[Any, ...], by_name: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The hook: the first argument, by place or by name, passes the module's cut."""
+    cut: CutPoint = getattr(module, _CUT)
+    if args:
+        return (cut(args[0]), *args[1:]), by_name
+    if not by_name:
+        raise SplitError(f"a {type(module).__name__} after a cut is called without arguments")
+    first = next(iter(by_name))
+    return args, {**by_name, first: cut(by_name[first])}
+
+
 class _Announcer:
     def __init__(self, on_segment: Callable[[int], None]) -> None:
         self.on_segment, self.segment = on_segment, 0

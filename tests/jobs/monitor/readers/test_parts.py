@@ -150,7 +150,7 @@ def test_walltimes_as_slurm_spells_them(text: str, seconds: float | None) -> Non
     assert parse_walltime(text) == seconds
 
 
-def test_the_checkpoint_folder_comes_from_the_conf_where_no_program_of_ours_runs(
+def test_checkpoint_folder_and_steps_come_from_the_conf_where_no_program_of_ours_runs(
     tmp_path: Path,
 ) -> None:
     run = RunFolder(tmp_path)
@@ -159,6 +159,9 @@ def test_the_checkpoint_folder_comes_from_the_conf_where_no_program_of_ours_runs
     assert read_asked(run, None).checkpoints == Path("/c")
     run.resolved.write_text("train: {checkpoint: [")
     assert read_asked(run, None).checkpoints is None
+    run.resolved.write_text("train: {steps: 20}\n")
+    asked = read_asked(run, None)
+    assert (asked.checkpoints, asked.num_steps) == (None, 20), "its script refers to the steps"
     run.training.write_text('{"checkpoint_folder": "/d", "steps": 7, "hidden": 64}')
     asked = read_asked(run, None)
     assert (asked.checkpoints, asked.num_steps) == (Path("/d"), 7)

@@ -112,6 +112,9 @@ def test_what_a_checkpoint_does_not_hold_is_named(tmp_path: Path) -> None:
     varuna = build()
     with pytest.raises(NoCheckpoint, match="holds no complete checkpoint"):
         varuna.load_checkpoint(tmp_path)
+    assert varuna.load_checkpoint(tmp_path, missing_ok=True) == 0
+    with pytest.raises(NoCheckpoint, match="of iteration 3"):
+        varuna.load_checkpoint(tmp_path, 3, missing_ok=True)
     varuna.user_state = {"model": varuna.split.model}
     with pytest.raises(TypeError, match="user/model is a Gpt"):
         varuna.checkpoint(tmp_path)

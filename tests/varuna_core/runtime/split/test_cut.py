@@ -3,9 +3,11 @@
 import subprocess
 import sys
 
+import pytest
 import torch
+from torch import nn
 
-from varuna_core.runtime.split.cut import CutPoint, announce_segments
+from varuna_core.runtime.split.cut import CutPoint, SplitError, announce_segments, cut_before
 
 
 def test_an_unwatched_cut_returns_what_it_got() -> None:
@@ -28,6 +30,33 @@ def test_segments_are_announced_in_order_and_the_watch_ends() -> None:
             cut(torch.ones(1))
     cuts[0](torch.ones(1))
     assert seen == [0, 1, 2]
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(input=x)
+        return self.head(x)
+
+
+def test_cuts_are_put_before_modules_whose_code_is_left_alone() -> None:
+    model, seen = Named(), []
+    x = torch.ones(1, 2)
+    plain, names = model(x), model.state_dict().keys()
+    cut_before(model.blocks, model.head)
+    with announce_segments(seen.append):
+        assert torch.equal(model(x), plain)
+    assert seen == [0, 1, 2, 3, 4]
+    assert model.state_dict().keys() == names
+    with pytest.raises(SplitError, match="a cut before this Linear already"):
+        cut_before(model.head)
+    with pytest.raises(TypeError, match="takes modules of the model"):
+        cut_before([model.head])  # type: ignore[arg-type]
 
 
 def test_the_package_gives_cutpoint_and_imports_no_torch_for_itself() -> None:

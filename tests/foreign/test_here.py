@@ -1,0 +1,69 @@
+"""Programs of others, ported: trained here in two stages and two replicas, and disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.command import Vjob
+from tests.foreign.programs import PROGRAMS, count_changes, train_plainly
+from tests.foreign.story import begin
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+CLUSTER = """
+cluster:
+  scheduler: local
+  walltime_min: 10
+  grace_s: 20
+  restarts: 1
+  nodes: [{group: weak, ranks: 2}, {group: strong, ranks: 2}]
+"""
+
+
+def render_table() -> list[str]:
+    return [
+        f"| {program.told} | {total} | {gone} | {new} |"
+        for program in PROGRAMS.values()
+        for total, gone, new in [count_changes(program)]
+    ]
+
+
+def test_the_lines_that_a_port_changes_are_those_of_the_documents() -> None:
+    page = (ROOT / "docs/porting.md").read_text()
+    for row in render_table():
+        assert f"\n{row}\n" in page, row
+    changed = {name: max(count_changes(program)[1:]) for name, program in PROGRAMS.items()}
+    assert max(changed.values()) <= 40, changed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_ported_program_has_the_losses_of_the_original_though_it_is_disturbed(
+    name: str, tmp_path: Path
+) -> None:
+    if name == "huggingface":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    story = begin(PROGRAMS[name], Vjob(tmp_path), CLUSTER)
+    plain = train_plainly(story.program, tmp_path)
+    story.submit()
+    story.wait_for_losses(3)
+    story.look_while_it_runs()
+    story.cancel_with_a_checkpoint()
+
+    story.submit()
+    story.wait_for_losses(2)
+    beat = json.loads(story.run.attempt(0).beat(1).read_text())
+    os.kill(int(beat["ranks"]["3"]["pid"]), signal.SIGKILL)
+    story.set_pause(0)
+    record = story.vjob.wait_over(story.run, 150, may_fail=True)
+    assert record["verdict"] == "COMPLETED", story.vjob.explain(story.run)
+    assert [attempt.number for attempt in story.run.attempts()] == [0, 1]
+    story.check_losses(plain)
+    story.check_report()
