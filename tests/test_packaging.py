@@ -197,7 +197,11 @@ def test_varuna_core_is_a_package_of_its_own(wheel: Path, tmp_path: Path) -> Non
     """In an image: without the rest of vjob, torch, numpy, or any other wheel."""
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path, [x for x in packed.namelist() if x.startswith("varuna_core/")])
-    parts = ("agent.cli", "launch.cli", "morph.cli", "records.plan", "schedule.registry")
+    parts = ("agent.cli", "launch.step", "morph.cli", "records.plan", "schedule.registry")
     code = NO_SITE + "import varuna_core" + "".join(f", varuna_core.{part}" for part in parts)
     call(sys.executable, "-I", "-S", "-c", code, tmp_path)
     call(sys.executable, "-I", "-S", "-c", NO_SITE + "import varuna_core.checkpoint.cli", tmp_path)
+    launch = NO_SITE + "import varuna_core.launch.__main__"
+    words = [sys.executable, "-I", "-S", "-c", launch, str(tmp_path)]
+    said = subprocess.run(words, capture_output=True, text=True, check=False).stderr
+    assert said.startswith("launch: the Python module vjob is missing") and said.count("\n") == 1

@@ -89,6 +89,7 @@ BELOW = {
         "jobs/monitor/screen",
         "jobs/monitor/watch",
         "jobs/api",
+        "jobs/commands/launcher",
         "jobs/commands",
     ],
 }

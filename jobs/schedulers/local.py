@@ -18,9 +18,10 @@ from typing import Any
 
 from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import Machine, read_machine_list
+from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import read_json, write_json
-from varuna_core.records.machine import clean_environment, identify_machine, start_time
+from varuna_core.records.machine import identify_machine, start_time
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.schema import JobConf
@@ -106,7 +107,7 @@ class LocalScheduler(Scheduler):
         command = process.build_own_command(
             "-m", "vjob.jobs.schedulers.local_supervisor", str(run.path), job, group or ""
         )
-        env = {**clean_environment(os.environ), **keep_ssh_agent(os.environ)}
+        env = {**local_environment(os.environ), **keep_ssh_agent(os.environ)}
         words = [f"{name}={value}" for name, value in env.items()]
         log = str(run.scheduler_log(group))
         return ["sh", "-c", DETACH, "sh", job, log, *words, *command]

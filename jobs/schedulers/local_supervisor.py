@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import read_json, write_atomic, write_json
 from varuna_core.records.machine import clean_environment, identify_machine, start_time
@@ -166,7 +167,10 @@ class LocalJob:
             env["SLURM_RESTART_COUNT"] = str(self.restarts)
         if self.plan.machine_list is not None:
             env["SLURM_JOB_NUM_NODES"] = str(self._count_machines())
-            env.update(keep_ssh_agent(os.environ))
+            # This machine is one of the list, perhaps with some of its GPUs alone.
+            env.update(
+                {**local_environment(os.environ), **keep_ssh_agent(os.environ), "PATH": env["PATH"]}
+            )
         elif len(names) > 1:
             env["SLURM_HET_SIZE"] = str(len(names))
             for number, nodes in enumerate(names):

@@ -19,7 +19,7 @@ from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal,
 
 _DESCRIPTION = """\
 The node agent of vjob: what runs between the scheduler and the ranks of a training run.
-It needs a run folder with a plan.json in it, as `vjob submit` or the launcher makes one.
+It needs a run folder with a plan.json in it, as `vjob submit` makes one.
 
 A batch script uses it in this order:
   agent.pyz open  --run DIR --attempt N            once, on the first node
@@ -116,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--tether",
         action="store_true",
-        help="end, too, when standard input ends or falls silent: its other end is the launcher",
+        help="end, too, when standard input ends or falls silent: its other end is who started it",
     )
     add.set_defaults(run_command=_run_node)
 

@@ -117,7 +117,7 @@ def judge(scene: Scene) -> Outcome:
 
 
 def _step(plan: Plan) -> str:
-    return "the launcher's ssh" if plan.scheduler == "ssh" else "srun"
+    return "the step over ssh" if plan.scheduler == "ssh" else "srun"
 
 
 def explain_full(folder: Path) -> str:

@@ -1,5 +1,16 @@
-"""`python -m varuna_core.launch`."""
+"""`python -m varuna_core.launch`: hands over to `vjob`, whose engine plays these runs.
 
-from varuna_core.launch.cli import main
+The one file of `varuna_core` that imports `vjob`; tests/test_architecture.py names it.
+"""
+
+import sys
+
+try:
+    from vjob.jobs.commands.launcher.cli import main
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"launch: the Python module {error.name} is missing: the launcher is part of vjob, install "
+        f"that for {sys.executable} (pip install vjob)"
+    )
 
 raise SystemExit(main())

@@ -100,7 +100,7 @@ class Step:
             self._wait()
             self._await_lost()
         except LaunchError as error:
-            tell(f"machines: {error}")
+            # `close` tells it, as the attempt's outcome.
             write_stop(self._attempt, "not-ready", NOT_READY, str(error))
             return NOT_READY
         finally:

@@ -1,4 +1,4 @@
-"""The plan: who runs what. Made by `jobs` or the launcher, read by the node agent and the runtime.
+"""The plan: who runs what. Made by `jobs`, read by the node agent and the runtime.
 
 Written as plan.json (0600: environment values may be secret). It holds groups, not nodes: a node
 is an index into them, so that a plan for ten thousand nodes stays small.

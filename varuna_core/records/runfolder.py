@@ -2,7 +2,7 @@
 
 <log_folder>/<run>/
   conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
-  launch.json                                        asked of the launcher, where that was it
+  launch.json                                        flags of the launcher, where that was it
   master.pid  machines.json                          of a run on a list of machines
   training.json  program.pyz                         of a built-in program: what it trains, itself
   function.pyz                                       of a function: what calls it on each rank
@@ -219,7 +219,7 @@ class RunFolder:
 
     @property
     def launch(self) -> Path:
-        """Launcher of the run over ssh, and its arguments."""
+        """The launcher's arguments, where it submitted the run."""
         return self.path / "launch.json"
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
-from tests.varuna_core.launch.sshd import SSHD, Sshd
+from tests.varuna_core.launch.sshd import SSHD, Sshd, find_step
 from varuna_core.records.exits import NODE_LOST, NOT_READY
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
@@ -76,22 +76,6 @@ def find_all(vjob: Vjob) -> list[str]:
 
 def wait_for_ranks(vjob: Vjob, run: RunFolder) -> None:
     wait_for(lambda: read_out(run).count("ready") == 3, 60, lambda: vjob.explain(run))
-
-
-def find_step(run: RunFolder, program: str = "ssh") -> int:
-    """The process of a start over ssh, or of the step itself."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes().split(b"\0")
-            env = (path / "environ").read_bytes()
-        except OSError:
-            continue
-        is_it = words[0] == b"ssh" if program == "ssh" else b"varuna_core.launch.step" in words
-        parent = Path(f"/proc/{(path / 'stat').read_text().split()[3]}/environ")
-        mark = os.fsencode(f"VJOB_RUN={run.path}")
-        if is_it and (mark in env or mark in parent.read_bytes()):
-            return int(path.name)
-    raise AssertionError(f"no {program}")
 
 
 def test_ranks_on_two_machines_run_and_meet(vjob: Vjob) -> None:

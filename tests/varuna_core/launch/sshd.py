@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from varuna_core.records.runfolder import RunFolder
+
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 NUM_TRIES = 5
 START_S = 30.0
@@ -90,6 +92,22 @@ class Sshd:
             self._server.kill()
             self._server.wait()
         raise AssertionError((self.folder / "sshd.log").read_text())
+
+
+def find_step(run: RunFolder, program: str = "ssh") -> int:
+    """The process of a start over ssh, or of the step itself."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            env = (path / "environ").read_bytes()
+        except OSError:
+            continue
+        is_it = words[0] == b"ssh" if program == "ssh" else b"varuna_core.launch.step" in words
+        parent = Path(f"/proc/{(path / 'stat').read_text().split()[3]}/environ")
+        mark = os.fsencode(f"VJOB_RUN={run.path}")
+        if is_it and (mark in env or mark in parent.read_bytes()):
+            return int(path.name)
+    raise AssertionError(f"no {program}")
 
 
 def _find_free_port() -> int:

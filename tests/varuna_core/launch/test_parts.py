@@ -1,10 +1,8 @@
-"""The launcher's pure parts: lists, layouts, environment files, quoting, ssh's own words."""
+"""The pure parts of a start over ssh: lists, quoting, ssh's own words."""
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.launch.envfile import parse_env_file
 from varuna_core.launch.errors import InputError
 from varuna_core.launch.machines import (
     Machine,
@@ -20,7 +17,6 @@ from varuna_core.launch.machines import (
     parse_machine,
     parse_machine_list,
 )
-from varuna_core.launch.plan import RankProgram, build_plan, lay_out
 from varuna_core.launch.ssh import (
     ProbeRequest,
     build_ssh_command,
@@ -31,7 +27,6 @@ from varuna_core.launch.ssh import (
     render_probe,
     render_script,
 )
-from varuna_core.records.layout import parse_stage_map
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
@@ -97,103 +92,6 @@ def test_names_are_short_and_addresses_whole() -> None:
     assert name_machines(machines, "head.site.org") == ("head", "gpu-46", "10-0-0-4", "gpu-46-2")
 
 
-@given(st.integers(1, 6), st.integers(1, 8), st.integers(1, 12), st.integers(1, 5))
-def test_every_rank_has_a_place_and_a_pipeline_lies_together(
-    machines: int, gpus: int, stages: int, share: int
-) -> None:
-    replicas = machines * gpus // stages
-    if replicas == 0:
-        with pytest.raises(InputError, match="needs a GPU a stage"):
-            lay_out(
-                machines=machines, gpus_per_node=gpus, stages=stages, batch_size=8, chunk_size=1
-            )
-        return
-    layout = lay_out(
-        machines=machines,
-        gpus_per_node=gpus,
-        stages=stages,
-        batch_size=share * replicas,
-        chunk_size=2,
-    )
-    places = parse_stage_map(layout.stage_map, layout.world)
-    assert layout.share == share
-    for rank in range(layout.world):
-        assert places.find(rank) == (rank % stages, rank // stages)
-    assert 0 <= layout.idle_gpus < stages
-    assert layout.world + layout.idle_gpus == machines * gpus
-    assert sum(count * ranks for count, ranks in layout.nodes) == layout.world
-    assert sum(count for count, _ in layout.nodes) == layout.machines
-    assert layout.machines + layout.idle_machines == machines
-
-
-def test_the_stage_map_and_the_idle_are_varunas() -> None:
-    layout = lay_out(machines=2, gpus_per_node=4, stages=3, batch_size=8, chunk_size=2)
-    assert layout.stage_map == "0,3;1,4;2,5;"
-    assert layout.nodes == ((1, 4), (1, 2))
-    assert layout.describe() == [
-        "3 stages x 2 replicas on 2 machines; a step is 4 samples a replica in micro-batches of 2",
-        "2 GPUs idle: too few for one more replica of 3 stages",
-    ]
-    layout = lay_out(machines=3, gpus_per_node=2, stages=4, batch_size=1, chunk_size=1)
-    assert "2 GPUs idle, 1 machine of them whole" in layout.describe()[1]
-
-
-def test_a_batch_that_cannot_be_dealt_out_is_refused_with_its_neighbours() -> None:
-    with pytest.raises(InputError, match="take 9 or 12"):
-        lay_out(machines=3, gpus_per_node=2, stages=2, batch_size=10, chunk_size=2)
-    with pytest.raises(InputError, match="take 3, or"):
-        lay_out(machines=3, gpus_per_node=2, stages=2, batch_size=2, chunk_size=2)
-    with pytest.raises(InputError, match="--chunk_size 0"):
-        lay_out(machines=3, gpus_per_node=2, stages=2, batch_size=6, chunk_size=0)
-
-
-@given(st.dictionaries(NAMES.filter(lambda name: name != "export"), WORDS), st.booleans())
-def test_an_environment_file_gives_back_what_a_shell_would(
-    env: dict[str, str], is_exported: bool
-) -> None:
-    start = "export " if is_exported else ""
-    lines = [f"{start}{name}={shlex.quote(value)} # it's" for name, value in env.items()]
-    assert parse_env_file("# don't\n\n" + "\n".join(lines), "e") == env
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.text(st.sampled_from("ab =:#'\"\\\n\t$~`;&(*"), max_size=12))
-def test_what_is_taken_is_what_a_real_shell_takes(tail: str) -> None:
-    text = f"A={tail}\nB=1 C=2 # x\n"
-    try:
-        found = parse_env_file(text, "e")
-    except InputError:
-        return  # a command of the shell, or an open quote
-    shell = ["env", "-i", "/bin/bash", "-c", 'set -a; eval "$1" || exit 9; printenv -0', "-", text]
-    done = subprocess.run(shell, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
-    assert found == {name: said[name] for name in found}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("A=1\nB=hush hush2", "e:2: want NAME=VALUE after B; quote"),
-        ("A=1\n\nB='hush\n", "e:3: a quote is opened"),
-        ("PATH=/hush:$PATH", "e:1: PATH: a shell would act on the $"),
-        ('P="hush`id`"', "e:1: P: a shell would act on the `"),
-        ("P=~/hush", "e:1: P: a shell would act on the ~"),
-        ("P=http://hush?a&b", "e:1: P: a shell would act on the &"),
-        ("1=hush", "e:1: want NAME=VALUE"),
-        ("A=hush\0", "e:1: A holds a NUL"),
-    ],
-)
-def test_a_bad_line_is_named_and_its_value_never_shown(text: str, message: str) -> None:
-    with pytest.raises(InputError) as raised:
-        parse_env_file(text, "e")
-    assert str(raised.value).startswith(message) and "hush" not in str(raised.value)
-
-
-def test_a_dollar_that_belongs_to_the_value_is_kept() -> None:
-    assert parse_env_file("A='$x'\nB=a\\$b\nC=5$", "e") == {"A": "$x", "B": "a$b", "C": "5$"}
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(WORDS, max_size=4), st.dictionaries(NAMES, WORDS, max_size=2))
 def test_any_word_reaches_a_command_over_standard_input(
@@ -211,19 +109,6 @@ def test_secrets_and_arguments_are_no_part_of_the_ssh_command() -> None:
     command = build_ssh_command(machine, "/etc/x")
     assert command[-2:] == ["b", "exec /bin/sh -s"] and "BatchMode=yes" in command
     assert command[command.index("-l") + 1] == "ann" and command[command.index("-p") + 1] == "7"
-
-
-@given(WORDS.filter(bool), st.lists(WORDS))
-def test_arguments_of_the_user_are_not_filled_in(script: str, args: list[str]) -> None:
-    layout = lay_out(machines=1, gpus_per_node=2, stages=1, batch_size=4, chunk_size=1)
-    program = RankProgram(
-        python="p", code_dir="/c", script=script, args=args, env={}, is_on_gpus=False
-    )
-    command = build_plan("r", layout, program).command
-    known = {"percent": "%", "rank": "1", "local_rank": "0"}
-    filled = [re.sub(r"%\{(\w+)\}", lambda m: known.get(m[1], m[0]), word) for word in command]
-    own = ["--stage_to_rank_map=0,1;", "--chunk_size=1", "--batch-size=2"]
-    assert filled == ["p", "-u", script, "--rank=1", "--local_rank=0", *own, *args]
 
 
 RECORDED = [
@@ -297,17 +182,3 @@ def test_what_a_probe_misses_is_one_line(tmp_path: Path, key: str, message: str)
 
 def test_two_entries_of_one_machine_are_found() -> None:
     assert find_twins(["a", "b", "c"], ["x", "y", "x"]) == [("a", "c")]
-
-
-def test_a_plan_of_the_launcher_is_whole_json() -> None:
-    layout = lay_out(machines=2, gpus_per_node=4, stages=3, batch_size=8, chunk_size=2)
-    program = RankProgram(
-        python="p", code_dir="/c", script="a/b c.py", args=(), env={"A": "1"}, is_on_gpus=True
-    )
-    plan = build_plan("r", layout, program)
-    assert json.dumps(plan.env) == '{"A": "1"}' and plan.name == "b-c"
-    assert [(g.count, g.ranks, g.gpus, g.first_node, g.first_rank) for g in plan.groups] == [
-        (1, 4, 4, 0, 0),
-        (1, 2, 2, 1, 4),
-    ]
-    assert plan.must_exist == ("/c", "/c/a/b c.py")

@@ -1,8 +1,8 @@
 """Signals of the agent: noted by handlers, acted on by whoever waits in the main thread.
 
-Over ssh there is one more way to hear that all is over: the tether, the standard input that the
-launcher holds the other end of. It writes a byte now and then; the end of the input means that the
-launcher or the ssh between us was killed, silence that its machine or the network went away.
+Over ssh there is one more way to hear that all is over: the tether, the standard input whose other
+end the run's master holds. It writes a byte now and then; the end of the input means that it or the
+ssh between us was killed, silence that its machine or the network went away.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
-GONE = "the launcher or its connection ended"
-SILENT = "no sign of life from the launcher"
+GONE = "the run's master or the connection to it ended"
+SILENT = "no sign of life from the run's master"
 
 
 class Signals:

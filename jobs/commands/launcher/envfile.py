@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from varuna_core.launch.errors import InputError
+from vjob.jobs.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BLANK = " \t\r\n"
@@ -55,7 +55,7 @@ def _split_words(text: str, name: str) -> Iterator[_Word]:
     """Words as a shell splits them, with their quotes taken off."""
     word: _Word | None = None
     quote, line, opened = "", 1, 1
-    chars = iter(zip(text, [*text[1:], ""], strict=True))
+    chars = iter(zip(text, [*text, ""][1:], strict=True))
     for char, follower in chars:
         line += char == "\n"
         if not quote and char in _BLANK:

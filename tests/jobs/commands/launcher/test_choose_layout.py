@@ -12,11 +12,12 @@ import pytest
 
 from tests.command import ROOT
 from varuna_core import AutoConfig
-from varuna_core.launch.errors import InputError
-from varuna_core.launch.plan import choose_shape
 from varuna_core.planner.profile.profile_file import write_profile
 from varuna_core.planner.profile.transformer import Transformer, estimate_profile
+from vjob.jobs.commands.launcher.layout import choose_shape
+from vjob.jobs.errors import InputError
 
+SHOW = "import os, sys\nprint(*sys.argv[1:], os.environ['VJOB_PARTITION'])\n"
 MODEL = Transformer(name="m", layers=6, hidden=1024, heads=8, length=512, vocabulary=8000)
 
 
@@ -57,14 +58,14 @@ def test_what_cannot_be_started_is_refused(profile: Path) -> None:
 
 
 def test_ranks_are_told_what_was_chosen(profile: Path, tmp_path: Path) -> None:
-    (tmp_path / "show.py").write_text("import sys\nprint(*sys.argv[1:])\n")
+    (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "machines").write_text("127.0.0.1\n")
     words = ["--machine_list", "machines", "--gpus_per_node", "2", "--cpu", "--no_morphing"]
     words += ["--batch_size", "8", "--profile", profile.name, "show.py"]
     done = subprocess.run(
         [sys.executable, "-m", "varuna_core.launch", *words],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -75,5 +76,6 @@ def test_ranks_are_told_what_was_chosen(profile: Path, tmp_path: Path) -> None:
     said = re.findall(r"--stage_to_rank_map=(\S+) --chunk_size=(\d+)", done.stdout)
     assert len(said) == 2 and {int(chunk) for _, chunk in said} == {chosen.chunk_size}
     assert all(stages.strip(";").count(";") + 1 == chosen.stages for stages, _ in said)
+    assert chosen.partition is not None and done.stdout.count(f" {chosen.partition}\n") == 2
     told = chosen.text.replace(str(profile), "")
     assert told.split(": ")[1] in done.stderr

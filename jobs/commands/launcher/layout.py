@@ -1,4 +1,4 @@
-"""Layout of stages and replicas on the machines, and the plan of a run over ssh. Pure.
+"""Layout of stages and replicas on a list of machines, from the launcher's flags. Pure.
 
 Ranks are numbered machine by machine, and replica r owns ranks rP to rP+P-1, so that a pipeline
 lies on one machine where it fits, and replicas of a stage are P ranks apart:
@@ -6,23 +6,18 @@ lies on one machine where it fits, and replicas of a stage are P ranks apart:
     2 machines x 3 GPUs, 2 stages       m0: r0s0 r0s1 r1s0    m1: r1s1 r2s0 r2s1
     2 machines x 4 GPUs, 3 stages       m0: r0s0 r0s1 r0s2 r1s0   m1: r1s1 r1s2 idle idle
 
-Stages and micro-batches that the user left out are planned from a profile of the model. The
-launcher deals out as many whole replicas as there are GPUs for, and each is told one share of the
-batch: numbers of stages for which that does not come out even are not chosen.
+Stages and micro-batches that the user left out are planned from a profile of the model. As many
+whole replicas are dealt out as there are GPUs for, and each is told one share of the batch: numbers
+of stages for which that does not come out even are not chosen.
 """
 
 from __future__ import annotations
 
-import os.path
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from varuna_core.launch.errors import InputError
-from varuna_core.records.layout import build_stages, encode_stage_map
-from varuna_core.records.plan import GroupPlan, Plan, Timing, escape_placeholders
+from vjob.jobs.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +39,6 @@ class MachineLayout:
     @property
     def world(self) -> int:
         return self.stages * self.replicas
-
-    @property
-    def stage_map(self) -> str:
-        return encode_stage_map(build_stages(self.stages, self.replicas, "pipeline"))
 
     @property
     def nodes(self) -> tuple[tuple[int, int], ...]:
@@ -93,12 +84,14 @@ def lay_out(
     if replicas == 0:
         have = f"{_count(machines, 'machine')} x {gpus_per_node} is {_count(gpus, 'GPU')}"
         raise InputError(f"--nstages {stages} needs a GPU a stage, but {have}")
-    share, rest = divmod(batch_size, replicas)
+    unit = replicas * chunk_size
+    rest = batch_size % unit
     if rest:
-        near = [size for size in (batch_size - rest, batch_size - rest + replicas) if size]
+        near = [size for size in (batch_size - rest, batch_size - rest + unit) if size]
         raise InputError(
-            f"--batch_size {batch_size} cannot be dealt out evenly: {gpus} GPUs hold {replicas} "
-            f"replicas of {_count(stages, 'stage')}, and each is told one share; take "
+            f"--batch_size {batch_size} cannot be dealt out evenly: {gpus} GPUs hold "
+            f"{_count(replicas, 'replica')} of {_count(stages, 'stage')}, and each is told one "
+            f"share, of whole micro-batches of {chunk_size}; take "
             f"{' or '.join(map(str, near))}, or list other machines"
         )
     used = -(-stages * replicas // gpus_per_node)
@@ -107,7 +100,7 @@ def lay_out(
         gpus_per_node=gpus_per_node,
         stages=stages,
         replicas=replicas,
-        share=share,
+        share=batch_size // replicas,
         chunk=chunk_size,
         idle_gpus=gpus - stages * replicas,
         idle_machines=machines - used,
@@ -118,103 +111,12 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-BEAT_S = 5.0
-"""Between two signs of life; more on a large run, for each is a file written anew."""
-NODES_PER_BEAT_S = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankProgram:
-    """Program of every rank."""
-
-    python: str
-    code_dir: str
-    script: str
-    args: Sequence[str]
-    env: Mapping[str, str]
-    is_on_gpus: bool
-
-
-def build_plan(run: str, layout: MachineLayout, program: RankProgram) -> Plan:
-    """The plan of one run over ssh."""
-    groups: list[GroupPlan] = []
-    first_node = first_rank = 0
-    for count, ranks in layout.nodes:
-        groups.append(
-            _build_group(f"g{len(groups)}", count, ranks, program, first_node, first_rank)
-        )
-        first_node += count
-        first_rank += count * ranks
-    beat_s = max(BEAT_S, layout.machines / NODES_PER_BEAT_S)
-    return Plan(
-        run=run,
-        name=name_run(program.script),
-        scheduler="ssh",
-        layout="single",
-        morph=False,
-        groups=tuple(groups),
-        pipeline=layout.stages,
-        data=layout.replicas,
-        tensor=1,
-        order="pipeline",
-        partition=None,
-        stage_map=layout.stage_map,
-        command=build_command(program, layout),
-        python=program.python,
-        workdir=program.code_dir,
-        env=dict(program.env),
-        containers=(),
-        remedies=(),
-        must_exist=(program.code_dir, os.path.join(program.code_dir, program.script)),
-        port=None,
-        timing=Timing(grace_s=20, join_s=120, prepare_s=0, beat_s=beat_s, lost_s=120, sample_s=10),
-    )
-
-
-def build_command(program: RankProgram, layout: MachineLayout) -> tuple[str, ...]:
-    """As Varuna's launcher did it: its own arguments first, so that the user's come last."""
-    start = map(escape_placeholders, (program.python, "-u", program.script))
-    own = (
-        "--rank=%{rank}",
-        "--local_rank=%{local_rank}",
-        f"--stage_to_rank_map={layout.stage_map}",
-        f"--chunk_size={layout.chunk}",
-        f"--batch-size={layout.share}",
-    )
-    return (*start, *own, *map(escape_placeholders, program.args))
-
-
-def name_run(script: str) -> str:
-    """A name for folders, from the script's."""
-    stem = os.path.splitext(os.path.basename(script))[0]
-    return re.sub(r"[^A-Za-z0-9_-]", "-", stem).strip("-") or "run"
-
-
-def _build_group(
-    name: str, count: int, ranks: int, program: RankProgram, first_node: int, first_rank: int
-) -> GroupPlan:
-    return GroupPlan(
-        name=name,
-        count=count,
-        queue=None,
-        gpu_type=None,
-        gpus=ranks if program.is_on_gpus else 0,
-        devices=None,
-        cpus=None,
-        memory_gb=None,
-        interface=None,
-        ranks=ranks,
-        env={},
-        first_node=first_node,
-        first_rank=first_rank,
-    )
-
-
 class PlannedShape(NamedTuple):
-    """Stages and micro-batch that were planned, and a message."""
+    """Stages, micro-batch and partition that were planned, and a message."""
 
     stages: int
     chunk_size: int
+    partition: str | None
     text: str
 
 
@@ -223,8 +125,11 @@ def choose_shape(
 ) -> PlannedShape:
     """The fastest that the launcher can start; of so many `stages`, if they are given."""
     # The planner needs numpy, and time to load; no other launch does.
-    from varuna_core.planner.autoconfig import AutoConfig
-    from varuna_core.planner.profile.errors import PlanningError
+    try:
+        from varuna_core.planner.autoconfig import AutoConfig
+        from varuna_core.planner.profile.errors import PlanningError
+    except ImportError as error:
+        raise InputError(f"--profile: planning needs {error.name}, which is not here") from None
 
     try:
         config = AutoConfig(gpus, gpus_per_node, batch_size, profile, verbose=False)
@@ -250,8 +155,9 @@ def choose_shape(
     return PlannedShape(
         stages=best,
         chunk_size=config.micro_batch[best],
+        partition=partition,
         text=(
             f"planned from {profile}: --nstages {best} --chunk_size {config.micro_batch[best]}, "
-            f"{config.batch_times[best]:.4g} s a step with Varuna(partition={partition!r})"
+            f"partition {partition}, {config.batch_times[best]:.4g} s a step"
         ),
     )

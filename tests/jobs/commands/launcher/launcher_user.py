@@ -14,7 +14,7 @@ from tests.varuna_core.agent.local_run import is_running, wait_until
 from tests.varuna_core.launch.sshd import Sshd
 from varuna_core.records.runfolder import RunFolder
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 SECRET = "hush-7f3a"
 
 WAITING = """
@@ -41,21 +41,28 @@ class User:
 
     def __init__(self, folder: Path, sshd: Sshd) -> None:
         self.folder, self.config = folder, sshd.config
+        self.may_morph = False
         self.launcher: subprocess.Popen[str] | None = None
+        state = str(folder / "state")
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": state}
+        self.env["LEAK"] = "of the shell"
         (folder / "machines").write_text(f"127.0.0.1  # here\n{sshd.machine}\n")
         (folder / "wait.py").write_text(WAITING)
         (folder / "varuna.env").write_text(f"# all lines\nTOKEN={SECRET}\nOMP_NUM_THREADS=1\n")
 
     def start(self, *words: str, ranks: int = 1) -> None:
         sizes = ["--gpus_per_node", str(ranks), "--nstages", "2", "--chunk_size", "2"]
-        self._start("--machine_list", "machines", "--cpu", *sizes, "--batch_size", "8", *words)
+        fixed = () if self.may_morph else ("--no_morphing",)
+        self._start(
+            "--machine_list", "machines", "--cpu", *fixed, *sizes, "--batch_size", "8", *words
+        )
 
     def _start(self, *words: str) -> None:
         with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
             self.launcher = subprocess.Popen(
                 self._command("--ssh_config", str(self.config), *words),
                 cwd=self.folder,
-                env=environment(),
+                env=self.env,
                 stdout=out,
                 stderr=err,
                 text=True,
@@ -67,7 +74,7 @@ class User:
         return subprocess.run(
             command,
             cwd=self.folder,
-            env=environment(),
+            env=self.env,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -76,6 +83,20 @@ class User:
 
     def _command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "varuna_core.launch", *words]
+
+    def vjob(self, *words: str) -> str:
+        """What a command of vjob prints on that run."""
+        command = [sys.executable, "-m", "vjob", *words]
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=2 * TIMEOUT_S,
+            check=False,
+        )
+        return done.stdout + done.stderr
 
     def resume(self, *words: str) -> None:
         self._start("--resume", *words)
@@ -90,15 +111,20 @@ class User:
 
     @property
     def run(self) -> RunFolder:
-        (path,) = wait_until(lambda: list((self.folder / "log").glob("*")), "a run folder")
-        return RunFolder(path)
+        """The newest."""
 
-    def wait_for_ranks(self, attempt: int = 0) -> list[int]:
+        def look() -> list[Path]:
+            found = [path.parent for path in (self.folder / "log").glob("*/record.json")]
+            return sorted(path for path in found if not path.is_symlink())
+
+        return RunFolder(wait_until(look, "a run folder")[-1])
+
+    def wait_for_ranks(self, run: RunFolder | None = None) -> list[int]:
         """The pids of both ranks once they are at work."""
 
         def look() -> list[int] | None:
             assert self.launcher is not None and self.launcher.poll() is None, self.said
-            logs = [self.run.attempt(attempt).rank_log(rank, "out") for rank in range(2)]
+            logs = [(run or self.run).attempt(0).rank_log(rank, "out") for rank in range(2)]
             texts = [log.read_text() if log.exists() else "" for log in logs]
             found = [re.search(r"ready (\d+)", text) for text in texts]
             return [int(item[1]) for item in found if item] if all(found) else None
@@ -118,17 +144,8 @@ class User:
                 found[int(path.name)] = words.replace(b"\0", b" ").decode(errors="replace")
         return found
 
-    def find_ssh(self) -> int:
-        """The launcher's ssh."""
-        assert self.launcher is not None
-        pid = self.launcher.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        (ssh,) = [
-            int(child)
-            for child in children
-            if Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"ssh\0")
-        ]
-        return ssh
+    def wait_for_word(self, text: str) -> None:
+        wait_until(lambda: text in self.said, f"{text!r} in what the launcher says")
 
     def check_nothing_is_left(self) -> None:
         wait_until(lambda: not self.find_all(), f"the end of all of {self.find_all()}")
@@ -140,8 +157,5 @@ class User:
     def end(self) -> None:
         if self.launcher is not None:
             self.launcher.terminate()
-            self.launcher.wait(timeout=TIMEOUT_S)
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "LEAK": "of the shell"}
+            self.launcher.wait(timeout=2 * TIMEOUT_S)
+            self.call("--kill")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import ROOT
-from varuna_core.launch.cli import build_parser, main
+from vjob.jobs.commands.launcher.cli import build_parser, main
 
 SIZES = ("--nstages", "1", "--chunk_size", "1", "--batch_size", "4")
 
@@ -28,10 +28,15 @@ def test_the_program_of_the_page_runs_with_the_command_of_the_page(tmp_path: Pat
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=tmp_path,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": str(ROOT),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -48,9 +53,9 @@ def test_every_flag_of_the_page_is_a_flag_and_the_other_way_round() -> None:
 
 def test_help_teaches_and_imports_no_torch() -> None:
     code = (
-        "import sys; from varuna_core.launch.cli import build_parser\n"
+        "import sys; from vjob.jobs.commands.launcher.cli import build_parser\n"
         "print(build_parser().format_help())\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'jobs')))"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pandas')))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]
@@ -71,6 +76,8 @@ def test_help_teaches_and_imports_no_torch() -> None:
         ([*SIZES, "--env_file", "none", "a.py"], "none: No such file"),
         ([*SIZES, "--manager_ip", "192.0.2.77", "a.py"], "is no address of this machine"),
         ([*SIZES, "--gpus_per_node", "0", "a.py"], "--gpus_per_node 0: want 1 or more"),
+        ([*SIZES, "b.py"], "b.py is not in --code_dir"),
+        ([*SIZES, "--code_dir", "/no", "a.py"], "a.py is not in --code_dir /no"),
         (["--kill"], "no run is live in"),
         (["--resume"], "no run of the launcher is in"),
         (["--resume", "--run", "x"], "--run x: no run of the launcher"),
@@ -84,6 +91,7 @@ def test_wrong_input_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "available_machines.out").write_text("127.0.0.1\n")
+    (tmp_path / "a.py").touch()
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert message.lower() in capsys.readouterr().err.lower()

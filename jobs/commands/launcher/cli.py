@@ -1,4 +1,7 @@
-"""Command line of the launcher: Varuna's flags."""
+"""Command line of the launcher: the flags of Varuna's run_varuna.
+
+python -m varuna_core.launch [options] SCRIPT [ARGUMENT...]
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from varuna_core.launch.console import flush_outputs, open_outputs
-from varuna_core.launch.errors import LaunchError
-from varuna_core.launch.start import Arguments, kill_run, resume_run, start_run
-from varuna_core.launch.state import find_run
+from vjob.jobs.commands.launcher.runs import find_launched, kill_run, resume_run, start_run
+from vjob.jobs.commands.launcher.translate import Arguments
+from vjob.jobs.errors import VjobError
 
 _DESCRIPTION = """\
 Train in stages and replicas on a list of machines, over ssh or on this one alone.
@@ -22,9 +24,10 @@ Train in stages and replicas on a list of machines, over ssh or on this one alon
       --nstages 2 --chunk_size 4 --batch_size 64 train.py --lr 1e-4
 
 starts four ranks of train.py here: two replicas of two stages. Every machine needs a login over ssh
-without a password, the same code_dir, python and run folder (a shared file system). Ctrl-C, SIGTERM
-and --kill end all ranks everywhere; SIGUSR1 reaches every rank, to checkpoint. A launcher that is
-itself killed leaves nothing behind.
+without a password, the same code_dir, python and run folder (a shared file system). The run is one
+like those of `vjob submit`: `vjob status`, `logs`, `stacks`, `cancel`, `report` know it. Ctrl-C
+ends it, saving first where ranks can; twice, SIGTERM and --kill end it at once; SIGUSR1 reaches its
+ranks. A launcher that is killed, or whose terminal is closed, leaves it running.
 
 Each rank runs in code_dir:
   python -u train.py --rank=R --local_rank=L --stage_to_rank_map=0,2;1,3; --chunk_size=4 \\
@@ -33,8 +36,8 @@ where --batch-size is its replica's share, and finds RANK, WORLD_SIZE, MASTER_AD
 """
 
 _EPILOG = """\
-files: log/<script>-<time>/ has plan.json, scheduler.out, and attempt-N/ with <node>.out and .err,
-ranks/<rank>.out and .err, and state/outcome.json. `vjob logs PATH` reads them.
+files: log/<script>-<time>/ has conf.yaml, plan.json, scheduler.out, and attempt-N/ with <node>.out
+and .err, ranks/<rank>.out and .err, and state/outcome.json.
 
 exit codes: 0 all ranks exited 0; 2 wrong input; 112 a machine is not ready; 113 one was lost;
 130 and 143 ended by Ctrl-C, and by SIGTERM or --kill; else that of the rank that failed first.
@@ -45,19 +48,43 @@ _DEFAULT_ENV = "varuna.env"
 
 def main(words: Sequence[str] | None = None) -> int:
     """The exit code."""
-    open_outputs()
+    _open_outputs()
     given = vars(build_parser().parse_args(words))
     try:
         return _run(given)
-    except LaunchError as error:
+    except VjobError as error:
         print(f"launch: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("launch: interrupted before anything was started", file=sys.stderr)
+        return 130
     except OSError as error:  # a full or vanished disk
         name = f" {error.filename}" if error.filename else ""
         print(f"launch: cannot go on:{name}: {error.strerror}", file=sys.stderr)
-        return LaunchError.exit_code
+        return VjobError.exit_code
     finally:
-        flush_outputs()
+        _flush_outputs()
+
+
+def _open_outputs() -> None:
+    """Open outputs that the launcher was started without: the run needs none of them."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def _flush_outputs() -> None:
+    """Flush outputs at the end; what a closed terminal did not take is in the files."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            # The interpreter flushes once more at its exit, and would exit with 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -109,8 +136,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--no_morphing",
         action="store_true",
         default=None,
-        help="keep the machines to the end; launched scripts always do, a conf's run may morph "
-        "(cluster.machine_list)",
+        help="keep the machines to the end; without it the list is watched, and the run goes on "
+        "with the machines that are there",
     )
     what = parser.add_argument_group("what")
     what.add_argument(
@@ -140,7 +167,8 @@ def build_parser() -> argparse.ArgumentParser:
     either.add_argument(
         "--resume",
         action="store_true",
-        help="start a run once more, with its old arguments where no others are given",
+        help="start a run once more, in a new folder, with its old arguments where no others are "
+        "given",
     )
     return parser
 
@@ -158,9 +186,9 @@ def _run(given: dict[str, Any]) -> int:
         del asked["command"][0]
     folder = Path(log_folder or os.path.join(asked.get("code_dir", "."), "log")).absolute()
     if kill:
-        return kill_run(*find_run(folder, named, live=True))
+        return kill_run(find_launched(folder, named, live=True))
     if resume:
-        return resume_run(*find_run(folder, named, live=False), asked)
+        return resume_run(find_launched(folder, named, live=False), asked)
     return start_run(Arguments(**{**_defaults(), **asked}), folder)
 
 

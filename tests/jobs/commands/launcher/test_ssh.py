@@ -1,7 +1,8 @@
-"""Whole runs of the launcher: this machine and a real sshd on loopback as its two machines."""
+"""Whole runs by the launcher's flags: this machine and a real sshd on loopback as its machines."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.commands.launcher.launcher_user import SECRET, WAITING, User
 from tests.varuna_core.agent.local_run import wait_until
-from tests.varuna_core.launch.launcher_user import SECRET, WAITING, User
-from tests.varuna_core.launch.sshd import SSHD, Sshd
+from tests.varuna_core.launch.sshd import SSHD, Sshd, find_step
 from varuna_core.agent.processes.signals import GONE
 from varuna_core.records.exits import NODE_LOST, NOT_READY, read_exits, read_outcome
-from varuna_core.records.files import read_json
 
 pytestmark = pytest.mark.skipif(
     SSHD is None, reason="no sshd here: apt-get install openssh-server, `make packages` as root"
@@ -83,7 +83,7 @@ def test_no_secret_shows_and_nothing_of_the_shell_reaches_a_rank(user: User) -> 
     for path in user.run.path.rglob("*"):
         if path.is_file() and path != user.run.plan:
             assert SECRET.encode() not in path.read_bytes(), path
-    for path in (user.run.plan, user.run.launch):
+    for path in (user.run.plan, user.run.launch, user.run.resolved):
         assert path.stat().st_mode & 0o77 == 0
 
 
@@ -104,57 +104,86 @@ def test_a_killed_rank_is_137(user: User) -> None:
     user.check_nothing_is_left()
 
 
-def test_ranks_end_with_a_killed_launcher(user: User) -> None:
+def test_the_run_goes_on_without_its_launcher_until_it_is_killed(user: User) -> None:
     user.start("wait.py")
     user.wait_for_ranks()
     user.signal(signal.SIGKILL)
-    user.check_nothing_is_left()
+    user.wait()
+    assert "RUNNING" in user.vjob("status", "last")
     done = user.call("--kill")
     assert done.returncode == 0, done.stderr
     outcome = read_outcome(user.run.attempt(0))
-    assert outcome is not None and outcome.code == NODE_LOST
-    assert outcome.reason.startswith(GONE)
+    assert outcome is not None and outcome.code == 143
+    user.check_nothing_is_left()
     assert "is live in" in user.call("--kill").stderr
+
+
+def test_ranks_end_with_a_killed_master(user: User) -> None:
+    """Not the launcher: the process that holds the agents' inputs."""
+    user.start("wait.py")
+    user.wait_for_ranks()
+    os.kill(find_step(user.run, "step"), signal.SIGKILL)
+    assert user.wait() != 0
+    user.check_nothing_is_left()
+    outcome = read_outcome(user.run.attempt(0))
+    assert outcome is not None and outcome.reason.startswith(GONE)
 
 
 def test_a_killed_ssh_is_a_lost_machine_and_its_ranks_end(user: User) -> None:
     user.start("wait.py")
     user.wait_for_ranks()
-    os.kill(user.find_ssh(), signal.SIGKILL)
+    os.kill(find_step(user.run), signal.SIGKILL)
     assert user.wait() == NODE_LOST
     assert "localhost was lost: the ssh to it was ended by SIGKILL" in user.said
-    assert not user.find_all(), "the launcher waits for them"
     assert set(read_exits(user.run.attempt(0), 2)) == {0, 1}
+    user.check_nothing_is_left()
 
 
 def test_kill_from_another_terminal_then_resume_with_another_batch(user: User) -> None:
     user.start("wait.py", "--mine")
     user.wait_for_ranks()
-    assert "still runs on" in user.call("--resume").stderr
+    first = user.run
+    assert "still runs, or may" in user.call("--resume").stderr
     done = user.call("--kill")
     assert done.returncode == 0, done.stderr
     assert user.wait() == 143
     user.check_nothing_is_left()
     user.resume("--batch_size", "6")
-    user.wait_for_ranks(attempt=1)
+    wait_until(lambda: user.run.name != first.name, "another run")
+    user.wait_for_ranks()
     words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     mine = [item for item in words if b"--mine" in item and b"--batch-size=6" in item]
-    assert len(mine) == 2 and read_json(user.run.launch)["attempt"] == 1
+    assert len(mine) == 2
     user.signal(signal.SIGTERM)
     assert user.wait() == 143
     user.check_nothing_is_left()
 
 
-def test_sigusr1_reaches_every_rank_and_ctrl_c_leaves_nothing(user: User) -> None:
+def test_sigusr1_reaches_every_rank_and_ctrl_c_twice_leaves_nothing(user: User) -> None:
     user.start("wait.py")
     user.wait_for_ranks()
     user.signal(signal.SIGUSR1)
     logs = [user.run.attempt(0).rank_log(rank, "out") for rank in range(2)]
     wait_until(lambda: all("caught 10" in log.read_text() for log in logs), "the signal")
     user.signal(signal.SIGINT)
+    user.wait_for_word("again to end it at once")
+    user.signal(signal.SIGINT)
     assert user.wait() == 130
-    assert "code 130: SIGINT to the launcher" in user.said
+    assert "is cancelled" in user.said
     user.check_nothing_is_left()
+
+
+def test_the_commands_know_a_launched_run(user: User) -> None:
+    user.start("wait.py")
+    user.wait_for_ranks()
+    assert "wait" in user.vjob("list") and "RUNNING" in user.vjob("status", "last")
+    found = json.loads(user.vjob("stacks", "last", "--json"))
+    assert sorted(rank for group in found["groups"] for rank in group["ranks"]) == [0, 1]
+    for rank in range(2):
+        (user.folder / f"end-{rank}").write_text("0")
+    assert user.wait() == 0, user.said
+    assert "all 2 ranks exited 0" in user.vjob("status", "last")
+    assert "localhost | 1: ready" in user.vjob("logs", "last", "--raw")
 
 
 Change = Callable[[User, Sshd], "list[str]"]
@@ -186,10 +215,6 @@ def _take_no_python(user: User, sshd: Sshd) -> list[str]:
     return ["--python", "/no/python"]
 
 
-def _take_no_folder(user: User, sshd: Sshd) -> list[str]:
-    return ["--code_dir", "/no/code", "--log_folder", "log"]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -198,7 +223,6 @@ def _take_no_folder(user: User, sshd: Sshd) -> list[str]:
         (_forget_host, "its host key is not known here; `ssh -p"),
         (_swap_host_key, "its host key is not the one in known_hosts"),
         (_take_no_python, "/no/python is not there: install it, or name another"),
-        (_take_no_folder, "--code_dir /no/code is not there"),
     ],
 )
 def test_a_machine_that_cannot_serve_is_one_clear_line(
@@ -210,7 +234,7 @@ def test_a_machine_that_cannot_serve_is_one_clear_line(
     lines = [line for line in user.said.splitlines() if "localhost:" in line]
     assert len(lines) == 1 and said in lines[0], user.said
     assert "Traceback" not in user.said
-    assert not list((user.folder / "log").iterdir()), "nothing was started, nothing is left"
+    assert not user.run.attempt(0).go.exists(), "nothing was started"
 
 
 def test_a_folder_that_is_not_shared_is_said_with_the_remedy(user: User, tmp_path: Path) -> None:
@@ -229,4 +253,4 @@ def test_a_folder_that_is_not_shared_is_said_with_the_remedy(user: User, tmp_pat
         assert user.wait() == NOT_READY
     finally:
         server.stop()
-    assert "it does not see the run folder" in user.said and "--log_folder" in user.said
+    assert "it does not see the run folder" in user.said and "name one with log_folder" in user.said
