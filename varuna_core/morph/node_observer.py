@@ -20,6 +20,7 @@ from varuna_core.morph.messages import (
     Saved,
 )
 from varuna_core.morph.orders import ENDED, GONE, Presence
+from varuna_core.records.exits import NOT_READY
 from varuna_core.records.morphing import RUNNING, SAVING, STOPPING, ManagerState, get_seat
 
 SUSPECT_BEATS = 8.0
@@ -118,8 +119,12 @@ class NodeObserver:
         if seat in sight.leave:
             said.append(AskedToLeave(name, sight.leave[seat]))
         has_ended = item is not None and (item.state, item.attempt) == (ENDED, state.attempt)
-        if has_ended and name in living and state.phase in ATTEMPTING:
+        if item is not None and has_ended and name in living and state.phase in ATTEMPTING:
             said.append(RanksEnded(name, state.attempt))
+            # Else an agent says so itself, in a file that may come later than its presence.
+            if item.code not in (0, NOT_READY) and sight.stop is None:
+                reason = f"the agent of {host} ended with {item.code}"
+                said.append(RankFailed(reason, state.attempt))
         return said
 
     def _is_silent(self, state: ManagerState, since: float, now: float) -> bool:

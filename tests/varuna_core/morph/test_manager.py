@@ -122,6 +122,21 @@ def test_a_node_that_fell_silent_is_fenced_and_goes_home_when_it_wakes(elastic: 
     assert (morph["from"], morph["to"], morph["nodes"]) == ("3 x 1", "2 x 1", [0, 1])
 
 
+def test_an_agent_that_dies_without_a_word_ends_its_attempt_at_once(elastic: Elastic) -> None:
+    """As where a node goes down piece by piece: its ranks are gone, and nobody says that they
+    failed. The others may wait for them for good."""
+    manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+    wait_until(lambda: elastic.has_started(0), "the first attempt")
+    children = Path(f"/proc/{nodes[2].pid}/task/{nodes[2].pid}/children").read_text().split()
+    assert len(children) == 1
+    os.kill(int(children[0]), signal.SIGKILL)
+    code, _, said = elastic.finish(manager)
+    assert (code, elastic.answer()) == (0, "0"), said
+    assert "attempt 0 ends: the agent of n2 ended with 137" in said
+    plan = read_attempt_plan(elastic.run, 1)
+    assert plan is not None and plan.num_nodes == 3, "the node itself is well"
+
+
 def test_every_attempt_names_the_job_and_not_the_session(elastic: Elastic) -> None:
     """A submit that was cut off adopts the jobs that `started` names: the job's second name, its
     session, would count as another job, and both would be cancelled as one too many."""
