@@ -85,6 +85,7 @@ BELOW = {
         "jobs/planning",
         "jobs/monitor/readers",
         "jobs/submit",
+        "jobs/submit/trial",
         "jobs/elastic",
         "jobs/monitor/screen",
         "jobs/monitor/watch",

@@ -24,11 +24,13 @@ from vjob.jobs.commands.monitor import logs, stacks, status, watch
 from vjob.jobs.commands.plan import plan
 from vjob.jobs.commands.report import compare, report
 from vjob.jobs.commands.submit import export, profile, submit
+from vjob.jobs.commands.trial import try_
 from vjob.jobs.errors import InputError, VjobError
 
 EXAMPLES = """\b
 Start here:
   vjob init > conf.yaml        a commented conf
+  vjob try conf.yaml           two steps of it on one node: will it run?
   vjob submit conf.yaml        run it, on Slurm where sbatch is there, else on this machine
   vjob status last             how it goes
   vjob logs -f last            follow its lines
@@ -193,6 +195,7 @@ def completion(shell: str) -> None:
 
 # In the order of use, which is that of `vjob --help`.
 for command in (
+    try_,
     submit,
     status,
     list_,

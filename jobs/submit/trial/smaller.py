@@ -1,0 +1,233 @@
+"""The conf of a try: the same program, data, environment and container, on one node. Pure.
+
+    nodes           one, of the first group's kind; all ranks where its GPUs suffice, else
+                    fewer replicas, then fewer stages
+    built-in        layers stay; two steps, one evaluation, one checkpoint; on processors in place
+                    of GPUs small: the least width, one sample a micro-batch
+    others          arguments and keys as they are; train.log_every 1, where it reaches them
+    checkpoints     a folder of the try's own inside the real one
+    off             morph, restarts, requeue, notify, copies in memory
+
+What a try changes is said in `Trial.notes`; where nothing of the layout is changed (`is_whole`),
+what it measures is what the whole run will have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vjob.jobs.conf.layout import get_replicas, get_world, require_number
+from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf, Morph, NodeGroup, Notify, Train
+
+STEPS = 2
+MOST_RANKS = 8
+"""On processors, which ranks share."""
+MOST_REPLICAS = 2
+"""Where processors stand for GPUs."""
+HEAD_WIDTH = 8
+"""Of an attention head in a model that is only to run."""
+START_MIN = 8
+"""For a node and its container to be prepared, and for saving, in the time limit of a try."""
+MOST_STEPS_OF_BATCH = 2
+"""Micro-batches for each stage, where the layout is not the whole run's anyway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneNode:
+    """The node that a try gets."""
+
+    num_gpus: int
+    gpus: str | int | None
+    """As `cluster.nodes` has it; None where it has none."""
+    queue: str | None = None
+    """None: this machine."""
+    is_here: bool
+    is_asked: bool = False
+    """The user named the queue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is tried."""
+
+    conf: JobConf
+    notes: tuple[str, ...]
+    """How it differs from the whole run, a phrase each."""
+    is_whole: bool
+    """The layout, the sizes and the kind of device are those of the whole run."""
+    caveat: str
+    """The same in short, for what is measured all the same: `on one node`."""
+    is_small: bool
+    """The model, its stages or the devices are not, so that no time or memory is like theirs."""
+
+
+def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | None) -> Trial:
+    """The conf of a try; `checkpoint` is the folder to save in."""
+    notes: list[str] = []
+    first = conf.cluster.nodes[0]
+    wants_gpus = any(group.num_gpus for group in conf.cluster.nodes)
+    on_cpu = wants_gpus and not node.num_gpus
+    small = _lay_out(conf, node if wants_gpus else None, notes)
+    world = get_world(small)
+    if on_cpu:
+        place = "this machine has" if node.is_here else f"the nodes of queue {node.queue} have"
+        notes.append(f"{place} no GPU, so ranks run on processors")
+        small = _fit_processors(small, notes)
+    elif len(conf.cluster.nodes) > 1 or first.count > 1:
+        notes.append("all ranks share one node, so no link between nodes is used")
+    if node.is_asked and node.gpus != first.gpus and wants_gpus and not on_cpu:
+        notes.append(f"GPUs are {node.gpus}, not {first.gpus}")
+    is_whole = not notes
+    layouts = [(one.parallel.pipeline, one.parallel.tensor) for one in (conf, small)]
+    is_small = (
+        on_cpu
+        or layouts[0] != layouts[1]
+        or (node.is_asked and wants_gpus and node.gpus != first.gpus)
+    )
+    group = replace(
+        first,
+        group="try",
+        count=1,
+        ranks=world,
+        queue=node.queue,
+        gpus=None if on_cpu or not wants_gpus else _count_gpus(node, first, world),
+        devices=None if on_cpu or world != first.num_ranks else first.devices,
+        interface=first.interface if is_whole and not node.is_asked else "auto",
+        sbatch={} if node.is_here else first.sbatch,
+    )
+    if any(other.env != first.env for other in conf.cluster.nodes[1:]):
+        notes.append(f"ranks have the env of group {first.group}")
+    cluster = replace(
+        small.cluster,
+        nodes=(group,),
+        scheduler="local" if node.is_here else "slurm",
+        machine_list=None,
+        ssh_config=None,
+        hetero="auto",
+        walltime_min=min(conf.cluster.walltime_min, limit_min + START_MIN),
+        requeue=False,
+        restarts=None,
+        restart_same=False,
+        signal_before_end_s=0,
+        sample_s=2,
+    )
+    tried = replace(
+        small,
+        name=f"try-{conf.name}",
+        train=_shorten(small, checkpoint),
+        cluster=cluster,
+        morph=Morph(),
+        notify=Notify(),
+    )
+    return Trial(
+        conf=tried,
+        notes=tuple(notes),
+        is_whole=is_whole,
+        caveat=_find_caveat(conf, world),
+        is_small=is_small,
+    )
+
+
+def _find_caveat(conf: JobConf, world: int) -> str:
+    asked = get_world(conf)
+    return "on one node" if asked == world else f"on one node, with {world} of {asked} ranks"
+
+
+def _count_gpus(node: OneNode, first: NodeGroup, world: int) -> str | int:
+    """As many GPUs as there are ranks, of the node's kind; all where the conf picks devices."""
+    kind = node.gpus.rpartition(":")[0] if isinstance(node.gpus, str) else ""
+    count = node.num_gpus if first.devices is not None else min(world, node.num_gpus)
+    return f"{kind}:{count}" if kind else count
+
+
+def _lay_out(conf: JobConf, node: OneNode | None, notes: list[str]) -> JobConf:
+    """With the ranks that one node holds: all, else fewer replicas, else fewer stages too."""
+    world = get_world(conf)
+    most = MOST_RANKS if node is None or not node.num_gpus else node.num_gpus
+    parallel = conf.parallel
+    pipeline = require_number(parallel.pipeline)
+    share = pipeline * parallel.tensor
+    replicas = get_replicas(conf) or max(1, world // share)
+    stands_in = node is not None and not node.num_gpus and replicas > MOST_REPLICAS
+    if world <= most and not stands_in:
+        return _close(conf, world)
+    if share <= most or node is None or not node.num_gpus:
+        # A divisor, so that the batch can still be dealt out evenly.
+        even = [n for n in range(1, replicas + 1) if replicas % n == 0]
+        kept = max((n for n in even if n * share <= most), default=1)
+        if node is not None and not node.num_gpus:
+            kept = max((n for n in even if n <= min(kept, MOST_REPLICAS)), default=1)
+        if kept == replicas:  # all stages are needed, however many ranks they are
+            return _close(conf, world)
+        if share == 1:
+            notes.append(f"{kept} of {world} ranks")
+        else:
+            notes.append(f"{kept} of {replicas} replicas")
+        return _keep_replicas(conf, kept, replicas)
+    if conf.program.kind in OWN_MODEL and pipeline > 1:
+        notes.append(f"{most} GPUs in place of {world}: the script's stages must fit")
+    stages = max(1, most // parallel.tensor)
+    if parallel.tensor > most:
+        stages = 1
+    notes.append(f"{stages} stages in place of {pipeline}, 1 of {replicas} replicas")
+    conf = _keep_replicas(conf, 1, replicas)
+    parallel = replace(conf.parallel, pipeline=stages, partition="auto")
+    if stages == 1:
+        parallel = replace(parallel, schedule="auto")
+    conf = replace(conf, parallel=parallel)
+    return _close(conf, stages * parallel.tensor)
+
+
+def _keep_replicas(conf: JobConf, kept: int, replicas: int) -> JobConf:
+    """With fewer replicas; for a built-in program each keeps its micro-batches, up to a few."""
+    train, pipeline = conf.train, require_number(conf.parallel.pipeline)
+    if conf.program.kind in BUILT_IN and train.global_batch_size is not None:
+        micro = require_number(train.micro_batch_size)
+        num = train.global_batch_size // (micro * replicas)
+        num = min(num, max(1, MOST_STEPS_OF_BATCH * pipeline))
+        train = replace(train, global_batch_size=micro * kept * num)
+    conf = replace(conf, train=train, parallel=replace(conf.parallel, data=kept))
+    return _close(conf, kept * pipeline * conf.parallel.tensor)
+
+
+def _close(conf: JobConf, world: int) -> JobConf:
+    """With one node of so many ranks, for what is computed from it."""
+    only = replace(conf.cluster.nodes[0], count=1, ranks=world)
+    return replace(conf, cluster=replace(conf.cluster, nodes=(only,)))
+
+
+def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
+    """Small enough for processors, where the program allows."""
+    model, train = conf.model, conf.train
+    if conf.program.kind not in BUILT_IN or model is None:
+        return conf
+    hidden = min(model.hidden, model.heads * HEAD_WIDTH)
+    pipeline, replicas = require_number(conf.parallel.pipeline), get_replicas(conf) or 1
+    notes.append(f"width {hidden} in place of {model.hidden}, one sample a micro-batch")
+    return replace(
+        conf,
+        model=replace(model, hidden=hidden),
+        train=replace(train, micro_batch_size=1, global_batch_size=pipeline * replicas),
+    )
+
+
+def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
+    """Two steps of a built-in program, each with its line; a script trains as it is told to."""
+    train = conf.train
+    own = replace(train.checkpoint, folder=checkpoint, memory_every=0)
+    if conf.program.kind not in BUILT_IN:
+        return replace(train, log_every=1, checkpoint=own)
+    evaluates = train.evaluate.every > 0
+    return replace(
+        train,
+        steps=STEPS,
+        log_every=1,
+        schedule=replace(train.schedule, decay_steps=train.schedule.decay_steps or train.steps),
+        evaluate=replace(train.evaluate, every=STEPS if evaluates else 0, steps=1),
+        checkpoint=replace(own, every=0, local=None),
+    )
+
+
+def add_step(conf: JobConf) -> JobConf:
+    """The same with one step more, which loads what the first start saved."""
+    return replace(conf, train=replace(conf.train, steps=STEPS + 1))

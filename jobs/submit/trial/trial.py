@@ -1,0 +1,200 @@
+"""A try of a conf, from its start to its result.
+
+    ask Slurm of the whole run ─► shrink ─► submit ─► watch ─► again, from its checkpoint ─► outlook
+
+What a try leaves is removed: its checkpoints always, its run folder where nothing was found.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from varuna_core.records.checkpoints import find_newest, name_of
+from varuna_core.records.record import read_record
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.conf.schema import BUILT_IN, JobConf
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.planning.resolve_auto import Resolved
+from vjob.jobs.submit.submit import prepare, submit
+from vjob.jobs.submit.trial.judgement import find_trouble, tell_start
+from vjob.jobs.submit.trial.outlook import ask_slurm, find_outlook, format_bytes
+from vjob.jobs.submit.trial.place import CheckpointFolder, choose_node, open_checkpoints
+from vjob.jobs.submit.trial.result import MEASURED, Finding, Result, Row, unknown
+from vjob.jobs.submit.trial.smaller import STEPS, Trial, add_step, shrink
+from vjob.jobs.submit.trial.watching import Say, Seen, Watcher, stop
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of one try."""
+
+    queue: str | None = None
+    is_here: bool = False
+    limit_s: float = 120.0
+    keeps: bool = False
+    """Keep the run folder of a healthy try too."""
+
+
+def run_trial(resolved: Resolved, options: Options, say: Say) -> Result:
+    """Try a conf; InputError where it could not even be submitted."""
+    trying = _Trying(resolved, options, say)
+    try:
+        trying.run()
+    except BaseException:
+        trying.clean_up(keeps=False)
+        raise
+    is_kept = bool(trying.findings) or options.keeps
+    trying.clean_up(keeps=is_kept)
+    return trying.build_result(is_kept=is_kept)
+
+
+class _Trying:
+    """One try, as far as it has come."""
+
+    def __init__(self, resolved: Resolved, options: Options, say: Say) -> None:
+        self.resolved, self.options, self.say = resolved, options, say
+        self.conf = resolved.conf
+        self.begun = time.monotonic()
+        self.runs: list[RunFolder] = []
+        self.findings: list[Finding] = []
+        self.rows: list[Row] = []
+        self.trial: Trial | None = None
+
+    def run(self) -> None:
+        """All steps, as long as nothing is found that makes the next one useless."""
+        options = self.options
+        node = choose_node(self.conf, options.queue, is_here=options.is_here)
+        whole = prepare(self.resolved, for_preview=shutil.which("sbatch") is None)
+        asked = ask_slurm(whole)
+        if asked.refusal is not None:
+            self.findings.append(asked.refusal)
+            if not node.is_here and not node.is_asked:
+                return  # the try would be refused like it
+        with open_checkpoints(self.conf, self.resolved.path.parent) as folder:
+            is_able = folder is not None and folder.problem is None
+            if folder is not None and folder.problem is not None:
+                self.findings.append(folder.problem)
+            self.trial = shrink(
+                self.conf,
+                node,
+                limit_min=math.ceil(options.limit_s / 60),
+                checkpoint=folder.seen if folder is not None and is_able else None,
+            )
+            seen = self._start(self.trial.conf, STEPS)
+            if seen is None:
+                return
+            self.findings += find_trouble(seen, options.limit_s)
+            self.rows.append(tell_start(seen, self.trial, self.findings, options.limit_s))
+            if not self.findings:
+                self.rows.append(self._check_checkpoints(folder))
+        self.rows += find_outlook(whole, self.resolved, self.trial, seen, asked)
+
+    def _start(self, conf: JobConf, num_steps: int) -> Seen | None:
+        """Submit and watch; None with a finding where it could not be submitted."""
+        chosen = replace(self.resolved.chosen, conf=conf, prediction=None, layouts=None)
+        chosen = replace(chosen, layout_steps=None)
+        try:
+            run, _ = submit(replace(self.resolved, chosen=chosen))
+        except InputError:
+            raise
+        except VjobError as error:
+            what, *remedy = str(error).splitlines()
+            self.findings.append(
+                Finding(what="submit", cause=what, remedy="; ".join(map(str.strip, remedy)))
+            )
+            return None
+        self.runs.append(run)
+        watcher = Watcher(run, limit_s=self.options.limit_s, say=self.say)
+        seen = watcher.watch(num_steps=num_steps, ends_itself=conf.program.kind in BUILT_IN)
+        self.say("ending it")
+        stop(run)
+        return seen
+
+    def _check_checkpoints(self, folder: CheckpointFolder | None) -> Row:
+        """Load what the first start saved, with one step more."""
+        assert self.trial is not None
+        name = "checkpoint"
+        if folder is None:
+            why = "train.checkpoint.folder is not set, so none is saved"
+            if self.conf.program.kind not in BUILT_IN:
+                why = "train.checkpoint.folder is not set; a folder of the program's own is its own"
+            return unknown(name, why)
+        free = _find_free_bytes(folder)
+        room = f"{format_bytes(free)} free" if free is not None else ""
+        values = {"folder": folder.asked, "free_bytes": free, "saved": False, "loaded": False}
+        if self.conf.program.kind not in BUILT_IN:
+            if folder.here is None:
+                return unknown(name, f"this machine does not see {folder.asked}")
+            return Row(name=name, text=f"the folder can be written, {room}", certainty=MEASURED,
+                       values=values)  # fmt: skip
+        newest = None if folder.here is None else find_newest(folder.here)
+        if folder.here is not None and newest is None:
+            self.findings.append(
+                Finding(what=name, cause=f"it ended well and no checkpoint is in {folder.asked}")
+            )
+            return unknown(name, "none was saved")
+        size = None if folder.here is None else _measure(folder.here / name_of(STEPS))
+        self.say("again, from its checkpoint")
+        seen = self._start(add_step(self.trial.conf), 1)
+        troubles = [] if seen is None else find_trouble(seen, self.options.limit_s)
+        if seen is not None and not troubles and seen.steps and seen.steps[0] <= STEPS:
+            cause = f"it began again with step {seen.steps[0]} in place of loading its checkpoint"
+            troubles = [Finding(what=name, cause=cause)]
+        self.findings += [replace(trouble, what=name) for trouble in troubles]
+        if seen is None or troubles:
+            return unknown(name, "saved, and not loaded")
+        values |= {"saved": True, "loaded": True, "bytes": size}
+        said = ", ".join(
+            filter(None, ("saved and loaded", format_bytes(size) if size else "", room))
+        )
+        return Row(name=name, text=said, certainty=MEASURED, values=values)
+
+    def build_result(self, *, is_kept: bool) -> Result:
+        return Result(
+            conf=str(self.resolved.path),
+            rows=tuple(self.rows),
+            findings=tuple(self.findings),
+            differs=() if self.trial is None else self.trial.notes,
+            took_s=time.monotonic() - self.begun,
+            files=str(self.runs[-1].path) if is_kept and self.runs else "",
+        )
+
+    def clean_up(self, *, keeps: bool) -> None:
+        """End what goes on, and remove run folders."""
+        for run in self.runs:
+            if keeps:
+                continue
+            stop(run)
+            remove(run)
+
+
+def remove(run: RunFolder) -> None:
+    """Remove a run that is over, with the links to it."""
+    record = read_record(run)
+    shutil.rmtree(run.path, ignore_errors=True)
+    names = [] if record is None else [record.name, *(job.id for job in record.jobs)]
+    for link in (run.path.with_name(name) for name in names):
+        with suppress(OSError):
+            if os.readlink(link) == run.name:
+                link.unlink()
+
+
+def _find_free_bytes(folder: CheckpointFolder) -> int | None:
+    try:
+        stat = os.statvfs(folder.here or folder.asked)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize
+
+
+def _measure(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
