@@ -312,7 +312,8 @@ class Cluster:
     ssh_config: str | None = None
     """File for `ssh -F` to the machines; default: ssh's own."""
     hetero: Literal["auto", "hetjob", "split"] = "auto"
-    """Several groups as one het job, or as jobs that find each other."""
+    """Several groups as one het job, or as jobs that find each other; auto: a het job, and split
+    for a run that may morph, for Slurm ends a whole het job with one of its nodes."""
     walltime_min: PositiveInt = 60
     """Time limit; on a list of machines there is none."""
     account: str | None = None

@@ -174,10 +174,16 @@ def reserve_spare_nodes(plan: Plan) -> Plan:
 
 
 def choose_layout(conf: JobConf) -> str:
-    """One group of nodes is a plain job; several are a het job unless the conf says split."""
+    """One group of nodes is a plain job; several are a het job, or split where the conf says so.
+
+    A run that may morph is split unless the conf says hetjob: Slurm ends all components of a het
+    job when a node of one goes down, so there would be nothing left to go on with.
+    """
     if len(conf.cluster.nodes) == 1:
         return "single"
-    return "split" if conf.cluster.hetero == "split" else "hetjob"
+    if conf.cluster.hetero == "auto":
+        return "split" if conf.morph.enabled else "hetjob"
+    return conf.cluster.hetero
 
 
 def collect_passed_env(conf: JobConf, environ: Mapping[str, str]) -> dict[str, str]:

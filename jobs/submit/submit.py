@@ -345,7 +345,19 @@ def _write_submitted(run: RunFolder, record: RunRecord) -> None:
 
 def find_warnings(run: RunFolder) -> list[str]:
     """Warnings for the user: Slurm's settings, and its first answer about the jobs."""
-    return [text for text in (check_kill_wait(run), check_start(run)) if text]
+    texts = (check_het_morph(run), check_kill_wait(run), check_start(run))
+    return [text for text in texts if text]
+
+
+def check_het_morph(run: RunFolder) -> str:
+    """A warning where a run that may morph is a het job; else empty."""
+    plan = read_plan(run.plan)
+    if plan is None or plan.scheduler != "slurm" or not plan.morph or plan.layout != "hetjob":
+        return ""
+    return (
+        "cluster.hetero: hetjob ends with the first node that Slurm finds down, whatever "
+        "morph.enabled says: with split, or auto, the other groups go on"
+    )
 
 
 def check_kill_wait(run: RunFolder) -> str:

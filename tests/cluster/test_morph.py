@@ -99,6 +99,7 @@ def test_a_job_of_another_queue_joins_and_is_cancelled(clean_lab: Lab, vjob: Vjo
 def test_a_het_job_goes_on_without_its_second_component(clean_lab: Lab, vjob: Vjob) -> None:
     text = CONF.replace("pipeline: 4", "pipeline: 3").replace("min_nodes: 2", "min_nodes: 1")
     groups = "{group: one, queue: gpu1, ranks: 1}, {group: two, count: 2, queue: gpu2, ranks: 1}"
+    text = text.replace("  scheduler", "  hetero: hetjob\n  scheduler")
     run = vjob.submit(text.replace("{group: all, count: 4, queue: gpu2, ranks: 1}", groups))
     wait_for(lambda: list_complete(vjob.folder / "ckpt"), 120, lambda: vjob.explain(run))
     leader = json.loads(run.record.read_text())["jobs"][0]["id"]

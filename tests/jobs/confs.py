@@ -69,8 +69,10 @@ TWO_QUEUES = """[
     {group: slave, count: 3, queue: gpu2, gpus: "a10:4", cpus: 14},
   ]
 """
-MORPH_HETJOB = MORPH.replace('[{group: all, count: 4, queue: gpu1, gpus: "a100:4"}]\n', TWO_QUEUES)
-MORPH_SPLIT = MORPH_HETJOB.replace("  walltime", "  hetero: split\n  walltime")
+MORPH_HETJOB = MORPH.replace(
+    '[{group: all, count: 4, queue: gpu1, gpus: "a100:4"}]\n', TWO_QUEUES
+).replace("  walltime", "  hetero: hetjob\n  walltime")
+MORPH_SPLIT = MORPH_HETJOB.replace("  hetero: hetjob", "  hetero: split")
 
 MORPH_MACHINES = MORPH.replace("scheduler: slurm", "machine_list: machines").replace(
     "min_nodes: 2", "max_nodes: 6"

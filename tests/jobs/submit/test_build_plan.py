@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.jobs.confs import BASE, HETJOB, MORPH, MORPH_MACHINES, SINGLE, make_conf, make_plan
+from tests.jobs.confs import (
+    BASE,
+    HETJOB,
+    MORPH,
+    MORPH_HETJOB,
+    MORPH_MACHINES,
+    MORPH_SPLIT,
+    SINGLE,
+    make_conf,
+    make_plan,
+)
 from varuna_core.morph.layout import count_asked
 from varuna_core.records.layout import decode_stage_map
-from varuna_core.records.plan import parse_plan, render_plan
+from varuna_core.records.plan import parse_plan, render_plan, write_plan
+from varuna_core.records.runfolder import make_run_folder
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.layout import build_groups
 from vjob.jobs.conf.schema import Container
 from vjob.jobs.submit.build_plan import PlanContext, build_plan, build_stages, reserve_spare_nodes
+from vjob.jobs.submit.submit import check_het_morph
 
 
 def test_ranks_follow_the_groups_in_the_order_of_the_conf() -> None:
@@ -114,3 +127,25 @@ def test_ten_thousand_nodes_need_no_more_plan_than_two_groups() -> None:
     conf = make_conf(HETJOB)
     nodes = [replace(group, count=5000) for group in conf.cluster.nodes]
     assert len(build_groups(nodes)) == 2
+
+
+def test_groups_of_a_run_that_may_morph_are_jobs_of_their_own_unless_the_conf_says_otherwise() -> (
+    None
+):
+    auto = MORPH_SPLIT.replace("  hetero: split\n", "")
+    layouts = [make_plan(make_conf(text)).layout for text in (auto, MORPH_HETJOB, MORPH_SPLIT)]
+    assert layouts == ["split", "hetjob", "split"]
+    fixed = auto.replace("enabled: true, min_nodes: 2", "enabled: false")
+    assert make_plan(make_conf(fixed)).layout == "hetjob"
+
+
+def test_a_het_job_that_may_morph_comes_with_a_warning(tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path / "run")
+    for text, words in (
+        (MORPH_HETJOB, "ends with the first node"),
+        (MORPH_SPLIT, ""),
+        (HETJOB, ""),
+    ):
+        write_plan(run.plan, make_plan(make_conf(text)))
+        said = check_het_morph(run)
+        assert words in said and bool(words) == bool(said)
