@@ -171,7 +171,7 @@ def reaches(conf: JobConf, written: Collection[str], *keys: str) -> bool:
 def count_micro_batches(conf: JobConf, written: Collection[str]) -> int | None:
     """Micro-batches of a whole batch, where a script has both sizes from its conf."""
     keys = ("train.global_batch_size", "train.micro_batch_size")
-    if not reaches(conf, written, *keys):
+    if conf.program.arguments != "varuna" and not reaches(conf, written, *keys):
         return None
     batch, size = (int(find_value(conf, key, is_closed=True)) for key in keys)
     return -(-batch // size)

@@ -97,14 +97,19 @@ class Script(Starter):
 
     def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
         key, value = "program.arguments", conf.program.arguments
-        if value == "varuna" and conf.train.global_batch_size is None:
-            yield (
-                key,
-                value,
-                "needs train.global_batch_size: --batch-size is a replica's share of it",
-            )
-        if value == "varuna" and conf.morph.layout == "world":
+        batch = conf.train.global_batch_size
+        if value != "varuna":
+            return
+        if batch is None:
+            message = "needs train.global_batch_size: --batch-size is a replica's share of it"
+            yield key, value, message
+        if conf.morph.layout == "world":
             yield key, value, "cannot be with morph.layout: world, which has no stages"
+        elif conf.morph.enabled and batch is not None:
+            unit = (get_replicas(conf) or 1) * require_number(conf.train.micro_batch_size)
+            if batch % unit:
+                message = f"must be a multiple of {unit}: every replica is told the same share"
+                yield "train.global_batch_size", batch, message
 
 
 class BuiltIn(Starter):

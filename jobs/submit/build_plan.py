@@ -154,6 +154,7 @@ def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
         steps=train.steps if reaches(conf, written, "train.steps") else None,
         checkpoint_folder=train.checkpoint.folder,
         layout=conf.morph.layout,
+        is_even=conf.program.arguments == "varuna",
     )
 
 

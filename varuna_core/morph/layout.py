@@ -32,6 +32,8 @@ class LayoutRequest:
     any number of replicas a share."""
     chunks: int = 1
     """Stages that each place in a pipeline holds."""
+    is_even: bool = False
+    """Whether all replicas must have as many micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def choose_layout(question: LayoutRequest) -> Optional[Layout]:
         return None
     found = []
     for depth in range(min(question.pipeline, deepest), deepest + 1):
-        replicas = min(question.shares // depth, question.micro_batches)
+        replicas = _limit_replicas(question, question.shares // depth)
         slots = count_slots(question.layers, question.micro_batches, depth, replicas)
         found.append((slots, depth, Layout(depth, replicas)))
     return min(found, key=lambda item: item[:2])[2]
@@ -87,10 +89,19 @@ def _keep_depth(question: LayoutRequest) -> Optional[Layout]:
     depth = question.pipeline
     if question.layers is not None:
         depth = min(depth, question.shares, question.layers // question.chunks)
-    replicas = question.shares // depth if depth >= 1 else 0
-    if question.micro_batches is not None:
-        replicas = min(replicas, question.micro_batches)
+    replicas = _limit_replicas(question, question.shares // depth) if depth >= 1 else 0
     return Layout(depth, replicas) if replicas >= 1 else None
+
+
+def _limit_replicas(question: LayoutRequest, room: int) -> int:
+    """As many as there is room and work for."""
+    micro_batches = question.micro_batches
+    if micro_batches is None:
+        return room
+    most = min(room, micro_batches)
+    if question.is_even:
+        return next((count for count in range(most, 0, -1) if micro_batches % count == 0), 0)
+    return most
 
 
 def count_slots(layers: int, micro_batches: int, depth: int, replicas: int) -> int:
@@ -112,6 +123,8 @@ def find_layout(
     if is_room and sorted(seats) == list(everybody):
         return asked
     planned = find_planned(plan, seats)
+    if planned is not None and facts.is_even and (facts.micro_batches or 0) % planned.data:
+        planned = None
     if planned is not None or is_room:
         return planned or asked
     return choose(
@@ -121,6 +134,7 @@ def find_layout(
             layers=facts.layers,
             micro_batches=facts.micro_batches,
             chunks=count_chunks(plan, facts),
+            is_even=facts.is_even,
         )
     )
 

@@ -123,6 +123,8 @@ class TrainingFacts:
     checkpoint_folder: Optional[str]
     layout: str = "pipeline"
     """What follows the nodes: pipeline (depth, replicas, partition) or world (how many ranks)."""
+    is_even: bool = False
+    """Whether all replicas must have as many micro-batches: a script that is told its share."""
 
     @property
     def is_own(self) -> bool:

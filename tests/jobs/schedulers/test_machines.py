@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +153,30 @@ def test_a_machine_that_cannot_serve_is_one_clear_line(vjob: Vjob) -> None:
     outcome = vjob.wait_over(run)["outcome"]
     assert outcome["code"] == NOT_READY
     assert "localhost:1: it cannot be reached; take it off the list" in outcome["reason"]
+
+
+@pytest.mark.charliecloud
+def test_ranks_on_two_machines_run_in_containers(vjob: Vjob, tmp_path: Path, image: Path) -> None:
+    if shutil.which("ch-run") is None:
+        pytest.skip("charliecloud is not installed")
+    script, scratch = vjob.folder / "container_view.py", tmp_path / "scratch"
+    script.write_text((PROGRAMS / script.name).read_text())
+    scratch.mkdir()
+    boxed = {"runtime": "charliecloud", "image": str(image), "scratch": str(scratch)}
+    text = make().replace(str(PROGRAMS / "fail_as_told.py"), script.name)
+    run = vjob.submit(f"{text}container: {json.dumps(boxed)}\n")
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+    rows = [json.loads(line) for line in read_out(run).splitlines()]
+    assert sorted(row["rank"] for row in rows) == [0, 1, 2]
+    assert all(row["env"]["FROM_IMAGE"] == "made of dough" for row in rows)
+
+
+def test_a_report_is_made_of_such_a_run(vjob: Vjob) -> None:
+    pytest.importorskip("plotly", reason="vjob report needs pandas and plotly")
+    run = vjob.submit(make("20", script="traced_steps.py"))
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+    vjob("report", "last")
+    assert "<html" in run.report.read_text()
 
 
 def test_too_few_machines_are_refused_at_submit(vjob: Vjob) -> None:

@@ -48,6 +48,13 @@ def test_no_replica_is_without_a_micro_batch_and_no_stage_without_a_layer() -> N
     assert choose_layout(question(9, pipeline=9, layers=4, micro=1)) == Layout(4, 1)
 
 
+def test_replicas_that_are_told_one_share_have_as_many_micro_batches() -> None:
+    even = replace(question(7, pipeline=1, layers=1, micro=8), is_even=True)
+    assert choose_layout(even) == Layout(1, 4)
+    assert choose_layout(replace(even, layers=None, shares=3)) == Layout(1, 2)
+    assert choose_layout(replace(even, micro_batches=7)) == Layout(1, 7)
+
+
 def plan_of(ranks: int, nodes: int, pipeline: int, tensor: int) -> Plan:
     data = ranks * nodes // (pipeline * tensor)
     return make_plan(

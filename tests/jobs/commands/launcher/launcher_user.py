@@ -7,10 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.command import ROOT
-from tests.varuna_core.agent.local_run import is_running, wait_until
+from tests.varuna_core.agent.local_run import is_running
 from tests.varuna_core.launch.sshd import Sshd
 from varuna_core.records.runfolder import RunFolder
 
@@ -36,6 +39,15 @@ sys.exit(int(pathlib.Path(f"end-{os.environ['RANK']}").read_text() or 0))
 """
 
 
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    """Poll for a true value; the test fails with `what` at the deadline."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(0.05)
+    return found
+
+
 class User:
     """Somebody with two machines and a folder that both of them see."""
 
@@ -50,8 +62,9 @@ class User:
         (folder / "wait.py").write_text(WAITING)
         (folder / "varuna.env").write_text(f"# all lines\nTOKEN={SECRET}\nOMP_NUM_THREADS=1\n")
 
-    def start(self, *words: str, ranks: int = 1) -> None:
-        sizes = ["--gpus_per_node", str(ranks), "--nstages", "2", "--chunk_size", "2"]
+    def start(self, *words: str, ranks: int = 1, stages: int = 2) -> None:
+        sizes = ["--gpus_per_node", str(ranks), "--nstages", str(stages)]
+        sizes += ["--chunk_size", "2"]
         fixed = () if self.may_morph else ("--no_morphing",)
         self._start(
             "--machine_list", "machines", "--cpu", *fixed, *sizes, "--batch_size", "8", *words

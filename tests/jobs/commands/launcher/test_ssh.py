@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.commands.launcher.launcher_user import SECRET, WAITING, User
-from tests.varuna_core.agent.local_run import wait_until
+from tests import ROOT
+from tests.jobs.commands.launcher.launcher_user import SECRET, WAITING, User, wait_until
 from tests.varuna_core.launch.sshd import SSHD, Sshd, find_step
 from varuna_core.agent.processes.signals import GONE
 from varuna_core.records.exits import NODE_LOST, NOT_READY, read_exits, read_outcome
@@ -184,6 +184,68 @@ def test_the_commands_know_a_launched_run(user: User) -> None:
     assert user.wait() == 0, user.said
     assert "all 2 ranks exited 0" in user.vjob("status", "last")
     assert "localhost | 1: ready" in user.vjob("logs", "last", "--raw")
+
+
+STAGED = """
+import argparse, contextlib, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from tests.models.small import Gpt, make_inputs
+from varuna_core import Varuna
+from varuna_core.checkpoint.format.errors import NoCheckpoint
+
+parser = argparse.ArgumentParser()
+for name in ("--rank", "--local_rank", "--chunk_size", "--batch-size"):
+    parser.add_argument(name, type=int, required=True)
+parser.add_argument("--stage_to_rank_map", required=True)
+args = parser.parse_args()
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+total = args.batch_size * len(args.stage_to_rank_map.split(";")[0].split(","))
+torch.manual_seed(0)
+model = Varuna(
+    Gpt(), args.stage_to_rank_map, make_inputs(), total, args.chunk_size, device="cpu"
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+model.set_optimizer(optimizer)
+model.save_on_signal("ckpt")
+with contextlib.suppress(NoCheckpoint):
+    model.load_checkpoint("ckpt")
+mine = list(model.samples)
+print(args.stage_to_rank_map, total, "from", model.iteration, flush=True)
+while not (Path("last").exists() and model.iteration >= int(Path("last").read_text())):
+    batch = make_inputs(total, seed=model.iteration)
+    model.step({name: value[mine] for name, value in batch.items()})
+    optimizer.step()
+    model.zero_grad()
+    print(f"step {model.iteration}/100 loss 1.0", flush=True)
+    time.sleep(0.05)
+model.close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_without_no_morphing_a_machine_may_leave_and_the_batch_stays(user: User) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    (user.folder / "staged.py").write_text(STAGED)
+    with (user.folder / "varuna.env").open("a") as env:
+        env.write(f"PYTHONPATH={ROOT}\n")
+    user.may_morph = True
+    user.start("staged.py", stages=1)
+    user.wait_for_word("step 5/100")
+    (user.folder / "machines").write_text("127.0.0.1\n")
+    wait_until(lambda: len(user.run.attempts()) > 1, "another attempt")
+    first = user.run.attempt(0).rank_log(0, "out").read_text()
+    second = user.run.attempt(1).rank_log(0, "out")
+    wait_until(lambda: second.exists() and "step" in second.read_text(), "its steps")
+    (user.folder / "last").write_text("0")
+    assert user.wait() == 0, user.said
+    assert first.startswith("0,1; 8 from 0\n")
+    found = re.match(r"0; 8 from (\d+)\n", second.read_text())
+    assert found and int(found[1]) >= 5, second.read_text()
+    user.check_nothing_is_left()
 
 
 Change = Callable[[User, Sshd], "list[str]"]
