@@ -153,7 +153,7 @@ def _check_machines(cluster: Cluster, *, may_morph: bool) -> Iterator[KeyProblem
     """Keys of a run on a list of machines, and the address of its first one."""
     listed = cluster.machine_list
     if cluster.address is not None and may_morph:
-        message = "has no effect with morph, where any node may come first; leave it out"
+        message = "cannot be with morph, where any node may come first; leave it out"
         yield "cluster.address", cluster.address, message
     if cluster.scheduler == "machines" and listed is None:
         message = "needs cluster.machine_list, a file with a host a line"

@@ -261,7 +261,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("container: {image: x, mounts: ['a:/b:rw']}", "must be source:target"),
         (
             "cluster: {address: a}\nmorph: {enabled: true, layout: world}",
-            "cluster.address = a: has no effect with morph, where any node may come first",
+            "cluster.address = a: cannot be with morph, where any node may come first",
         ),
         ("cluster: {scheduler: machines}", "machines: needs cluster.machine_list, a file with"),
         ("cluster: {ssh_config: a}", "cluster.ssh_config = /conf/a: needs cluster.machine_list"),
