@@ -7,7 +7,6 @@ The file `limit` has the step at which it waits for a test, if it is there.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch.distributed as dist
 
 from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
-from varuna_core.checkpoint.format.errors import NoCheckpoint
 
 LIMIT = Path("limit")
 
@@ -31,8 +29,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model.set_optimizer(optimizer)
     model.save_on_signal()
-    with contextlib.suppress(NoCheckpoint):
-        model.load_checkpoint()
+    model.load_checkpoint(missing_ok=True)
     mine = list(model.samples)
     while model.iteration < steps:
         while LIMIT.exists() and model.iteration >= int(LIMIT.read_text() or 0):

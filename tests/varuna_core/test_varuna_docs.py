@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -90,3 +91,30 @@ def test_the_walk_through_the_port_runs_in_any_layout(
     alone = run(tmp_path / "train.py", 1)
     monkeypatch.setenv("VJOB_STAGE_MAP", "0;1;")
     assert run(tmp_path / "train.py", 2) == alone
+
+
+def test_the_script_that_morphs_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    """In the page's own words: 40 steps of two ranks, then the rest of three, as one has them."""
+    (program,) = read_programs("morphing.md")
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    script = tmp_path / "parts" / "train.py"
+    script.write_text(program.replace("place.step < 100", "place.step < 40"))
+    assert any("step 40/100" in said for said in run(script, 2))
+    script.write_text(program)
+    said = run(script, 3)
+    assert any(text.startswith("step 41/100") for text in said)
+    (tmp_path / "whole" / "train.py").write_text(program)
+    run(tmp_path / "whole" / "train.py", 1)
+    check = "import torch; print(torch.load('own.pt')['net']['weight'].tolist())"
+    weights = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", check],
+                cwd=tmp_path / name,
+                capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+            ).stdout
+        )[0]
+        for name in ("whole", "parts")
+    ]  # fmt: skip
+    assert weights[0] == pytest.approx(weights[1], rel=1e-4)
