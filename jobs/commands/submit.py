@@ -166,6 +166,12 @@ def submit(
     run, record = submitting.submit(resolved, after=before, executor=executor, snapshot=snapshot)
     promise = None if as_json else describe_promise(run)
     more = {"plan": promise} if promise else {}
+    if not as_json and like is None:
+        from vjob.jobs.submit.trial.tried import take_hint
+
+        hint = take_hint(resolved, run, record.code)
+        if hint:
+            click.echo(f"vjob: {hint}", err=True)
     print_submitted(run, record, more, as_json=as_json, follow=follow)
 
 

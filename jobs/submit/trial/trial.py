@@ -22,12 +22,14 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.resolve_auto import Resolved
+from vjob.jobs.submit.snapshot import Snapshot
 from vjob.jobs.submit.submit import prepare, submit
 from vjob.jobs.submit.trial.judgement import find_trouble, tell_start
 from vjob.jobs.submit.trial.outlook import ask_slurm, find_outlook, format_bytes
 from vjob.jobs.submit.trial.place import CheckpointFolder, choose_node, open_checkpoints
 from vjob.jobs.submit.trial.result import MEASURED, Finding, Result, Row, unknown
 from vjob.jobs.submit.trial.smaller import STEPS, Trial, add_step, shrink
+from vjob.jobs.submit.trial.tried import note_try
 from vjob.jobs.submit.trial.watching import Say, Seen, Watcher, stop
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ def run_trial(resolved: Resolved, options: Options, say: Say) -> Result:
     except BaseException:
         trying.clean_up(keeps=False)
         raise
+    if trying.snapshot is not None:
+        note_try(resolved, trying.snapshot, is_healthy=not trying.findings)
     is_kept = bool(trying.findings) or options.keeps
     trying.clean_up(keeps=is_kept)
     return trying.build_result(is_kept=is_kept)
@@ -68,12 +72,14 @@ class _Trying:
         self.findings: list[Finding] = []
         self.rows: list[Row] = []
         self.trial: Trial | None = None
+        self.snapshot: Snapshot | None = None
 
     def run(self) -> None:
         """All steps, as long as nothing is found that makes the next one useless."""
         options = self.options
         node = choose_node(self.conf, options.queue, is_here=options.is_here)
         whole = prepare(self.resolved, for_preview=shutil.which("sbatch") is None)
+        self.snapshot = whole.snapshot
         asked = ask_slurm(whole)
         if asked.refusal is not None:
             self.findings.append(asked.refusal)
