@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from varuna_core.records.exits import read_outcome
+from varuna_core.records.exits import read_end
 from varuna_core.records.files import read_json
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.plan import Prediction, parse_prediction
@@ -297,7 +297,7 @@ def _read_exits(sources: Sources) -> pd.DataFrame:
 def _read_outcomes(sources: Sources) -> dict[str, str]:
     found = {}
     for attempt in sources.attempts:
-        outcome = read_outcome(AttemptFolder(attempt.folder, 0))
-        if outcome is not None:
-            found[attempt.label] = str(outcome.reason)
+        reason = read_end(AttemptFolder(attempt.folder, 0))
+        if reason is not None:
+            found[attempt.label] = reason
     return found

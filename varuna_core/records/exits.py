@@ -14,6 +14,7 @@ from typing import Any
 
 from varuna_core.records.files import list_names, read_json, reserve, write_json, write_reserved
 from varuna_core.records.plan import Plan
+from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import AttemptFolder
 
 NODE_LOST = 113
@@ -165,6 +166,15 @@ def judge_exits(
     if stopped:
         return outcome(143, "stopped from outside before the ranks ended", None, None, None)
     return outcome(0, f"all {plan.world} ranks exited 0", None, None, None)
+
+
+def read_end(attempt: AttemptFolder) -> str | None:
+    """Why an attempt that is over ended: its outcome, or the stop, where nobody judged it because
+    the batch script died with its host or was ended by Slurm."""
+    outcome, stop = read_outcome(attempt), read_stop(attempt)
+    if outcome is not None:
+        return outcome.reason
+    return None if stop is None else str(stop["reason"])
 
 
 def write_outcome(attempt: AttemptFolder, value: Outcome) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
-from varuna_core.records.exits import read_outcome
+from varuna_core.records.exits import read_end
 from varuna_core.records.files import read_lines
 from varuna_core.records.morphing import (
     GATHERING,
@@ -30,7 +30,6 @@ from varuna_core.records.record import (
     read_record,
     read_restarts,
 )
-from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.log_lines.errors import Classifier
@@ -265,12 +264,7 @@ class RunReader:
         for at, attempt in enumerate(attempts):
             if attempt.number in self._earlier:
                 continue
-            outcome, stop = read_outcome(attempt), read_stop(attempt)
-            reason = "ended without a word: requeued, or its host was lost"
-            if outcome is not None:
-                reason = outcome.reason
-            elif stop is not None:
-                reason = str(stop["reason"])
+            reason = read_end(attempt) or "ended without a word: requeued, or its host was lost"
             is_recent = at >= len(attempts) - NUM_EARLIER
             plan = read_attempt_plan(self.run, attempt.number)
             progress = AttemptReader(attempt, plan, 0).read().progress if is_recent else None

@@ -15,12 +15,14 @@ from varuna_core.records.exits import (
     RankExit,
     judge_exits,
     rank_exit,
+    read_end,
     read_exits,
     read_outcome,
     reserve_exit,
     write_exit,
     write_outcome,
 )
+from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 PLAN = make_plan(make_group("a", 2, 2))
@@ -113,6 +115,14 @@ def test_exits_and_outcome_come_back(attempt: AttemptFolder) -> None:
     outcome = judge(make_exit(0, 9))
     write_outcome(attempt, outcome)
     assert read_outcome(attempt) == outcome
+
+
+def test_the_end_of_an_attempt_that_nobody_judged_is_its_stop(attempt: AttemptFolder) -> None:
+    assert read_end(attempt) is None
+    write_stop(attempt, "signal", 143, "SIGTERM from the scheduler")
+    assert read_end(attempt) == "SIGTERM from the scheduler"
+    write_outcome(attempt, judge_exits(PLAN, {}, None, NAMES, 3.0))
+    assert "n60 was lost" in str(read_end(attempt))
 
 
 def test_a_full_disk_does_not_hide_an_exit(

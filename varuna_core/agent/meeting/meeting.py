@@ -175,7 +175,7 @@ def explain_ending(name: str, host: str) -> Tuple[str, int, str]:
     """Kind, code and reason of the stop of an agent that was asked to end."""
     if name in (GONE, SILENT):
         return "lost", NODE_LOST, f"{name}, seen first on {host}"
-    who = " (cancel, time limit or preemption)" if name == "SIGTERM" else ""
+    who = " (cancel, time limit, preemption, or another node lost)" if name == "SIGTERM" else ""
     return "signal", STOPPED, f"{name} from the scheduler{who}, seen first on {host}"
 
 
