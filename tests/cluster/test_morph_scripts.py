@@ -27,6 +27,10 @@ CLUSTER = """  scheduler: slurm
   lost_s: 15
 """
 GROUP = "group: all, count: 4, queue: gpu2"
+CUT = "pipeline: 3, partition: 1-1-2"
+GROUPS = """
+    - {group: one, queue: gpu1, gpus: "a100:1"}
+    - {group: two, count: 2, queue: gpu2, gpus: "a10:1"}"""
 
 
 def put_in_lab(text: str, steps: int) -> str:
@@ -81,5 +85,27 @@ def test_a_varuna_script_goes_on_without_a_lost_node(
     assert (morph["from"], morph["to"], morph["iteration"]) == ("4 x 1", "3 x 1", 20)
     assert victim in morph["reason"]
     assert list_plans(run)[-1].partition == "1-2-1"
+    alone = train_alone(tmp_path / "alone", "varuna_script.py", 60, **ALONE)
+    assert read_losses(run) == pytest.approx(alone, rel=2e-5) and len(alone) == 60
+
+
+def test_groups_are_split_jobs_and_the_rest_is_cut_by_its_speed(
+    clean_lab: Lab, vjob: Vjob, tmp_path: Path
+) -> None:
+    """By data sheets: in fp32 an A10 does more than an A100."""
+    text = put_in_lab(VARUNA, 60).replace("pipeline: 4, partition: 1-1-1-1", CUT)
+    group = text[text.index("[{group: all") : text.index("}]") + 2]
+    let_run(tmp_path, 25)
+    run = vjob.submit(text.replace(group, GROUPS))
+    wait_for(lambda: has_done(run, 25), 180, lambda: vjob.explain(run))
+    record = read_json(run.record)
+    assert (record["layout"], len(record["jobs"])) == ("split", 2)
+    victim = read_json(run.morph.node(2))["host"]
+    clean_lab.crash_node(victim)
+    let_run(tmp_path, 60)
+    assert vjob.wait_over(run, 300)["verdict"] == "COMPLETED", vjob.explain(run)
+    plans = list_plans(run)
+    assert [plan.partition for plan in plans] == ["1-1-2", "1-3"]
+    assert plans[-1].planned == "planned at submit for these nodes"
     alone = train_alone(tmp_path / "alone", "varuna_script.py", 60, **ALONE)
     assert read_losses(run) == pytest.approx(alone, rel=2e-5) and len(alone) == 60
