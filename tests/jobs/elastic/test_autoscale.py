@@ -146,6 +146,22 @@ def test_idle_nodes_join_once_and_the_reason_is_told(cluster: Idle, tmp_path: Pa
     assert len(read_joins(run.morph)) == 2, "there are 8 with the one that a person asked for"
 
 
+def test_a_script_whose_end_nobody_knows_takes_idle_nodes_too(
+    cluster: Idle, tmp_path: Path
+) -> None:
+    """Any gain is worth a pause in the end; what its conf does not say of it is not assumed."""
+    own = "program: {script: train.py}\n"
+    text = own.join(
+        part.partition("train: ")[2].partition("\n")[2] if index else part
+        for index, part in enumerate(GROWS.split("program: pretrain_gpt\n"))
+    )
+    run = make_training_run(tmp_path, text)
+    run.training.unlink()
+    cluster.idle = 3
+    (said,) = look(run)
+    assert said.startswith("job 11 is to bring 3 more nodes: about 1.14 s a step")
+
+
 def test_who_waits_goes_home_when_it_is_not_worth_it_any_more(
     cluster: Idle, tmp_path: Path
 ) -> None:

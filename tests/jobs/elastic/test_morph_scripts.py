@@ -163,3 +163,19 @@ def test_a_varuna_script_of_unknown_layers_keeps_its_depth(vjob: Vjob, tmp_path:
     assert [(plan.pipeline, plan.data) for plan in list_plans(run)] == [(2, 2), (2, 1)]
     alone = train_alone(tmp_path / "alone", "varuna_script.py", 60, **ALONE)
     assert read_losses(run) == pytest.approx(alone, rel=2e-5) and len(alone) == 60
+
+
+def test_a_cancelled_script_saves_and_its_run_is_over(vjob: Vjob, tmp_path: Path) -> None:
+    let_run(tmp_path, 25)
+    run = vjob.submit(DDP.replace("STEPS", "100").replace("count: 4", "count: 2"))
+    wait_for(lambda: has_done(run, 25), 120, lambda: vjob.explain(run))
+    said = vjob("cancel", "last").stdout
+    assert "left" in said, said
+    record = vjob.wait_over(run, 120)
+    assert record["outcome"]["code"] == 0, vjob.explain(run)
+    assert [attempt.number for attempt in run.attempts()] == [0]
+    last = max(read_losses(run))
+    let_run(tmp_path, 40)
+    run = vjob.submit(DDP.replace("STEPS", "40").replace("count: 4", "count: 1"))
+    assert vjob.wait_over(run, 120)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert min(read_losses(run)) == last + 1, "from where it was saved"
