@@ -119,7 +119,8 @@ def find_layout(
     shares, room = count_shares(plan, seats), count_shares(plan, everybody)
     if facts.layout == "world":
         return Layout(plan.pipeline, shares) if shares else None
-    is_room = shares == room and asked.pipeline * asked.data <= shares
+    # The conf's own layout may have no replica: a pipeline for more ranks than there are.
+    is_room = shares == room and asked.data >= 1 and asked.pipeline * asked.data <= shares
     if is_room and sorted(seats) == list(everybody):
         return asked
     planned = find_planned(plan, seats)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from varuna_core.records.layout import PartitionError, find_problem, parse_counts
 from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
-from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, SCRIPT, JobConf
 from vjob.jobs.errors import KeyProblem
 
 
@@ -26,6 +26,8 @@ def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
     else:
         if not conf.morph.enabled:
             yield from _check_world(conf)
+        elif conf.program.kind == SCRIPT:
+            yield from _check_least(conf)
         yield from _check_batch(conf)
     yield from _check_model(conf)
     yield from _check_sharing(conf)
@@ -68,6 +70,21 @@ def _check_world(conf: JobConf) -> Iterator[KeyProblem]:
             f"and leave {world % replica} over; change them, or the nodes' count or ranks"
         )
         yield "parallel.pipeline", parallel.pipeline, message
+
+
+def _check_least(conf: JobConf) -> Iterator[KeyProblem]:
+    """A script that morphs has the depth that it asks for, unless its layers are known."""
+    parallel, world = conf.parallel, get_world(conf)
+    pipeline = require_number(parallel.pipeline)
+    is_known = parallel.partition != "auto" or conf.model is not None
+    if world < pipeline * parallel.tensor and not is_known:
+        ranks = " + ".join(f"{group.count}x{group.num_ranks}" for group in conf.cluster.nodes)
+        stages = f"{pipeline} stages" + f" x tensor {parallel.tensor}" * (parallel.tensor > 1)
+        message = (
+            f"{stages} on {world} ranks ({ranks}): less depth needs parallel.partition, for the "
+            "number of layers"
+        )
+        yield "parallel.pipeline", pipeline, message
 
 
 def _check_batch(conf: JobConf) -> Iterator[KeyProblem]:

@@ -135,6 +135,17 @@ def test_programs_whose_layout_is_written_at_submit_do_not_morph() -> None:
         ) in problems
 
 
+def test_a_script_of_unknown_layers_cannot_be_shallower_than_asked() -> None:
+    text = "parallel: {pipeline: 8}\nmorph: {enabled: true}\n"
+    (problem,) = find_in_groups("group: a, count: 4", text=text)
+    assert problem == (
+        "c:3: parallel.pipeline = 8: 8 stages on 4 ranks (4x1): less depth needs "
+        "parallel.partition, for the number of layers"
+    )
+    cut = text.replace("pipeline: 8", "pipeline: 8, partition: 1-1-1-1-1-1-1-1")
+    assert find_in_groups("group: a, count: 4", text=cut) == []
+
+
 def test_where_only_the_number_of_ranks_morphs_there_are_no_stages() -> None:
     on = "morph: {enabled: true, layout: world}\n"
     assert find_problems(on) == []

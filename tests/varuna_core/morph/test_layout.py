@@ -114,6 +114,14 @@ def test_an_attempt_uses_what_is_there_and_names_what_is_left(
     assert own.world + idle == room
 
 
+def test_a_pipeline_deeper_than_all_nodes_have_ranks_is_cut_to_them() -> None:
+    plan = replace(plan_of(1, 4, 4, 1), pipeline=8, data=0, stage_map=";" * 8)
+    training = replace(GPT, layers=12, global_batch_size=16, micro_batch_size=2)
+    found = build_attempt(plan, find_facts(training), range(4))
+    assert found is not None
+    assert (found.plan.pipeline, found.plan.data, found.plan.world) == (4, 1, 4)
+
+
 def test_with_all_nodes_there_it_is_the_runs_own_plan() -> None:
     plan = plan_of(2, 4, 4, 1)
     training = replace(GPT, layers=4, global_batch_size=16, micro_batch_size=2)
