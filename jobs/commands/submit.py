@@ -265,7 +265,7 @@ def print_submitted(
 def _follow(run: RunFolder, record: RunRecord) -> int:
     """Print the run's lines to its end, and return its exit code.
 
-    On a list of machines only this process keeps the run alive: Ctrl-C ends it.
+    On a list of machines, as with Varuna's launcher, Ctrl-C ends the run.
     """
     from vjob.jobs.monitor.log_lines.print_logs import follow_run
 

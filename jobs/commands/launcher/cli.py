@@ -147,6 +147,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--python", metavar="PATH", help="of the ranks (default: the one that runs this)"
     )
     what.add_argument(
+        "--no_arguments",
+        action="store_true",
+        default=None,
+        help="give the script its own arguments alone: it reads RANK and the like, or leaves "
+        "Varuna's arguments out",
+    )
+    what.add_argument(
         "--env_file",
         metavar="FILE",
         help="NAME=VALUE words, all lines, with a shell's quotes; nothing of the shell around "
@@ -208,5 +215,6 @@ def _defaults() -> dict[str, Any]:
         "ssh_config": None,
         "cpu": False,
         "profile": None,
+        "no_arguments": False,
         "command": [],
     }

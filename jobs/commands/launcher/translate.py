@@ -55,6 +55,7 @@ class Arguments:
     command: list[str]
     """The training script and its arguments."""
     profile: str | None = None
+    no_arguments: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ def build_conf(arguments: Arguments, inputs: Inputs, log_folder: str) -> dict[st
         "name": name_run(script),
         "program": {
             "script": os.path.join(arguments.code_dir, script),
-            "arguments": "varuna",
+            "arguments": "none" if arguments.no_arguments else "varuna",
             "args": [_keep(word) for word in args],
             "python": arguments.python,
         },

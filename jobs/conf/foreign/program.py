@@ -30,8 +30,8 @@ LAUNCHER_REASONS: Mapping[str, str] = {
     "node_rank": "nodes are counted by group",
     "master_addr": "it is the first node of the first group",
     "manager_ip": "it is the first node of the first group",
-    "machine_list": "Slurm gives the nodes, by number, not by name",
-    "no_morphing": "a script's run keeps its nodes",
+    "machine_list": "Slurm gives the nodes, by number; without Slurm it is cluster.machine_list",
+    "no_morphing": "a run keeps its nodes without morph.enabled",
     "rdzv_backend": "nodes find each other by the run folder",
     "rdzv_endpoint": "nodes find each other by the run folder",
     "rdzv_id": "nodes find each other by the run folder",
@@ -305,6 +305,11 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
         draft.note(
             f"{where}: run_varuna passed {own} to the script; with train.global_batch_size, "
             "program.arguments: varuna does the same"
+        )
+    if "no_morphing" not in launch.options:
+        draft.note(
+            f"{where}: run_varuna went on with other machines; write morph: {{enabled: true}} for "
+            "that (docs/morphing.md)"
         )
     env_file = launch.options.get("env_file")
     if env_file is not None and posixpath.basename(env_file.text) in draft.files:

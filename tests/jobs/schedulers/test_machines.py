@@ -35,6 +35,7 @@ cluster:
     - {{group: m, count: 1, ranks: 2}}
     - {{group: s, count: 1, ranks: 1}}
 env: {{NOTE: x, MY_TOKEN: s3cret}}
+setup: [cat, {setup}]
 """
 
 
@@ -58,8 +59,9 @@ def vjob(tmp_path: Path, sshd: Sshd) -> Iterator[Vjob]:
     wait_for(lambda: not find_all(made), 60, lambda: f"still there: {find_all(made)}")
 
 
-def make(*args: str, script: str = "fail_as_told.py", more: str = "") -> str:
-    return CONF.format(script=PROGRAMS / script, args=json.dumps(args), more=more)
+def make(*args: str, script: str = "fail_as_told.py", more: str = "", setup: str = "true") -> str:
+    """A setup line reads its standard input, which is not the agents'."""
+    return CONF.format(script=PROGRAMS / script, args=json.dumps(args), more=more, setup=setup)
 
 
 def find_all(vjob: Vjob) -> list[str]:
@@ -177,6 +179,24 @@ def test_a_report_is_made_of_such_a_run(vjob: Vjob) -> None:
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
     vjob("report", "last")
     assert "<html" in run.report.read_text()
+
+
+def test_a_setup_line_that_fails_on_a_machine_is_told(vjob: Vjob) -> None:
+    run = vjob.submit(make("-1", "hang", setup="'[ \"$VJOB_NODE_NAME\" != gpu-1 ]'"))
+    outcome = vjob.wait_over(run)["outcome"]
+    assert outcome["code"] == NOT_READY
+    assert "a setup line failed on gpu-1" in outcome["reason"]
+
+
+def test_a_node_that_ends_long_after_the_first_is_ended(vjob: Vjob) -> None:
+    (vjob.folder / "late.py").write_text(
+        "import os, time\nprint('ready', flush=True)\n"
+        "time.sleep(120 if os.environ['RANK'] == '2' else 0)\n"
+    )
+    text = make("x", more="finish_s: 1").replace(str(PROGRAMS / "fail_as_told.py"), "late.py")
+    run = vjob.submit(text)
+    outcome = vjob.wait_over(run)["outcome"]
+    assert "gpu-1 did not end within 1 s of the first node (cluster.finish_s)" in outcome["reason"]
 
 
 def test_too_few_machines_are_refused_at_submit(vjob: Vjob) -> None:

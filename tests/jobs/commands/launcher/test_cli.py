@@ -40,7 +40,20 @@ def test_the_program_of_the_page_runs_with_the_command_of_the_page(tmp_path: Pat
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    (conf,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "conf.yaml").write_text(f"{conf}env: {{PYTHONPATH: {ROOT}}}\n")
+    again = subprocess.run(
+        [sys.executable, "-m", "vjob", "submit", "conf.yaml", "--follow"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
     losses = set(re.findall(r"^\S+ \| \d: loss (\S+)$", done.stdout, re.MULTILINE))
+    assert losses == set(re.findall(r"loss (\S+)$", again.stdout, re.MULTILINE))
     assert len(losses) == 1 and done.stdout.count(" loss ") == 2, "both ranks say the same"
 
 

@@ -173,6 +173,11 @@ def test_a_launch_is_a_run_of_one_replica_after_the_other(tmp_path: Path) -> Non
     )
 
 
+def test_a_script_may_get_its_own_arguments_alone(tmp_path: Path) -> None:
+    plan = plan_launch(make(tmp_path, "a.py", "--lr", "1", no_arguments=True))
+    assert plan.command[3:] == ("--lr", "1")
+
+
 def test_without_no_morphing_the_list_is_watched(tmp_path: Path) -> None:
     plan = plan_launch(
         make(tmp_path, "a.py", no_morphing=False, nstages=2, batch_size=12), machines=3
