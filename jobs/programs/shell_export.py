@@ -19,7 +19,7 @@ from varuna_core.records.training import LAYOUT_VARIABLES
 from vjob.jobs.conf.fates import build_variables
 from vjob.jobs.conf.layout import choose_order, get_replicas, require_number
 from vjob.jobs.conf.references import fill_references
-from vjob.jobs.conf.schema import JobConf, NodeGroup
+from vjob.jobs.conf.schema import JobConf, Morph, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed
 from vjob.jobs.programs.start import ProgramFiles, build_files, get_starter
@@ -49,7 +49,9 @@ def build_scripts(
 ) -> dict[str, str]:
     """All files to write, by name; `written` are the keys that the conf writes."""
     variables = build_variables(conf, written) | _build_layout_variables(conf, machines)
-    conf = replace(fill_references(conf), env={**variables, **conf.env})
+    fixed = replace(conf, morph=Morph())  # without vjob the layout stays
+    filled = fill_references(fixed)
+    conf = replace(filled, env={**variables, **filled.env})
     nodes = deepspeed.list_groups(conf.cluster.nodes)
     if machines.elastic is None and len(machines.hosts) != len(nodes):
         raise InputError(

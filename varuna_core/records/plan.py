@@ -313,8 +313,9 @@ def write_plan(path: Path, plan: Plan) -> None:
 
 
 def render_plan(plan: Plan) -> str:
-    """The text of plan.json, for `--dry-run`."""
-    return json.dumps(_to_plain(plan), indent=1)
+    """The text of plan.json, for `--dry-run`; marks of the layout as the conf has them."""
+    text = json.dumps(_to_plain(plan), indent=1)
+    return re.sub(r"\\u0000([a-z.]+)\\u0000", r"${\1}", text)
 
 
 def _to_plain(plan: Plan) -> Dict[str, Any]:

@@ -156,6 +156,20 @@ def test_what_does_not_fit_is_refused(
         build(text, hosts, **more)
 
 
+def test_references_of_a_run_that_may_morph_are_those_of_its_whole_layout() -> None:
+    args = 'args: ["${parallel.pipeline}", "$${x}"]'
+    text = f"""
+name: own
+program: {{script: train.py, {args}}}
+parallel: {{pipeline: 2}}
+cluster: {{nodes: [{{group: a, count: 2, ranks: 1}}]}}
+morph: {{enabled: true}}
+env: {{DEPTH: "${{parallel.pipeline}}"}}
+"""
+    script = build(text, recipes.HOSTS)["node-0.sh"]
+    assert "export DEPTH=2" in script and "'${x}'" in script and "\0" not in script
+
+
 def test_the_command_writes_scripts_that_run(tmp_path: Path) -> None:
     """A stand-in for python3 says what torchrun would have been told."""
     vjob = Vjob(tmp_path)

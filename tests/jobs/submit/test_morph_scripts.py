@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.jobs.confs import BASE, make_conf, make_plan
 from varuna_core.morph.layout import AttemptPlan, build_attempt
 from varuna_core.records.layout import decode_stage_map, parse_counts
-from varuna_core.records.plan import Plan, read_plan, write_plan
+from varuna_core.records.plan import Plan, read_plan, render_plan, write_plan
 from varuna_core.records.training import TrainingFacts
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf_lines
@@ -145,6 +145,7 @@ def test_references_to_the_layout_follow_each_attempts_own(tmp_path: Path) -> No
         assert own.command[3:] == given
         assert own.env == {"DEPTH": str(depth), "WIDE": "1"}
         assert {group.env["PIECES"] for group in own.groups} == {f"{cuts}/x"}
+    assert '"--pp=${parallel.pipeline}"' in render_plan(plan) and "u0000" not in render_plan(plan)
     fixed = make_plan(make_conf(REFERS.replace("enabled: true", "enabled: false")))
     assert fixed.command[3] == "--pp=4" and fixed.env["DEPTH"] == "4"
 
