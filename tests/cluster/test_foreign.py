@@ -15,14 +15,14 @@ from tests.command import Vjob
 from tests.foreign.programs import PROGRAMS, train_plainly
 from tests.foreign.story import Story, begin
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 CLUSTER = """
 cluster:
   scheduler: slurm
-  walltime_min: 10
+  walltime_min: 60
   grace_s: 20
-  join_s: 60
+  join_s: 300
   requeue: true
   nodes:
     - {group: weak, count: 2, queue: gpu2, ranks: 1, cpus: 2}
@@ -37,14 +37,9 @@ def train_until_it_is_cancelled(story: Story) -> None:
     story.cancel_with_a_checkpoint()
 
 
-def go_on(story: Story) -> None:
-    story.submit()
-    story.wait_for_losses(2)
-
-
 def end(story: Story) -> None:
     story.set_pause(0)
-    record = story.vjob.wait_over(story.run, 200, may_fail=True)
+    record = story.vjob.wait_over(story.run, 400, may_fail=True)
     assert record["verdict"] == "COMPLETED", story.vjob.explain(story.run)
     assert [attempt.number for attempt in story.run.attempts()] == [0, 1]
 
@@ -62,7 +57,7 @@ def test_ported_programs_lose_a_node_and_have_the_losses_of_their_originals(
     with ThreadPoolExecutor(len(stories)) as pool:
         plain = [train_plainly(story.program, story.folder) for story in stories]
         list(pool.map(train_until_it_is_cancelled, stories))
-        list(pool.map(go_on, stories))
+        list(pool.map(Story.go_on_for_a_while, stories))
         (node,) = {story.find_hosts()[1] for story in stories}
         clean_lab.crash_node(node)
         list(pool.map(end, stories))

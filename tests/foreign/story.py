@@ -31,7 +31,9 @@ from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
 
 PAUSE_S = 0.15
-"""In each activation: a second and more for a step, so that there is time to look and to act."""
+"""In each activation: a second and more for a step, so that there is time to look."""
+LONG_S = 4.0
+"""Steps of half a minute, so that none of importance ends while something is done to the run."""
 
 
 @dataclass(kw_only=True)
@@ -65,7 +67,7 @@ class Story:
             beats = sorted(self.run.attempts()[-1].path.glob("beat/*.json"))
             return [read_json(path) for path in beats]
 
-        wait_for(lambda: len(read()) == self.num_nodes and all(read()), 60)
+        wait_for(lambda: len(read()) == self.num_nodes and all(read()), 200)
         return [beat["host"] for beat in read()]
 
     def set_pause(self, seconds: float) -> None:
@@ -82,7 +84,7 @@ class Story:
     def count_losses(self, attempt: int = 0) -> int:
         return len(self.program.read(read_rank(self.run, attempt)))
 
-    def wait_for_losses(self, count: int, attempt: int = 0, timeout_s: float = 150) -> None:
+    def wait_for_losses(self, count: int, attempt: int = 0, timeout_s: float = 400) -> None:
         wait_for(
             lambda: self.count_losses(attempt) >= count or self.is_over(attempt),
             timeout_s,
@@ -102,7 +104,8 @@ class Story:
         def read() -> str:
             return self.vjob("status", str(self.run.path), code=None).stdout
 
-        wait_for(lambda: pattern.search(read()), 100, read)
+        wait_for(lambda: pattern.search(read()), 200, read)
+        self.set_pause(LONG_S)
         found = json.loads(self.vjob("stacks", str(self.run.path), "--json").stdout)
         frames = [
             frame
@@ -115,10 +118,18 @@ class Story:
         ranks = [rank for group in found["groups"] for rank in group["ranks"]]
         assert sorted(ranks) == [0, 1, 2, 3], found
 
+    def go_on_for_a_while(self) -> None:
+        """Submit again; it has gone on from the checkpoint, and is far from its end."""
+        self.set_pause(PAUSE_S)
+        self.submit()
+        self.wait_for_losses(2)
+        self.set_pause(LONG_S)
+
     def cancel_with_a_checkpoint(self) -> None:
         """The ranks save where they are, and leave."""
+        self.set_pause(2 * PAUSE_S)
         self.vjob("cancel", str(self.run.path))
-        self.vjob.wait_over(self.run, 120, may_fail=True)
+        self.vjob.wait_over(self.run, 400, may_fail=True)
         left = json.loads((self.folder / "checkpoints/left.json").read_text())
         assert 0 < left["iteration"] < STEPS and left["iteration"] == self.list_saved()[-1], left
 
