@@ -119,13 +119,14 @@ def follow_run(run: RunFolder, screen: Screen) -> int:
         code = 128 + signal.SIGINT
         screen.say("ending the run: ranks that can save first; again to end it at once")
         try:
-            _cancel(run, screen, now=False)
-        except KeyboardInterrupt:
-            _cancel(run, screen, now=True)
+            cancel(run, screen, now=False)
+        except (KeyboardInterrupt, Told):
+            cancel(run, screen, now=True)
     except Told:
         code = 128 + signal.SIGTERM
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
         screen.say("SIGTERM: ending the run")
-        _cancel(run, screen, now=True)
+        cancel(run, screen, now=True)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -165,11 +166,12 @@ def _finish(view: RunView, screen: Screen, said: str) -> int:
     return code or 1
 
 
-def _cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:
+def cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:
+    """End a run, which may be over meanwhile."""
     try:
         screen.say(cancel_run(run, now=now, wait_s=END_S if now else SAVE_S, say=screen.say))
     except InputError:
-        return  # over meanwhile
+        return
     except VjobError as error:
         screen.say(str(error))
 

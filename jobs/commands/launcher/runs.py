@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +15,12 @@ from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import list_names, read_json, write_json
 from varuna_core.records.machine import identify_machine
 from varuna_core.records.plan import read_plan
+from varuna_core.records.record import read_record
 from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.confs import ConfText, resolve
 from vjob.jobs.api.executor import VjobExecutor
-from vjob.jobs.commands.launcher.follow import Screen, follow_run
+from vjob.jobs.commands.launcher.follow import Screen, cancel, follow_run
 from vjob.jobs.commands.launcher.translate import Arguments, build_conf, read_inputs
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import InputError, VjobError
@@ -43,11 +45,20 @@ def start_run(arguments: Arguments, folder: Path) -> int:
     for line in [*filter(None, [inputs.shape.text]), *inputs.layout.describe()]:
         screen.say(line)
 
+    made: list[RunFolder] = []
+
     def keep(run: RunFolder) -> None:
+        made.append(run)
         write_json(run.launch, {"format": STATE_FORMAT, "arguments": asdict(arguments)})
 
     executor = VjobExecutor(resolved.conf.log_folder)
-    run, record = submitting.submit(resolved, executor=executor, fill=keep)
+    try:
+        run, record = submitting.submit(resolved, executor=executor, fill=keep)
+    except KeyboardInterrupt:  # it comes once the job is there
+        for run in made:
+            if read_record(run) is not None:
+                cancel(run, screen, now=True)
+        return 128 + signal.SIGINT
     job = ", ".join(job.id for job in record.jobs)
     screen.say(f"job {job} in {run.path}; `vjob status {job}` from any terminal")
     return follow_run(run, screen)

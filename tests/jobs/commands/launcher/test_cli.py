@@ -7,11 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.command import ROOT
+from tests.jobs.commands.launcher.launcher_user import wait_until
+from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.commands.launcher.cli import build_parser, main
+from vjob.jobs.runs.find import view_run
+from vjob.jobs.submit import submit as submitting
 
 SIZES = ("--nstages", "1", "--chunk_size", "1", "--batch_size", "4")
 
@@ -55,6 +60,26 @@ def test_the_program_of_the_page_runs_with_the_command_of_the_page(tmp_path: Pat
     losses = set(re.findall(r"^\S+ \| \d: loss (\S+)$", done.stdout, re.MULTILINE))
     assert losses == set(re.findall(r"loss (\S+)$", again.stdout, re.MULTILINE))
     assert len(losses) == 1 and done.stdout.count(" loss ") == 2, "both ranks say the same"
+
+
+def test_ctrl_c_while_it_is_submitted_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "available_machines.out").write_text("127.0.0.1\n")
+    (tmp_path / "a.py").write_text("import time\ntime.sleep(300)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    submit = submitting.submit
+
+    def interrupted(*given: Any, **named: Any) -> None:
+        submit(*given, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submitting, "submit", interrupted)
+    words = ["--cpu", "--gpus_per_node", "1", "--no_morphing"]
+    assert main([*words, *SIZES, "a.py"]) == 130
+    (record,) = [path for path in tmp_path.glob("log/a-*/record.json")]
+    wait_until(lambda: view_run(RunFolder(record.parent)).record.state == "ended", "the end")
 
 
 def test_every_flag_of_the_page_is_a_flag_and_the_other_way_round() -> None:
