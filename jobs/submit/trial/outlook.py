@@ -329,6 +329,15 @@ def tell_slurm_start(asked: Asked) -> Row:
     )
 
 
+def estimate_checkpoint(conf: JobConf) -> int:
+    """Bytes of a built-in program's checkpoint: weights in fp32 and two moments, one with sgd."""
+    model = conf.model
+    assert model is not None, "check_program refuses a conf without one"
+    parameters = 12 * model.layers * model.hidden**2
+    parameters += (model.vocab + model.sequence) * model.hidden
+    return parameters * (8 if conf.train.optimizer.name == "sgd" else 12)
+
+
 def _format_step(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 

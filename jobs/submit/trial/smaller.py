@@ -3,7 +3,7 @@
     nodes           one, of the first group's kind; all ranks where its GPUs suffice, else
                     fewer replicas, then fewer stages
     built-in        layers stay; two steps, one evaluation, one checkpoint; on processors in place
-                    of GPUs small: the least width, one sample a micro-batch
+                    of GPUs small: the least width, one sample a micro-batch, fp32
     others          arguments and keys as they are; train.log_every 1, where it reaches them
     checkpoints     a folder of the try's own inside the real one
     off             morph, restarts, requeue, notify, copies in memory
@@ -28,8 +28,11 @@ HEAD_WIDTH = 8
 """Of an attention head in a model that is only to run."""
 START_MIN = 8
 """For a node and its container to be prepared, and for saving, in the time limit of a try."""
+SEQUENCE = 128
+"""Tokens of a random sample in such a model."""
 MOST_STEPS_OF_BATCH = 2
-"""Micro-batches for each stage, where the layout is not the whole run's anyway."""
+"""Micro-batches for each stage, where the layout is not the whole run's anyway; in all, where
+processors stand for GPUs, which are slow at half precision too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,11 @@ class OneNode:
     is_here: bool
     is_asked: bool = False
     """The user named the queue."""
+
+    @property
+    def kind(self) -> str:
+        """Type of its GPUs; empty where none is named."""
+        return self.gpus.rpartition(":")[0] if isinstance(self.gpus, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +83,11 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
         small = _fit_processors(small, notes)
     elif len(conf.cluster.nodes) > 1 or first.count > 1:
         notes.append("all ranks share one node, so no link between nodes is used")
-    if node.is_asked and node.gpus != first.gpus and wants_gpus and not on_cpu:
-        notes.append(f"GPUs are {node.gpus}, not {first.gpus}")
+    others = [] if on_cpu else _list_other_kinds(conf, node)
+    if others:
+        notes.append(f"ranks of {' and '.join(others)} run on {node.kind or 'other GPUs'}")
+    layouts = {(one.parallel.pipeline, one.parallel.tensor) for one in (conf, small)}
     is_whole = not notes
-    layouts = [(one.parallel.pipeline, one.parallel.tensor) for one in (conf, small)]
-    is_small = (
-        on_cpu
-        or layouts[0] != layouts[1]
-        or (node.is_asked and wants_gpus and node.gpus != first.gpus)
-    )
     group = replace(
         first,
         group="try",
@@ -124,8 +128,14 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
         notes=tuple(notes),
         is_whole=is_whole,
         caveat=_find_caveat(conf, world),
-        is_small=is_small,
+        is_small=on_cpu or bool(others) or len(layouts) > 1,
     )
+
+
+def _list_other_kinds(conf: JobConf, node: OneNode) -> list[str]:
+    """Kinds of GPU of the conf that the node does not have."""
+    kinds = {group.gpu_type for group in conf.cluster.nodes if group.num_gpus} - {None}
+    return sorted(kind for kind in kinds if kind is not None and kind != node.kind)
 
 
 def _find_caveat(conf: JobConf, world: int) -> str:
@@ -135,9 +145,8 @@ def _find_caveat(conf: JobConf, world: int) -> str:
 
 def _count_gpus(node: OneNode, first: NodeGroup, world: int) -> str | int:
     """As many GPUs as there are ranks, of the node's kind; all where the conf picks devices."""
-    kind = node.gpus.rpartition(":")[0] if isinstance(node.gpus, str) else ""
     count = node.num_gpus if first.devices is not None else min(world, node.num_gpus)
-    return f"{kind}:{count}" if kind else count
+    return f"{node.kind}:{count}" if node.kind else count
 
 
 def _lay_out(conf: JobConf, node: OneNode | None, notes: list[str]) -> JobConf:
@@ -202,12 +211,21 @@ def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
     if conf.program.kind not in BUILT_IN or model is None:
         return conf
     hidden = min(model.hidden, model.heads * HEAD_WIDTH)
-    pipeline, replicas = require_number(conf.parallel.pipeline), get_replicas(conf) or 1
-    notes.append(f"width {hidden} in place of {model.hidden}, one sample a micro-batch")
+    # Index maps of real data are kept for their length: another one would be made for nothing.
+    is_random = conf.data is not None and conf.data.synthetic
+    sequence = min(model.sequence, SEQUENCE) if is_random else model.sequence
+    replicas = get_replicas(conf) or 1
+    num = min(require_number(conf.parallel.pipeline), MOST_STEPS_OF_BATCH)
+    words = [f"width {hidden} in place of {model.hidden}"]
+    words += [f"length {sequence} in place of {model.sequence}"] if is_random else []
+    words += [f"fp32 in place of {train.precision}"] if train.precision != "fp32" else []
+    notes.append(", ".join([*words, "one sample a micro-batch"]))
     return replace(
         conf,
-        model=replace(model, hidden=hidden),
-        train=replace(train, micro_batch_size=1, global_batch_size=pipeline * replicas),
+        model=replace(model, hidden=hidden, sequence=sequence),
+        train=replace(
+            train, micro_batch_size=1, global_batch_size=num * replicas, precision="fp32"
+        ),
     )
 
 

@@ -25,7 +25,12 @@ from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.submit.snapshot import Snapshot
 from vjob.jobs.submit.submit import prepare, submit
 from vjob.jobs.submit.trial.judgement import find_trouble, tell_start
-from vjob.jobs.submit.trial.outlook import ask_slurm, find_outlook, format_bytes
+from vjob.jobs.submit.trial.outlook import (
+    ask_slurm,
+    estimate_checkpoint,
+    find_outlook,
+    format_bytes,
+)
 from vjob.jobs.submit.trial.place import CheckpointFolder, choose_node, open_checkpoints
 from vjob.jobs.submit.trial.result import MEASURED, Finding, Result, Row, unknown
 from vjob.jobs.submit.trial.smaller import STEPS, Trial, add_step, shrink
@@ -158,11 +163,23 @@ class _Trying:
         self.findings += [replace(trouble, what=name) for trouble in troubles]
         if seen is None or troubles:
             return unknown(name, "saved, and not loaded")
+        sure = MEASURED
+        if self.trial.is_small or size is None:
+            size, sure = estimate_checkpoint(self.conf), f"{MEASURED}; its size by the model's"
         values |= {"saved": True, "loaded": True, "bytes": size}
-        said = ", ".join(
-            filter(None, ("saved and loaded", format_bytes(size) if size else "", room))
-        )
-        return Row(name=name, text=said, certainty=MEASURED, values=values)
+        keep = self.conf.train.checkpoint.keep
+        needed = size * (keep + 1)  # the next is written before the oldest goes
+        if free is not None and needed > free:
+            self.findings.append(
+                Finding(
+                    what=name,
+                    cause=f"{keep + 1} checkpoints of {format_bytes(size)} need "
+                    f"{format_bytes(needed)}, and {folder.asked} has {format_bytes(free)} free",
+                    remedy="make room, lower train.checkpoint.keep, or name another folder",
+                )
+            )
+        text = ", ".join(filter(None, ("saved and loaded", format_bytes(size), room)))
+        return Row(name=name, text=text, certainty=sure, values=values)
 
     def build_result(self, *, is_kept: bool) -> Result:
         return Result(

@@ -1,0 +1,84 @@
+"""Slurm's words about a run that is only asked about, and where ranks wait."""
+
+from __future__ import annotations
+
+from vjob.jobs.monitor.stacks.group import Frame, RankStack, Stacks, Thread, group_stacks
+from vjob.jobs.schedulers.slurm import explain_refusal
+from vjob.jobs.submit.trial.outlook import format_bytes, parse_start, split_refusal
+from vjob.jobs.submit.trial.result import Finding, Result, Row, render
+from vjob.jobs.submit.trial.watching import judge_stacks
+
+# slurm 22.05
+STARTS = (
+    "sbatch: Job 7 to start at 2026-11-23T01:12:00 using 4 processors on nodes a[1-2] in "
+    "partition gpu1"
+)
+REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified"
+
+
+def test_slurms_estimate_is_a_time_and_nodes() -> None:
+    assert parse_start(STARTS) == ("2026-11-23T01:12:00", "a[1-2]")
+    assert parse_start("sbatch: Job 7 to start at 2026-11-23T01:12:00") == (
+        "2026-11-23T01:12:00",
+        "",
+    )
+    assert parse_start("allocation failure: Requested node configuration") is None
+
+
+def test_a_refusal_is_a_cause_and_a_remedy() -> None:
+    cause, remedy = split_refusal(explain_refusal(REFUSED))
+    assert cause.endswith("Invalid partition name specified") and "sbatch refused" in cause
+    assert "cluster.nodes[].queue" in remedy
+
+
+def stacks(*calls: tuple[str, ...]) -> Stacks:
+    ranks = [
+        RankStack(rank=rank, node="n", threads=(Thread(name="MainThread", frames=_frames(names)),))
+        for rank, names in enumerate(calls)
+    ]
+    return Stacks(
+        run="r", world=len(ranks), groups=tuple(group_stacks(ranks)), failed=(), silent={}
+    )
+
+
+def _frames(names: tuple[str, ...]) -> tuple[Frame, ...]:
+    *inner, own = names
+    library = "/usr/lib/python3/dist-packages/torch/distributed.py"
+    frames = [Frame(function=name, file=library, line=1) for name in inner]
+    return (*frames, Frame(function=own, file="/home/me/train.py", line=14))
+
+
+def test_ranks_that_all_wait_hang_where_their_own_code_called() -> None:
+    hang, at = judge_stacks(
+        stacks(("wait", "barrier", "wrapper", "main"), ("wait", "barrier", "wrapper", "main")),
+        frozenset(),
+    )
+    assert (hang, at) == ("ranks 0-1 are in barrier, called at train.py:14", "")
+
+
+def test_one_rank_at_work_is_no_hang() -> None:
+    hang, at = judge_stacks(stacks(("barrier", "main"), ("matmul", "main")), frozenset({0}))
+    assert hang == "" and "rank 1 is in matmul" in at
+
+
+def test_ranks_without_a_processor_hang_whatever_they_call() -> None:
+    hang, _ = judge_stacks(stacks(("mystery", "main")), frozenset({0}))
+    assert hang == "rank 0 is in mystery, called at train.py:14"
+
+
+def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
+    result = Result(
+        conf="/x/conf.yaml",
+        rows=(Row(name="step", text="1.2 s " * 30, certainty="measured", values={}),),
+        findings=(Finding(what="starts", cause="it broke " * 20, remedy="mend it"),),
+        differs=("one node",),
+        took_s=1.0,
+    )
+    lines = render(result).splitlines()
+    assert lines[0].startswith("FOUND      it broke")
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[-1] == "differs    one node"
+
+
+def test_sizes_are_told_by_powers_of_1024() -> None:
+    assert [format_bytes(n) for n in (2048, 3 * 2**20, 1.5 * 2**30)] == ["2 kB", "3 MB", "1.5 GB"]
