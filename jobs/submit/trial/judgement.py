@@ -157,4 +157,4 @@ def tell_start(seen: Seen, trial: Trial, findings: Sequence[Finding], limit_s: f
         return Row(name=name, text=text, certainty=MEASURED, values=values)
     at = f"; {seen.at}" if seen.at else ""
     why = f"it runs, no step was seen in {format_duration(limit_s)}{at}; try a longer --limit"
-    return unknown(name, why)
+    return unknown(name, why, **values)

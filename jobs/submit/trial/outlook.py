@@ -156,9 +156,8 @@ def find_step_s(
     times = [point.step_s for point in points if point.step_s is not None]
     if trial.is_whole and times:
         later = times[1:] or times
-        words = "in the second step" if len(later) == 1 < len(times) else f"in {len(later)} steps"
-        words = "with the warm-up in it" if len(times) == 1 else words
-        return statistics.median(later), f"{MEASURED} {words}"
+        words = ", with the warm-up in it" if later is times else ""
+        return statistics.median(later), MEASURED + words
     if plan is not None:
         return plan.step.step_s, certainty
     if trial.is_whole:
@@ -272,7 +271,7 @@ def tell_duration(conf: JobConf, step_s: float | None, sure: str, steps: int | N
     name = "duration"
     limit_s = 60.0 * conf.cluster.walltime_min
     if step_s is None:
-        return unknown(name, "for want of the step's time")
+        return unknown(name, "for want of the step's time", steps=steps)
     if steps is None:
         return unknown(name, "the program's lines do not say how many steps it will do")
     whole_s = step_s * steps

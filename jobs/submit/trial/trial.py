@@ -14,28 +14,22 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from varuna_core.records.checkpoints import find_newest, name_of
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.submit.snapshot import Snapshot
-from vjob.jobs.submit.submit import prepare, submit
+from vjob.jobs.submit.submit import defer_interrupts, prepare, submit
 from vjob.jobs.submit.trial.judgement import find_trouble, tell_start
-from vjob.jobs.submit.trial.outlook import (
-    ask_slurm,
-    estimate_checkpoint,
-    find_outlook,
-    format_bytes,
-)
-from vjob.jobs.submit.trial.place import CheckpointFolder, choose_node, open_checkpoints
-from vjob.jobs.submit.trial.result import MEASURED, Finding, Result, Row, unknown
-from vjob.jobs.submit.trial.smaller import STEPS, Trial, add_step, shrink
+from vjob.jobs.submit.trial.outlook import ask_slurm, find_outlook, split_refusal
+from vjob.jobs.submit.trial.place import choose_node, open_checkpoints
+from vjob.jobs.submit.trial.result import Finding, Result, Row
+from vjob.jobs.submit.trial.saving import SavingTrial
+from vjob.jobs.submit.trial.smaller import STEPS, Trial, shrink
 from vjob.jobs.submit.trial.tried import note_try
-from vjob.jobs.submit.trial.watching import Say, Seen, Watcher, stop
+from vjob.jobs.submit.trial.watching import Ending, Say, Seen, Watcher, stop
 
 log = logging.getLogger(__name__)
 
@@ -106,80 +100,32 @@ class _Trying:
             self.findings += find_trouble(seen, options.limit_s)
             self.rows.append(tell_start(seen, self.trial, self.findings, options.limit_s))
             if not self.findings:
-                self.rows.append(self._check_checkpoints(folder))
+                tried = SavingTrial(self.conf, self.trial, folder, options.limit_s)
+                self.rows.append(tried.run(self._start))
+                self.findings += tried.findings
         self.rows += find_outlook(whole, self.resolved, self.trial, seen, asked)
 
     def _start(self, conf: JobConf, num_steps: int) -> Seen | None:
-        """Submit and watch; None with a finding where it could not be submitted."""
+        """Submit, watch and end; None with a finding where it could not be submitted."""
         chosen = replace(self.resolved.chosen, conf=conf, prediction=None, layouts=None)
         chosen = replace(chosen, layout_steps=None)
         try:
-            run, _ = submit(replace(self.resolved, chosen=chosen))
+            with defer_interrupts():  # a run that was submitted is one to be cleaned up
+                run, _ = submit(replace(self.resolved, chosen=chosen))
+                self.runs.append(run)
         except InputError:
             raise
         except VjobError as error:
-            what, *remedy = str(error).splitlines()
-            self.findings.append(
-                Finding(what="submit", cause=what, remedy="; ".join(map(str.strip, remedy)))
-            )
+            cause, remedy = split_refusal(str(error))
+            self.findings.append(Finding(what="submit", cause=cause, remedy=remedy))
             return None
-        self.runs.append(run)
         watcher = Watcher(run, limit_s=self.options.limit_s, say=self.say)
         seen = watcher.watch(num_steps=num_steps, ends_itself=conf.program.kind in BUILT_IN)
-        self.say("ending it")
-        stop(run)
+        if seen.ending is not Ending.OVER:
+            self.say("ending it")
+            saves = seen.ending is Ending.STEPS and conf.train.checkpoint.folder is not None
+            stop(run, saves=saves)
         return seen
-
-    def _check_checkpoints(self, folder: CheckpointFolder | None) -> Row:
-        """Load what the first start saved, with one step more."""
-        assert self.trial is not None
-        name = "checkpoint"
-        if folder is None:
-            why = "train.checkpoint.folder is not set, so none is saved"
-            if self.conf.program.kind not in BUILT_IN:
-                why = "train.checkpoint.folder is not set; a folder of the program's own is its own"
-            return unknown(name, why)
-        free = _find_free_bytes(folder)
-        room = f"{format_bytes(free)} free" if free is not None else ""
-        values = {"folder": folder.asked, "free_bytes": free, "saved": False, "loaded": False}
-        if self.conf.program.kind not in BUILT_IN:
-            if folder.here is None:
-                return unknown(name, f"this machine does not see {folder.asked}")
-            return Row(name=name, text=f"the folder can be written, {room}", certainty=MEASURED,
-                       values=values)  # fmt: skip
-        newest = None if folder.here is None else find_newest(folder.here)
-        if folder.here is not None and newest is None:
-            self.findings.append(
-                Finding(what=name, cause=f"it ended well and no checkpoint is in {folder.asked}")
-            )
-            return unknown(name, "none was saved")
-        size = None if folder.here is None else _measure(folder.here / name_of(STEPS))
-        self.say("again, from its checkpoint")
-        seen = self._start(add_step(self.trial.conf), 1)
-        troubles = [] if seen is None else find_trouble(seen, self.options.limit_s)
-        if seen is not None and not troubles and seen.steps and seen.steps[0] <= STEPS:
-            cause = f"it began again with step {seen.steps[0]} in place of loading its checkpoint"
-            troubles = [Finding(what=name, cause=cause)]
-        self.findings += [replace(trouble, what=name) for trouble in troubles]
-        if seen is None or troubles:
-            return unknown(name, "saved, and not loaded")
-        sure = MEASURED
-        if self.trial.is_small or size is None:
-            size, sure = estimate_checkpoint(self.conf), f"{MEASURED}; its size by the model's"
-        values |= {"saved": True, "loaded": True, "bytes": size}
-        keep = self.conf.train.checkpoint.keep
-        needed = size * (keep + 1)  # the next is written before the oldest goes
-        if free is not None and needed > free:
-            self.findings.append(
-                Finding(
-                    what=name,
-                    cause=f"{keep + 1} checkpoints of {format_bytes(size)} need "
-                    f"{format_bytes(needed)}, and {folder.asked} has {format_bytes(free)} free",
-                    remedy="make room, lower train.checkpoint.keep, or name another folder",
-                )
-            )
-        text = ", ".join(filter(None, ("saved and loaded", format_bytes(size), room)))
-        return Row(name=name, text=text, certainty=sure, values=values)
 
     def build_result(self, *, is_kept: bool) -> Result:
         return Result(
@@ -209,15 +155,3 @@ def remove(run: RunFolder) -> None:
         with suppress(OSError):
             if os.readlink(link) == run.name:
                 link.unlink()
-
-
-def _find_free_bytes(folder: CheckpointFolder) -> int | None:
-    try:
-        stat = os.statvfs(folder.here or folder.asked)
-    except OSError:
-        return None
-    return stat.f_bavail * stat.f_frsize
-
-
-def _measure(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

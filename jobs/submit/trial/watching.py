@@ -8,14 +8,12 @@ come hang, others only need more time.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from varuna_core.records.files import read_json
 from varuna_core.records.formatting import format_duration, join_numbers
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
@@ -33,7 +31,7 @@ NUM_LINES = 5
 SAVING = 5
 """A program that did its steps may take so many times the limit to evaluate, save and end."""
 SAMPLE_S = 6.0
-"""For a sample of the GPUs after the last step."""
+"""After the last step that is needed, for a step's time and a sample of the GPUs."""
 STACKS_S = 40.0
 CANCEL_S = 60
 IDLE_PERCENT = 5.0
@@ -109,10 +107,10 @@ class Watcher:
             is_failing = verdict.health is Health.FAILING
             if has_enough and (is_failing or not ends_itself):
                 enough_at = enough_at or time.monotonic()
-                is_sampled = not snapshot.num_gpus or bool(self._gpu_mb)
+                is_sampled = is_timed(snapshot) and (not snapshot.num_gpus or bool(self._gpu_mb))
                 is_late = time.monotonic() - enough_at > SAMPLE_S
-                is_ending = is_failing and verdict.rule != "not a number"
-                if is_late or (is_sampled and not is_ending):
+                is_lost = verdict.rule == "not a number"
+                if is_late or is_lost or (is_sampled and not is_failing):
                     return self._finish(Ending.STEPS, snapshot, verdict, steps)
             limit_s = self.limit_s * (SAVING if has_enough and ends_itself else 1)
             if took_s is not None and took_s > limit_s:
@@ -128,8 +126,11 @@ class Watcher:
                 if used is not None and total and gpu.num_processes:
                     key = f"{node.name}:{gpu.index}"
                     self._gpu_mb[key] = (max(used, self._gpu_mb.get(key, (0.0, 0.0))[0]), total)
-        for rank, mb in _read_rank_mb(self.run).items():
-            self._rank_mb[rank] = max(mb, self._rank_mb.get(rank, 0.0))
+        if snapshot.scheduler.name == "local":
+            for rank in snapshot.ranks:
+                mb = _read_peak_mb(rank.pid)
+                if mb is not None:
+                    self._rank_mb[rank.rank] = max(mb, self._rank_mb.get(rank.rank, 0.0))
         return snapshot, verdict
 
     def _finish(
@@ -174,10 +175,10 @@ class Watcher:
             self.say(f"ranks run; no step yet (at most {left} more)")
 
 
-def stop(run: RunFolder) -> None:
-    """End a run that goes on; what is over already is fine."""
+def stop(run: RunFolder, *, saves: bool = False) -> None:
+    """End a run that goes on, asked to save first where its ranks can; what is over is fine."""
     try:
-        cancel_run(run, now=True, wait_s=CANCEL_S, say=lambda text: None)
+        cancel_run(run, now=not saves, wait_s=CANCEL_S, say=lambda text: None)
     except VjobError as error:
         log.info("%s", error)
 
@@ -190,28 +191,19 @@ def list_steps(snapshot: Snapshot) -> tuple[int, ...]:
     return tuple(dict.fromkeys(point.step for point in progress.points)) or (progress.step,)
 
 
+def is_timed(snapshot: Snapshot) -> bool:
+    """True where the time of a step is known; lines close to each other do not tell it."""
+    progress = snapshot.progress
+    return progress is not None and any(point.step_s is not None for point in progress.points)
+
+
 def _find_taken_s(snapshot: Snapshot) -> float | None:
     """Since the ranks were started."""
     return None if snapshot.went_at is None else max(0.0, snapshot.now - snapshot.went_at)
 
 
-def _read_rank_mb(run: RunFolder) -> dict[int, float]:
-    """The most memory that each rank's process had, where it is on this machine."""
-    found = {}
-    for attempt in run.attempts()[-1:]:
-        for path in sorted(attempt.path.glob("beat/*.json")):
-            beat = read_json(path)
-            if not isinstance(beat, dict) or beat.get("host") != os.uname().nodename:
-                continue
-            ranks = beat.get("ranks")
-            for rank, held in ranks.items() if isinstance(ranks, dict) else ():
-                mb = _read_peak_mb(held.get("pid")) if isinstance(held, dict) else None
-                if mb is not None:
-                    found[int(rank)] = mb
-    return found
-
-
-def _read_peak_mb(pid: object) -> float | None:
+def _read_peak_mb(pid: int | None) -> float | None:
+    """The most memory that a process of this machine had."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.command import Vjob, wait_for
+from tests import ROOT
+from tests.command import PROGRAMS, Vjob, wait_for
 from tests.small_training import write_text
 from tests.staged_mistakes import MISTAKES, write_mistake
 
@@ -28,6 +29,14 @@ train:
 parallel: {{pipeline: 2}}
 cluster: {{scheduler: local, nodes: [{{group: all, count: 1, ranks: 2}}]}}
 env: {{OMP_NUM_THREADS: "1"}}
+"""
+VARUNA = f"""
+name: ours
+program: {{script: {PROGRAMS / "varuna_script.py"}, args: ["100000"], snapshot: none}}
+train: {{global_batch_size: 8, micro_batch_size: 2, checkpoint: {{folder: checkpoints}}}}
+parallel: {{pipeline: 2}}
+cluster: {{scheduler: local, nodes: [{{group: all, count: 1, ranks: 2}}]}}
+env: {{PYTHONPATH: {ROOT}}}
 """
 
 
@@ -91,6 +100,17 @@ def test_a_built_in_program_saves_and_loads_a_checkpoint(vjob: Vjob) -> None:
     assert rows["step"]["certainty"].startswith("measured")
     assert rows["duration"]["values"]["steps"] == 5000
     assert rows["memory"]["values"]["mb"].keys() == {"stage 0", "stage 1"}
+    assert not (vjob.folder / "checkpoints").exists()
+
+
+def test_a_script_of_varunas_saves_when_it_is_ended_and_loads(vjob: Vjob) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    vjob.write(VARUNA)
+    found = try_out(vjob, code=0)
+    rows = rows_of(found)
+    assert found["findings"] == []
+    assert rows["checkpoint"]["values"]["loaded"] is True, rows
+    assert rows["duration"]["values"]["steps"] == 100_000
     assert not (vjob.folder / "checkpoints").exists()
 
 
