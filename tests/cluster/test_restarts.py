@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.cluster.lab import Lab
 from tests.cluster.test_jobs import LAYOUTS, TWO_NODES, conf
 from tests.command import Vjob, read_out, wait_for
+from varuna_core.records.exits import read_outcome
 from varuna_core.records.record import read_events, read_restarts
 from varuna_core.records.runfolder import RunFolder
 
@@ -60,3 +62,48 @@ def test_failed_ranks_are_started_anew_in_the_same_job(vjob: Vjob, clean_lab: La
             f"rank {RANK} on {'b3' if layout == 'single' else 'a1'} exited {code}"
             for code in (9, 7)
         ]
+
+
+LEAVER = """
+import os, pathlib, signal, sys, time
+
+done = pathlib.Path(f"done.{os.environ['RANK']}")
+if done.exists():
+    sys.exit(0)
+
+def save(*_):
+    done.touch()
+    sys.exit(0)
+
+signal.signal(signal.SIGUSR1, save)
+print("ready", flush=True)
+while True:
+    time.sleep(0.2)
+"""
+LOW = """
+name: leaver
+program: {{script: leaver.py}}
+cluster:
+  scheduler: slurm
+  requeue: true
+  signal_before_end_s: 20
+  restarts: {restarts}
+  walltime_min: 5
+  nodes: [{{group: only, queue: low, count: 1, ranks: 2}}]
+"""
+
+
+@pytest.mark.parametrize("restarts", ["null", "2"], ids=["plain", "restarts"])
+def test_ranks_that_save_on_the_warning_of_a_preemption_come_again(
+    vjob: Vjob, clean_lab: Lab, restarts: str
+) -> None:
+    """They exit with 0, which is no end: the job was told to leave."""
+    vjob.write(LEAVER, "leaver.py")
+    run = vjob.submit(LOW.format(restarts=restarts))
+    wait_for(lambda: read_out(run, 0).count("ready") == 2, 120, lambda: vjob.explain(run))
+    node = json.loads(run.attempt(0).node_report(0).read_text())["host"]
+    clean_lab.run(["srun", f"--nodelist={node}", "--exclusive", "true"])
+    assert vjob.wait_over(run, timeout_s=150)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert [attempt.number for attempt in run.attempts()] == [0, 1], vjob.explain(run)
+    outcome = read_outcome(run.attempt(0))
+    assert outcome is not None and outcome.code == 0

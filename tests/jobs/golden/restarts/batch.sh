@@ -47,12 +47,15 @@ agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 
 # Requeues the job where a function has checkpointed and asks for it, unless somebody ended the job,
 # and where Slurm preempts it with a grace (GraceTime): of that Slurm tells the steps, and takes a
-# script that ends before the grace is over for a job that failed.
+# script that ends before the grace is over for a job that failed, or that is done where its ranks
+# saved on the warning and left with 0.
+warned=
 come_again() { # what close said; the signal that ended us, if any
   local shown=
   case $1 in
     requeue) [ -z "$2" ] || exit 143 ;;
-    143)
+    143 | 0)
+      [ "$1" = 143 ] || [ -n "$warned" ] || return 0
       shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || return 0
       [[ $shown == *JobState=RUNNING* && $shown =~ [[:space:]]PreemptTime=[0-9] ]] || return 0
       ;;
@@ -107,6 +110,7 @@ done
 calls=0
 # shellcheck disable=SC2317 # the traps below call it
 call_ranks() {
+  [ "$1" != USR1 ] || warned=1
   [ "$1" != USR1 ] || called="$called $1"
   if [ -z "$step_pid" ]; then
     early="$early $1"
