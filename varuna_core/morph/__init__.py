@@ -5,6 +5,7 @@
     orders ◄─ node_observer ─┘        cli    `agent.pyz morph ...`
     orders ◄─ node_daemon ◄──────────┘       one on each node
 
-`gain.pays` tells `vjob` whether more nodes are worth a pause. Runs in `agent.pyz` beside the agent;
-imports `varuna_core.agent` and `varuna_core.records`.
+`layout.build_attempt` plans for the nodes that are there, `furthest.Furthest` reads how far a
+script of the user's own came, `gain.pays` tells `vjob` whether more nodes are worth a pause. Runs
+in `agent.pyz` beside the agent; imports `varuna_core.agent` and `varuna_core.records`.
 """
