@@ -130,15 +130,18 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
 def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
     """The limits of a morph; by default from one node to all that the conf asks for."""
     nodes = sum(group.count for group in conf.cluster.nodes)
-    return MorphPlan(
+    limits = MorphPlan(
         min_nodes=conf.morph.min_nodes or 1,
         max_nodes=conf.morph.max_nodes or nodes,
         requeue=conf.cluster.requeue,
         save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
         warm=conf.morph.warm and conf.program.kind in BUILT_IN,
         memory=conf.train.checkpoint.memory_every > 0,
-        facts=build_facts(conf, written) if conf.program.kind == SCRIPT else None,
     )
+    if conf.program.kind != SCRIPT:
+        return limits
+    finish_s = float(conf.cluster.finish_s)
+    return replace(limits, facts=build_facts(conf, written), finish_s=finish_s)
 
 
 def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:

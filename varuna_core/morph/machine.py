@@ -139,7 +139,7 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
     if isinstance(said, RanksEnded):
         if state.phase not in ATTEMPTING or said.node not in state.living:
             return state, []
-        if state.phase == RUNNING and state.deadline is None:
+        if state.phase == RUNNING and state.deadline is None and rules.finish_s:
             state = replace(state, deadline=now + rules.finish_s)
         return replace(state, ended=(*state.ended, said.node)), []
     if isinstance(said, RankFailed):
@@ -221,7 +221,7 @@ def _grow(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step
     """Worth a morph if the next attempt would have more nodes; ranks that end are left alone."""
     state = replace(state, grow_at=None)
     gain = len(choose(state.free)) - len(state.members)
-    if gain <= 0 or state.deadline is not None:
+    if gain <= 0 or state.ended or state.deadline is not None:
         return state, []
     return _ask_to_save(
         state, "1 more node is here" if gain == 1 else f"{gain} more nodes are here", now, rules

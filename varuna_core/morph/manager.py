@@ -75,7 +75,8 @@ from varuna_core.records.training import TrainingFacts
 
 SAVE_LOOK_S = 1.0
 """Between two looks at the folder of checkpoints."""
-FINISH_S = 120.0
+STOP_S = 120.0
+"""Beyond the grace of ranks that are told to end."""
 HOME_S = 5.0
 """For nodes to see that the run has ended before the batch script ends them."""
 KEY = "manager-save"
@@ -105,8 +106,8 @@ class Manager:
             gather_s=timing.join_s,
             wait_s=timing.join_s,
             save_s=limits.save_s,
-            stop_s=timing.grace_s + FINISH_S,
-            finish_s=FINISH_S,
+            stop_s=timing.grace_s + STOP_S,
+            finish_s=limits.finish_s,
             may_requeue=limits.requeue,
             most_fruitless=MOST_FRUITLESS if plan.restarts is None else plan.restarts + 1,
         )

@@ -29,7 +29,7 @@ class Rules:
     stop_s: float
     """For ranks that were told to end, until their node counts as lost."""
     finish_s: float
-    """For the other nodes once the ranks of one have ended by themselves."""
+    """For the other nodes once the ranks of one have ended by themselves; 0 is no limit."""
     may_requeue: bool
     settle_s: float = 3.0
     """For more nodes after one that joined while ranks train: a morph for all of them."""

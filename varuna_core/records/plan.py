@@ -132,6 +132,8 @@ class MorphPlan:
     """Whether ranks of the next attempt wait on each node while this one trains."""
     memory: bool = False
     """Whether ranks keep copies of their state in the memory of their nodes."""
+    finish_s: float = 120.0
+    """For the other nodes once the ranks of one have ended by themselves; 0 is no limit."""
     facts: Optional[TrainingFacts] = None
     """Of a script; a built-in program has training.json."""
 

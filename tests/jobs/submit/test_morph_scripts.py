@@ -68,6 +68,13 @@ def test_the_run_knows_its_steps_and_checkpoints_where_the_script_does() -> None
     assert (facts.steps, facts.is_own, facts.layout) == (7, True, "pipeline")
 
 
+def test_a_script_may_end_on_one_node_long_before_the_others() -> None:
+    """As where rank 0 exports the model."""
+    for text, finish_s in (("", 600), ("  finish_s: 0\n", 0)):
+        plan = make_plan(make_conf(CONF.replace("  scheduler", f"{text}  scheduler")))
+        assert plan.morphing is not None and plan.morphing.finish_s == finish_s
+
+
 def test_no_ranks_wait_for_a_script() -> None:
     """They would import it, and what it does by then nobody knows."""
     plan = make_plan(make_conf(CONF))

@@ -35,12 +35,14 @@ def say(step):
 class Scripted(Elastic):
     """Three ranks that run lines of Python."""
 
-    def __init__(self, folder: Path, code: str, facts: TrainingFacts = FACTS) -> None:
+    def __init__(
+        self, folder: Path, code: str, facts: TrainingFacts = FACTS, finish_s: float = 600.0
+    ) -> None:
         super().__init__(folder, "")
         self.run.training.unlink()
         plan = read_plan(self.run.plan)
         assert plan is not None and plan.morphing is not None
-        limits = replace(plan.morphing, facts=facts)
+        limits = replace(plan.morphing, facts=facts, finish_s=finish_s)
         command = (sys.executable, "-c", BEGIN + code)
         plan = replace(plan, pipeline=1, data=3, stage_map="0,1,2;", command=command)
         plan = replace(plan, morphing=limits)
@@ -99,6 +101,17 @@ def test_a_script_that_hears_nothing_is_ended_and_goes_on(tmp_path: Path) -> Non
     said, worlds = run.train(run.let_go)
     assert (worlds, run.answer()) == ([3, 2], "0")
     assert "attempt 0 ends: node 2 is to leave" in said
+
+
+def test_nodes_may_end_one_after_another_if_the_conf_lets_them(tmp_path: Path) -> None:
+    code = 'say(3)\nif os.environ["RANK"] == "0": time.sleep(4)\n'
+    for finish_s, worlds in ((1.0, [3] * 4), (0.0, [3])):
+        folder = tmp_path / str(finish_s)
+        folder.mkdir()
+        run = Scripted(folder, code, finish_s=finish_s)
+        said, found = run.train()
+        assert found == worlds, said
+        assert ("2 nodes have ended, 1 go on" in said) == (finish_s > 0)
 
 
 def test_a_script_that_fails_at_the_same_step_again_and_again_is_ended(tmp_path: Path) -> None:
