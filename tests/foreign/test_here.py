@@ -12,7 +12,7 @@ import pytest
 from tests import ROOT
 from tests.command import Vjob
 from tests.foreign.programs import PROGRAMS, count_changes, train_plainly
-from tests.foreign.story import begin
+from tests.foreign.story import LONG_S, begin
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -64,5 +64,26 @@ def test_a_ported_program_has_the_losses_of_the_original_though_it_is_disturbed(
     record = story.vjob.wait_over(story.run, 400, may_fail=True)
     assert record["verdict"] == "COMPLETED", story.vjob.explain(story.run)
     assert [attempt.number for attempt in story.run.attempts()] == [0, 1]
+    story.check_losses(plain)
+    story.check_report()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_ported_program_goes_on_in_another_layout_without_a_lost_node(tmp_path: Path) -> None:
+    """Nothing of it knows of morphing; the next attempt has one replica."""
+    cluster = CLUSTER.replace("restarts: 1", "join_s: 300")
+    cluster = cluster[: cluster.index("nodes:")] + "nodes: [{group: all, count: 4, ranks: 1}]"
+    morph = "\nmorph: {enabled: true}\n"
+    story = begin(PROGRAMS["nanogpt"], Vjob(tmp_path), cluster + morph)
+    plain = train_plainly(story.program, tmp_path)
+    story.submit()
+    story.wait_for_losses(17)
+    story.set_pause(LONG_S)
+    os.kill(json.loads(story.run.morph.node(3).read_text())["pid"], signal.SIGKILL)
+    story.set_pause(0)
+    record = story.vjob.wait_over(story.run, 400, may_fail=True)
+    assert record["verdict"] == "COMPLETED", story.vjob.explain(story.run)
+    assert "morphed from 2 x 2 to 2 x 1" in story.vjob("status", str(story.run.path)).stdout
     story.check_losses(plain)
     story.check_report()
