@@ -87,6 +87,20 @@ def wait_ready(vjob: Vjob, run: RunFolder, count: int, attempt: int = 0) -> None
     wait_for(is_ready, 60, lambda: vjob.explain(run))
 
 
+def test_a_script_for_varunas_launcher_gets_its_arguments(vjob: Vjob) -> None:
+    (vjob.folder / "show.py").write_text("import sys; print(*sys.argv[1:])")
+    text = conf(args=["--lr", "1"], layout="hetjob")
+    text = text.replace(str(PROGRAMS / "report_rank.py"), "show.py, arguments: varuna")
+    sizes = "train: {global_batch_size: 16, micro_batch_size: 2}\nparallel: {pipeline: 4}\n"
+    run = vjob.submit(text + sizes)
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+    places = "0,1,2,3;4,5,6,7;8,9,10,11;12,13,14,15;"
+    for rank, local in ((0, 0), (3, 1), (15, 3)):
+        words = f"--rank={rank} --local_rank={local} --stage_to_rank_map={places} "
+        out = run.attempt(0).rank_log(rank, "out").read_text()
+        assert out.startswith(words + "--chunk_size=2 --batch-size=4 --lr 1"), out
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_rank_is_right_on_six_nodes(vjob: Vjob, clean_lab: Lab, layout: str) -> None:
     run = vjob.submit(conf(layout=layout))
