@@ -143,14 +143,10 @@ class ProbeRequest:
     script: str
     user: int
     """Who we are here."""
-    folder_key: str = "--log_folder"
-    python_key: str = "--python"
-    code_key: str = "--code_dir"
-    """What the user calls these."""
 
 
 def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
-    """What a machine of a run must have, by the keys of its conf."""
+    """What a machine of a run must have."""
     return ProbeRequest(
         folder=run.path,
         token=token,
@@ -158,9 +154,6 @@ def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
         code_dir=plan.workdir,
         script=str(run.node_script),
         user=os.getuid(),
-        folder_key="log_folder",
-        python_key="program.python",
-        code_key="workdir",
     )
 
 
@@ -190,7 +183,7 @@ def find_problem(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     if "sees" not in said:
         text = (
             f"it does not see the run folder {asked.folder}: the folder must be on a file system "
-            f"that all machines share (NFS, Lustre); name one with {asked.folder_key}"
+            "that all machines share (NFS, Lustre); name one with log_folder"
         )
         if said.get("user") != str(asked.user):
             text += f"; you are user {asked.user} here and {said.get('user')} there"
@@ -200,11 +193,9 @@ def find_problem(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     if "agent" not in said:
         return f"neither {asked.python} nor a python3 from 3.8 is there; install one"
     if "python" not in said:
-        return f"{asked.python} is not there: install it, or name another with {asked.python_key}"
+        return f"{asked.python} is not there: install it, or name another with program.python"
     if "code" not in said:
-        return (
-            f"{asked.code_key} {asked.code_dir} is not there: it must have the same path everywhere"
-        )
+        return f"workdir {asked.code_dir} is not there: it must have the same path everywhere"
     if "script" not in said:
         return f"{asked.script} is not in {asked.code_dir} there"
     return None

@@ -165,11 +165,11 @@ def test_a_probe_of_an_odd_folder_finds_what_is_there(tmp_path: Path) -> None:
     ("key", "message"),
     [
         ("end", "cut off"),
-        ("sees", "does not see the run folder .*--log_folder; you are user 0 here and 1 there"),
+        ("sees", "does not see the run folder .*log_folder; you are user 0 here and 1 there"),
         ("writes", "cannot write"),
         ("agent", "neither /bin/sh nor a python3"),
-        ("python", "/bin/sh is not there: install it, or name another with --python"),
-        ("code", "--code_dir .* is not there"),
+        ("python", "/bin/sh is not there: install it, or name another with program.python"),
+        ("code", "workdir .* is not there"),
         ("script", "t is not in"),
     ],
 )
