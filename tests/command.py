@@ -31,14 +31,16 @@ class Vjob:
             "LEAK_OF_THE_SHELL": "leaked",
         }
 
-    def __call__(self, *args: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *args: str, code: int | None = 0, timeout_s: float = 150
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "vjob", *args],
             cwd=self.folder,
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=timeout_s,
             check=False,
         )
         assert code is None or done.returncode == code, done.stdout + done.stderr

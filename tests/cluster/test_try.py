@@ -69,8 +69,10 @@ def try_out(env: Mapping[str, str], folder: Path, write: Callable[[Path], None])
     folder.mkdir()
     write(folder)
     vjob = Vjob(folder, env)
-    limit = json.loads((folder / "limit").read_text()) if (folder / "limit").exists() else 120
-    done = vjob("try", "conf.yaml", "--queue", "gpu2", "--json", "--limit", f"{limit}s", code=None)
+    told = folder / "limit"
+    limit = told.read_text() if told.exists() else "600"
+    words = ["try", "conf.yaml", "--queue", "gpu2", "--json", "--limit", f"{limit}s"]
+    done = vjob(*words, code=None, timeout_s=600)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found: dict[str, Any] = {**json.loads(done.stdout), "code": done.returncode}
     return found

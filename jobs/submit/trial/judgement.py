@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from varuna_core.records.formatting import format_duration
+from varuna_core.records.formatting import format_duration, join_numbers
 from varuna_core.records.logs.tail import last_lines
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
 from vjob.jobs.submit.trial.result import MEASURED, Finding, Row, unknown
@@ -23,7 +23,10 @@ USELESS = ("vjob report", "vjob cancel")
 """Advice for a run that goes on, or went on for long."""
 OURS = re.compile(r"stopping the attempt: |^attempt \d+: code |^vjob agent: ")
 """Lines of the agent that repeat the reason."""
+PLACE = re.compile(r'(?:\[rank\d+\]:)?\s+File "([^"]+)", line (\d+)(?:, in (.+))?$')
+"""Of a traceback; torch puts the rank before its lines."""
 REMEDIES = (
+    (r"exited \d+$", "it said nothing of why: see the last lines of `vjob logs`"),
     (
         r"KeyError: '[A-Z][A-Z0-9_]+'",
         "where that is a variable of the environment: name it in pass_env, so that it passes from "
@@ -65,7 +68,7 @@ def find_trouble(seen: Seen, limit_s: float) -> list[Finding]:
         return [
             Finding(
                 what="starts",
-                cause=f"no step in {limit}, and ranks wait: {seen.hang}",
+                cause=f"no step in {limit}, and ranks wait: {seen.hang}{_list_gone(seen)}",
                 remedy=HANG,
                 evidence=tuple(line.text for line in snapshot.errors[:NUM_EVIDENCE]),
             )
@@ -76,6 +79,16 @@ def find_trouble(seen: Seen, limit_s: float) -> list[Finding]:
         cause = f"its {STEPS} steps were done and it did not end within {limit} after them"
         return [Finding(what=what, cause=cause, remedy="--limit gives it longer")]
     return []
+
+
+def _list_gone(seen: Seen) -> str:
+    """The ranks that have ended, for which others may wait."""
+    gone = [rank.rank for rank in seen.snapshot.ranks if rank.exit is not None]
+    if not gone:
+        return ""
+    many = len(gone) > 1
+    ended = f"{'ranks' if many else 'rank'} {join_numbers(gone)} {'have' if many else 'has'} ended"
+    return f"; {ended}"
 
 
 def _quote(what: str, seen: Seen) -> Finding:
@@ -105,7 +118,7 @@ def _list_lines(verdict: Verdict, reason: str) -> list[str]:
 
 def clean_line(text: str) -> str:
     """Without the tag of its rank."""
-    return re.sub(r"^\d+: ", "", text).strip()
+    return re.sub(r"^(\d+: |\[rank\d+\]:)", "", text).strip()
 
 
 def _find_place(seen: Seen) -> list[str]:
@@ -116,12 +129,13 @@ def _find_place(seen: Seen) -> list[str]:
     lines = last_lines(attempts[-1].rank_log(rank, "err"), NUM_LINES)
     found: list[str] = []
     for number, line in enumerate(lines):
-        match = re.match(r'\s+File "([^"]+)", line (\d+), in (.+)', line)
+        match = PLACE.match(line)
         if match is not None and not any(part in match[1] for part in LIBRARIES):
             code = lines[number + 1 : number + 2]
-            is_code = bool(code) and not re.match(r'\s+File "|\w', code[0])
-            place = f"{match[1].rpartition('/')[2]}:{match[2]}, in {match[3]}"
-            found = [f"{place}: {code[0].strip()}" if is_code else place]
+            is_code = bool(code) and not PLACE.match(code[0])
+            within = f", in {match[3]}" if match[3] else ""
+            place = f"{match[1].rpartition('/')[2]}:{match[2]}{within}"
+            found = [f"{place}: {clean_line(code[0])}" if is_code else place]
     return found
 
 

@@ -86,13 +86,13 @@ class SavingTrial:
     def _check_room(self, size: int | None) -> None:
         """A finding where the checkpoints that are kept do not fit."""
         assert self.folder is not None
-        free, num = find_free_bytes(self.folder), self.conf.train.checkpoint.keep + 1
+        free, num = find_free_bytes(self.folder), count_checkpoints(self.conf)
         if size is None or free is None or num * size <= free:
-            return  # one more than is kept: the next is written before the oldest goes
+            return
         self.findings.append(
             Finding(
                 what=NAME,
-                cause=f"{num} checkpoints of {format_bytes(size)} need "
+                cause=f"{num} checkpoint{'s' if num > 1 else ''} of {format_bytes(size)} need "
                 f"{format_bytes(num * size)}, and {self.folder.asked} has "
                 f"{format_bytes(free)} free",
                 remedy="make room, lower train.checkpoint.keep, or name another folder",
@@ -105,6 +105,15 @@ class SavingTrial:
         room = f", {format_bytes(free)} free" if free is not None else ""
         known = {"folder": self.folder.asked, "free_bytes": free, "saved": False, "loaded": False}
         return Row(name=NAME, text=f"{text}{room}", certainty=sure, values={**known, **values})
+
+
+def count_checkpoints(conf: JobConf) -> int:
+    """The most that lie in the folder at once: the next is written before the oldest goes."""
+    train, own = conf.train, conf.train.checkpoint
+    if conf.program.kind not in BUILT_IN:
+        return own.keep + 1
+    written = -(-train.steps // own.every) if own.every else 1  # the last one at the end
+    return min(own.keep + 1, written)
 
 
 def find_free_bytes(folder: CheckpointFolder) -> int | None:

@@ -43,7 +43,7 @@ WAITS = {
     *("acquire", "join", "sleep", "input", "flock", "lockf"),
 }
 """Python functions in which a rank waits for another process, or for nothing."""
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/varuna_core/", "<frozen")
 
 Say = Callable[[str], object]
 

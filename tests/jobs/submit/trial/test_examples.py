@@ -32,13 +32,8 @@ def test_an_example_is_not_blamed(tmp_path: Path, name: str) -> None:
         prepare_text(vjob)
     # The image is on a registry; without it the ranks run bare.
     words = ["--set", "container.image=null"] if name == "bert-large" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "vjob", "try", f"{name}.yaml", "--here", "--json",
-         "--limit", LIMIT, *words],
-        cwd=vjob.folder, env=vjob.env, capture_output=True, text=True, timeout=TIMEOUT_S,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = vjob("try", f"{name}.yaml", "--here", "--json", "--limit", LIMIT, *words,
+                timeout_s=TIMEOUT_S)  # fmt: skip
     found = json.loads(done.stdout)
     rows = {row["name"]: row for row in found["rows"]}
     assert found["findings"] == [] and rows["starts"]["text"].startswith("yes")

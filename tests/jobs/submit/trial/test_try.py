@@ -15,6 +15,7 @@ from tests.command import PROGRAMS, Vjob, wait_for
 from tests.small_training import write_text
 from tests.staged_mistakes import MISTAKES, write_mistake
 
+TIMEOUT_S = 1800
 BUILT_IN = """
 name: tiny
 program: pretrain_gpt
@@ -46,9 +47,9 @@ def vjob(tmp_path: Path) -> Vjob:
 
 
 def try_out(vjob: Vjob, *options: str, code: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        vjob("try", "conf.yaml", "--json", *options, code=code).stdout
-    )
+    words = options if "--limit" in options else ("--limit", "15m", *options)
+    done = vjob("try", "conf.yaml", "--json", *words, code=code, timeout_s=TIMEOUT_S)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
