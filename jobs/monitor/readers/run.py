@@ -116,7 +116,7 @@ class RunReader:
         plan, store = self._plan, self._store
         progress = shown.progress
         if progress is not None and progress.num_steps is None and self._asked.num_steps:
-            progress = replace(progress, num_steps=self._asked.num_steps)
+            progress = replace(progress, num_steps=self._asked.num_steps, is_asked=True)
         printed = self._attempt.settings if self._attempt is not None else ()
         echoes = compare(printed, self._asked.wanted)
         told: dict[str, Any] = {

@@ -375,7 +375,9 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
 def is_short(snapshot: Snapshot) -> bool:
     """True if the job is known to lack steps."""
     progress = snapshot.progress
-    return bool(progress and progress.num_steps and progress.step < progress.num_steps)
+    if progress is None or progress.is_asked or not progress.num_steps:
+        return False
+    return progress.step < progress.num_steps
 
 
 def _ended_well(snapshot: Snapshot) -> bool:
