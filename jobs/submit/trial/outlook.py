@@ -178,10 +178,11 @@ def find_num_steps(conf: JobConf, seen: Seen) -> int | None:
 def tell_memory(trial: Trial, seen: Seen, plan: LayoutPlan | None, certainty: str) -> Row:
     """Memory by stage: measured where the whole run was tried, else the planner's."""
     name = "memory"
-    if trial.is_whole:
+    if trial.is_whole or (plan is None and not trial.is_small):
         found = measure_memory(seen)
         if found is not None:
-            return found
+            sure = MEASURED if trial.is_whole else f"{MEASURED} {trial.caveat}"
+            return replace(found, certainty=sure)
     if plan is None:
         why = certainty.splitlines()[0]
         return unknown(name, why if trial.is_whole else f"not the whole run was tried, and {why}")

@@ -157,6 +157,9 @@ def _lay_out(conf: JobConf, node: OneNode | None, notes: list[str]) -> JobConf:
     pipeline = require_number(parallel.pipeline)
     share = pipeline * parallel.tensor
     replicas = get_replicas(conf) or max(1, world // share)
+    if conf.morph.enabled and world != replicas * share:
+        world = replicas * share  # a run that may morph leaves ranks over; the try has none
+        conf = _keep_replicas(conf, replicas, replicas)
     stands_in = node is not None and not node.num_gpus and replicas > MOST_REPLICAS
     if world <= most and not stands_in:
         return _close(conf, world)

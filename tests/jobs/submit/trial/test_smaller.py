@@ -144,3 +144,12 @@ def test_ranks_of_unlike_groups_share_the_first_ones_node() -> None:
     assert (group.queue, group.gpus, group.num_ranks, group.count) == ("gpu1", "a100:4", 4, 1)
     assert "ranks have the env of group a" in trial.notes
     assert "ranks of a10 run on a100" in trial.notes and trial.is_small
+
+
+def test_ranks_that_a_morphing_run_leaves_over_are_not_tried() -> None:
+    nodes = (NodeGroup(group="all", count=5, ranks=1),)
+    found = conf(nodes, parallel=Parallel(pipeline=2), train=Train(global_batch_size=10))
+    small = shrink(found, HERE, limit_min=2, checkpoint=None).conf
+    assert (get_world(small), small.parallel.pipeline, small.parallel.data) == (4, 2, 2)
+    assert small.train.global_batch_size is not None
+    assert small.train.global_batch_size % 2 == 0
