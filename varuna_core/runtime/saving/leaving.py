@@ -21,6 +21,8 @@ own, so that no rank waits for its GPU; other programs give `agree`.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -39,6 +41,8 @@ Agree = Callable[[bool], bool]
 _heard = 0
 _pid = 0
 _group: Any = None
+_code: int | None = None
+"""Of a rank that leaves."""
 
 
 def listen() -> None:
@@ -46,6 +50,8 @@ def listen() -> None:
     global _pid
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("leaving.listen() sets signal handlers: call it in the main thread")
+    if _pid != os.getpid():
+        atexit.register(_end)
     _pid = os.getpid()
     for number in _list_ours():
         signal.signal(number, _note)
@@ -79,14 +85,29 @@ def is_time(agree: Agree | None = None) -> bool:
 
 def leave(code: int = 0) -> NoReturn:
     """End this rank with its state saved, when all ranks have come so far; what is called again
-    meanwhile does not end it otherwise."""
+    meanwhile does not end it otherwise.
+
+    What was registered for the end of the process since `listen` is done. Then it ends without
+    taking torch apart: threads of gloo's whose peers are gone may abort it there.
+    """
+    global _code
     for number in _list_ours():
         signal.signal(number, signal.SIG_IGN)
     distributed = _find_distributed()
     if distributed is not None:
         distributed.barrier(group=_find_group(distributed))
-        distributed.destroy_process_group()
+    _code = code
     raise SystemExit(code)
+
+
+def _end() -> None:
+    """The last thing that a rank does that left."""
+    if _code is None or os.getpid() != _pid:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(_code)
 
 
 def _note(number: int, frame: Any) -> None:

@@ -14,9 +14,11 @@ from tests import ROOT
 from tests.command import wait_for
 
 ALONE = """
-import os, signal
+import atexit, os, signal
 from varuna_core import leaving
 leaving.listen()
+leaving.listen()
+atexit.register(print, "at the end")
 assert not leaving.is_time()
 if os.fork() == 0:
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -57,7 +59,7 @@ def run_alone(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_rank_alone_hears_its_own_signals_and_ends_well() -> None:
     done = run_alone(ALONE)
-    assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "saved\nat the end\n"), done.stderr
 
 
 def test_ranks_that_cannot_ask_each_other_are_told_what_to_do() -> None:
