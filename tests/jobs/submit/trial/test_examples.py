@@ -32,11 +32,13 @@ def test_an_example_is_not_blamed(tmp_path: Path, name: str) -> None:
         prepare_text(vjob)
     # The image is on a registry; without it the ranks run bare.
     words = ["--set", "container.image=null"] if name == "bert-large" else []
-    done = vjob("try", f"{name}.yaml", "--here", "--json", "--limit", LIMIT, *words,
+    done = vjob("try", f"{name}.yaml", "--here", "--json", "--limit", LIMIT, *words, code=None,
                 timeout_s=TIMEOUT_S)  # fmt: skip
     found = json.loads(done.stdout)
     rows = {row["name"]: row for row in found["rows"]}
-    assert found["findings"] == [] and rows["starts"]["text"].startswith("yes")
+    # A disk without room for the checkpoints of 1.5 billion weights is rightly named.
+    blamed = [item for item in found["findings"] if not item["cause"].endswith(" free")]
+    assert blamed == [] and rows["starts"]["text"].startswith("yes")
     if name in BUILT_IN and name != "gpt2-xl-mixed":  # which saves nothing
         assert name == "tiny-gpt" or "fits" in rows["memory"]["text"]
         assert rows["checkpoint"]["values"]["loaded"] is True
