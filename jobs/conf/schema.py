@@ -63,7 +63,8 @@ class Program:
     """The training script, or the Megatron-LM checkout or a script in it (relative to the conf's
     folder)."""
     args: tuple[str, ...] = ()
-    """Arguments, passed on unchanged."""
+    """Arguments of the program. `${key}` is replaced by that key's value; all else is passed on
+    unchanged."""
     arguments: Literal["none", "varuna"] = "none"
     """Of a script, what stands before args. varuna: the arguments that Varuna's launcher gave,
     --rank, --local_rank, --stage_to_rank_map, --chunk_size (train.micro_batch_size) and
@@ -326,8 +327,8 @@ class Cluster:
     """Let Slurm start the job again after a node failure or a preemption."""
     restarts: NonNegativeInt | None = None
     """How often a failed attempt is restarted in the same job, on the same nodes, as with
-    torchrun's --max-restarts; default: never. With `morph` it counts those in a row without a new
-    checkpoint; default: 2."""
+    torchrun's --max-restarts; default: never. With `morph` it counts failures in a row without
+    progress (a new checkpoint, or steps of a script with its own); default: 2."""
     restart_same: bool = False
     """Restart also after an error that came twice in a row in the same step."""
     address: str | None = None
@@ -345,7 +346,8 @@ class Cluster:
     signal_before_end_s: NonNegativeInt = 0
     """Every rank gets SIGUSR1 this long before the time limit; 0 sends none."""
     lost_s: Annotated[int, Bound(">=", 15)] = 90
-    """Silence after which a split run takes a node for lost."""
+    """Silence after which a node counts as lost, in a split or morphing run and on a list of
+    machines."""
     sample_s: PositiveInt = 10
     """Seconds between GPU samples."""
     sbatch: Mapping[str, Any] = field(default_factory=dict)

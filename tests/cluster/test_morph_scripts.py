@@ -21,7 +21,7 @@ from tests.jobs.elastic.test_morph_scripts import (
 from tests.small_training import list_morphs
 from varuna_core.records.files import read_json
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CLUSTER = """  scheduler: slurm
   lost_s: 15

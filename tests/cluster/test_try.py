@@ -19,7 +19,7 @@ from tests.command import Vjob
 from tests.small_training import write_text
 from tests.staged_mistakes import MISTAKES, Mistake, write_mistake
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 AT_ONCE = 4
 

@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(
         SSHD is None, reason="no sshd here: apt-get install openssh-server, `make packages` as root"
     ),

@@ -51,7 +51,7 @@ ALONE = {
     "VJOB_CHECKPOINT": "ckpt",
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import pytest
 from tests import ROOT
 from tests.command import Vjob
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BUILT_IN = ("tiny-gpt", "gpt2-small", "gpt2-xl", "gpt2-xl-mixed", "bert-large")
 OTHERS = ("quickstart", "foreign")
 LIMIT = "15m"
-TIMEOUT_S = 2400
+TIMEOUT_S = 1100
 
 
 @pytest.mark.parametrize("name", [*OTHERS, *BUILT_IN])
