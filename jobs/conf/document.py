@@ -50,7 +50,8 @@ PROGRAM_FORMS = """\
 ## program
 
 What every rank runs, in one of these forms. [programs.md](programs.md) is about the built-in ones,
-[script.md](script.md) about a script of your own, [external.md](external.md) about the others: what they take of the rest of the conf.
+[script.md](script.md) about a script of your own, [external.md](external.md) about the others:
+what they take of the rest of the conf.
 
 ```yaml
 program: pretrain_gpt            # built in; so is pretrain_bert

@@ -15,7 +15,8 @@ from tests.command import PROGRAMS, Vjob, wait_for
 from tests.small_training import write_text
 from tests.staged_mistakes import MISTAKES, write_mistake
 
-TIMEOUT_S = 1800
+TIMEOUT_S = 800
+pytestmark = pytest.mark.timeout(900)
 BUILT_IN = """
 name: tiny
 program: pretrain_gpt
