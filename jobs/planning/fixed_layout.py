@@ -2,7 +2,7 @@
 
 A run that may morph goes on with the nodes that are left, or that were added. Its manager has no
 numpy and no time then, so the best layout of each number of nodes is found at submit and is stored
-in plan.json (records/plan.py, MorphPlan.layouts; varuna_core/morph/layout.py reads it).
+in plan.json (records/plan.py, Plan.layouts; varuna_core/morph/layout.py reads it).
 """
 
 from __future__ import annotations

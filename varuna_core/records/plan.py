@@ -352,6 +352,10 @@ def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:
 def parse_plan(value: dict[str, Any]) -> Plan:
     """A plan from the dict of its JSON."""
     rest = {key: item for key, item in value.items() if key != "format"}
+    if rest.get("morphing"):
+        rest["morphing"] = dict(rest["morphing"])
+        for name in ("machine_list", "ssh_config"):  # they stood there once
+            rest.setdefault(name, rest["morphing"].pop(name, None))
     return Plan(
         **{
             **rest,

@@ -113,7 +113,8 @@ class ConfArguments:
         told_tensor = self.read("parallel.tensor", int) or 1
         conf_world = int(self.environ.get("WORLD_SIZE") or world)
         if not conf_value:
-            if given is FROM_CONF and conf_world == world == 1:
+            is_alone = conf_world == world == 1 and tensor in (FROM_CONF, 1)
+            if given is FROM_CONF and is_alone:
                 return "0;", 1  # the one that there is
             if given is FROM_CONF:
                 raise TypeError(

@@ -191,9 +191,11 @@ class RankModule(nn.Module):
         store = self._conf.choose_folder("load_checkpoint", global_store)
         try:
             number, progress = self.saving.load(store, iteration, check_complete)
-        except NoCheckpoint:
+        except NoCheckpoint as error:
             if not missing_ok or iteration is not None:
                 raise
+            if self._conf.environ.get("RANK", "0") == "0":
+                log.warning("%s: the training begins at iteration %d", error, self.iteration)
             return self.iteration
         self._take_up(progress)
         return number

@@ -91,6 +91,16 @@ class Progress:
     first_step: int | None = None
     """The first step that this attempt is known to have done."""
 
+    @property
+    def knows_end(self) -> bool:
+        """True where the lines themselves say how many steps there are."""
+        return bool(self.num_steps) and not self.is_asked
+
+    @property
+    def is_last(self) -> bool:
+        """True once the last step that the lines speak of is done."""
+        return self.knows_end and self.step >= (self.num_steps or 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:

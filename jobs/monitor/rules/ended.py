@@ -375,9 +375,7 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
 def is_short(snapshot: Snapshot) -> bool:
     """True if the job is known to lack steps."""
     progress = snapshot.progress
-    if progress is None or progress.is_asked or not progress.num_steps:
-        return False
-    return progress.step < progress.num_steps
+    return progress is not None and progress.knows_end and not progress.is_last
 
 
 def _ended_well(snapshot: Snapshot) -> bool:
@@ -396,7 +394,7 @@ def _ended_well(snapshot: Snapshot) -> bool:
 
 def _said_done(snapshot: Snapshot) -> bool:
     progress = snapshot.progress
-    if progress is not None and progress.num_steps and progress.step >= progress.num_steps:
+    if progress is not None and progress.is_last:
         return True
     for node in snapshot.nodes:
         for text in node.out:

@@ -177,7 +177,7 @@ def _lengthen(snapshot: Snapshot, limit: float) -> float:
     unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
     limit += unseen * max(snapshot.phases_s.values(), default=0.0)
     progress = snapshot.progress
-    is_last = progress is not None and progress.num_steps and progress.step >= progress.num_steps
+    is_last = progress is not None and progress.is_last
     return max(limit, PHASE_FIRST_S) if is_last else limit
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.varuna_core.agent.local_run import make_container, make_group, make_plan
 from varuna_core.records.layout import decode_stage_map, encode_stage_map
 from varuna_core.records.plan import (
+    MorphPlan,
     parse_plan,
     parse_prediction,
     read_plan,
@@ -83,3 +84,14 @@ def test_a_prediction_is_written_as_far_as_it_is_known() -> None:
 @pytest.mark.parametrize("value", [None, [], {}, {"step_s": "x", "stage_s": [1, None]}])
 def test_a_prediction_that_makes_no_sense_is_none(value: Any) -> None:
     assert parse_prediction(value) is None
+
+
+def test_a_plan_whose_machine_list_stood_with_the_limits_is_read() -> None:
+    limits = MorphPlan(min_nodes=1, max_nodes=4, requeue=True, save_s=30.0)
+    plan = replace(MIXED, morph=True, morphing=limits)
+    value = json.loads(render_plan(plan))
+    for name in ("machine_list", "ssh_config", "traces"):
+        del value[name]
+    del value["morphing"]["facts"]
+    value["morphing"].update(machine_list="/runs/machines", ssh_config=None)
+    assert parse_plan(value) == replace(plan, machine_list="/runs/machines")

@@ -219,3 +219,9 @@ def test_costs_are_those_of_the_planned_partition_where_it_is_in_use() -> None:
     assert conf.choose_costs(None, "3-1", 2) is None
     assert of(VJOB_PARTITION="3-1").choose_costs(FROM_CONF, "3-1", 2) is None
     assert of(**told).choose_costs(FROM_CONF, "3-1", 2) is None
+
+
+def test_one_rank_alone_needs_no_map_but_shares_no_layers() -> None:
+    assert ConfArguments({}).choose_layout(FROM_CONF, FROM_CONF, 1) == ("0;", 1)
+    assert ConfArguments({}).choose_layout(FROM_CONF, 1, 1) == ("0;", 1)
+    assert "give it" in refuse(lambda: ConfArguments({}).choose_layout(FROM_CONF, 2, 1))

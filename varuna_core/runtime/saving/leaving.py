@@ -84,8 +84,8 @@ def is_time(agree: Agree | None = None) -> bool:
 
 
 def leave(code: int = 0) -> NoReturn:
-    """End this rank with its state saved, when all ranks have come so far; what is called again
-    meanwhile does not end it otherwise.
+    """End this rank with its state saved, when all ranks that meet through torch.distributed have
+    come so far; what is called again meanwhile does not end it otherwise.
 
     What was registered for the end of the process since `listen` is done. Then it ends without
     taking torch apart: threads of gloo's whose peers are gone may abort it there.
@@ -139,6 +139,6 @@ def _find_group(distributed: Any) -> Any:
 
 def _ask_all(distributed: Any) -> bool:
     torch = sys.modules["torch"]
-    flag = torch.tensor([int(is_asked())])
+    flag = torch.tensor([int(is_asked())], device="cpu")
     distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=_find_group(distributed))
     return bool(flag.item())

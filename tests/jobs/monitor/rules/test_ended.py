@@ -143,6 +143,8 @@ def bare(age: float, **facts: object) -> Snapshot:
 def test_a_bare_folder_whose_last_step_is_done_is_done() -> None:
     points = make_points([STEP_S] * 50)
     assert judge(with_points(bare(1e6), points, num_steps=50)).health is Health.DONE
+    asked = with_points(bare(1e6), points, num_steps=50, is_asked=True)
+    assert judge(asked).health is not Health.DONE, "the conf's number may count something else"
     said = ("[after training is done] datetime: 2023-06-14 16:08:12 ",)
     assert judge(change_node(bare(1e6), "n000", out=said)).health is Health.DONE
 
