@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"launch: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("launch: interrupted before anything was started", file=sys.stderr)
+        print("launch: interrupted", file=sys.stderr)
         return 130
     except OSError as error:  # a full or vanished disk
         name = f" {error.filename}" if error.filename else ""

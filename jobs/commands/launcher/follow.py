@@ -16,6 +16,8 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -40,8 +42,32 @@ END_S = 120
 """For ranks that are ended, beyond their grace."""
 
 
+ENDS = (signal.SIGINT, signal.SIGTERM)
+
+
 class Told(BaseException):
     """SIGTERM."""
+
+
+@contextmanager
+def note_sigterm() -> Iterator[list[int]]:
+    """SIGTERM is noted in the list, for `follow_run`; its handler and SIGINT's are restored at the
+    end."""
+    told: list[int] = []
+    before = {number: signal.getsignal(number) for number in ENDS}
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def cancel_now(run: RunFolder, screen: Screen) -> None:
+    """End the run at once; from here on neither Ctrl-C nor SIGTERM keeps us from that."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    cancel(run, screen, now=True)
 
 
 class Screen:
@@ -98,8 +124,8 @@ class _Lines:
                 self._followers[path] = Follower(path)
 
 
-def follow_run(run: RunFolder, screen: Screen) -> int:
-    """Show the run to its end; the exit code."""
+def follow_run(run: RunFolder, screen: Screen, told: list[int]) -> int:
+    """Show the run to its end, within `note_sigterm`, whose list is `told`; the exit code."""
     lines = _Lines(run, screen)
     asked: list[int] = []
     code = 0
@@ -112,21 +138,22 @@ def follow_run(run: RunFolder, screen: Screen) -> int:
 
     handlers = {number: on_call for number in (signal.SIGUSR1, signal.SIGUSR2)}
     before = {number: signal.signal(number, handlers[number]) for number in handlers}
-    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, on_end)
     try:
+        signal.signal(signal.SIGTERM, on_end)
+        if told:
+            raise Told
         return _follow(run, lines, asked, screen)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-        screen.say("ending the run: ranks that can save first; again to end it at once")
         try:
+            screen.say("ending the run: ranks that can save first; again to end it at once")
             cancel(run, screen, now=False)
         except (KeyboardInterrupt, Told):
-            cancel(run, screen, now=True)
+            cancel_now(run, screen)
     except Told:
         code = 128 + signal.SIGTERM
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
         screen.say("SIGTERM: ending the run")
-        cancel(run, screen, now=True)
+        cancel_now(run, screen)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from tests.command import ROOT
 from tests.jobs.commands.launcher.launcher_user import wait_until
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.commands.launcher import follow
 from vjob.jobs.commands.launcher.cli import build_parser, main
+from vjob.jobs.commands.launcher.follow import Screen
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.submit import submit as submitting
 
@@ -80,6 +83,53 @@ def test_ctrl_c_while_it_is_submitted_ends_the_run(
     assert main([*words, *SIZES, "a.py"]) == 130
     (record,) = [path for path in tmp_path.glob("log/a-*/record.json")]
     wait_until(lambda: view_run(RunFolder(record.parent)).record.state == "ended", "the end")
+
+
+def test_sigterm_while_it_is_submitted_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "available_machines.out").write_text("127.0.0.1\n")
+    (tmp_path / "a.py").write_text("import time\ntime.sleep(300)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    submit = submitting.submit
+
+    def told(*given: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return submit(*given, **named)
+
+    monkeypatch.setattr(submitting, "submit", told)
+    words = ["--cpu", "--gpus_per_node", "1", "--no_morphing"]
+    before = signal.getsignal(signal.SIGTERM)
+    assert main([*words, *SIZES, "a.py"]) == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    (record,) = [path for path in tmp_path.glob("log/a-*/record.json")]
+    wait_until(lambda: view_run(RunFolder(record.parent)).record.state == "ended", "the end")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        (signal.SIGINT, signal.SIGINT, 130),
+        (signal.SIGINT, signal.SIGTERM, 130),
+        (signal.SIGTERM, signal.SIGINT, 143),
+    ],
+)
+def test_no_further_signal_keeps_the_launcher_from_ending_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, second: int, code: int
+) -> None:
+    done: list[bool] = []
+
+    def cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:
+        signal.raise_signal(second)
+        signal.raise_signal(signal.SIGINT)
+        done.append(now)
+
+    monkeypatch.setattr(follow, "_follow", lambda *given: signal.raise_signal(first))
+    monkeypatch.setattr(follow, "cancel", cancel)
+    with follow.note_sigterm() as told:
+        assert follow.follow_run(RunFolder(tmp_path), Screen(), told) == code
+    assert done == [True]
 
 
 def test_every_flag_of_the_page_is_a_flag_and_the_other_way_round() -> None:
