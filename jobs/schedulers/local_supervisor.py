@@ -58,8 +58,9 @@ class LocalJob:
         """Why it waits, or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
         self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
-        if plan.machine_list is not None:  # then the agents are let go before they are killed
-            self._kill_wait_s += 2 * MARGIN_S
+        if plan.machine_list is not None:
+            # Agents are let go, then killed, and a machine that is lost has its own time to end.
+            self._kill_wait_s = 2 * plan.timing.grace_s + 6 * MARGIN_S
 
     def main(self) -> int:
         """Run, and run again as long as a requeue is asked for."""
