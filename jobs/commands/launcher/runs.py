@@ -25,7 +25,7 @@ from vjob.jobs.commands.launcher.translate import Arguments, build_conf, read_in
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.cancel import cancel_run
-from vjob.jobs.runs.find import is_over, view_run
+from vjob.jobs.runs.find import is_over, view_run, view_runs
 from vjob.jobs.schedulers.local import state_file
 from vjob.jobs.submit import submit as submitting
 
@@ -104,18 +104,19 @@ def find_launched(folder: Path, named: str | None, *, live: bool) -> RunFolder:
     """The run that is named, else the newest below `folder`; `live` ones are those not over."""
     if named is not None:
         run = RunFolder(Path(named) if os.path.isdir(named) else folder / named)
-        if not run.launch.exists():
+        if not os.path.exists(run.launch):
             raise InputError(f"--run {named}: no run of the launcher is there, nor in {folder}")
         return RunFolder(run.path.resolve())
-    names = [name for name in list_names(folder) if not (folder / name).is_symlink()]
-    runs = [run for run in (RunFolder(folder / name) for name in names) if run.launch.exists()]
-    views = {run.name: view_run(run) for run in runs}
+    # os.path: another user's folder is passed over
+    paths = [folder / name for name in list_names(folder)]
+    runs = [RunFolder(path) for path in paths if not os.path.islink(path)]
+    views = view_runs([run for run in runs if os.path.exists(run.launch)])
     if live:
-        runs = [run for run in runs if not is_over(views[run.name])]
-        if len(runs) > 1:
-            known = ", ".join(sorted(run.name for run in runs))
+        views = [view for view in views if not is_over(view)]
+        if len(views) > 1:
+            known = ", ".join(sorted(view.run.name for view in views))
             raise InputError(f"several runs are live in {folder}: name one with --run: {known}")
-    if not runs:
+    if not views:
         what = "no run is live" if live else "no run of the launcher is"
         raise InputError(f"{what} in {folder}; --log_folder or --run says where to look")
-    return max(runs, key=lambda run: views[run.name].record.submitted)
+    return max(views, key=lambda view: view.record.submitted).run

@@ -16,6 +16,7 @@ from varuna_core.records.plan import Plan
 from vjob.jobs.api.confs import ConfText, resolve
 from vjob.jobs.commands.launcher.envfile import parse_env_file
 from vjob.jobs.commands.launcher.layout import PlannedShape, lay_out
+from vjob.jobs.commands.launcher.runs import find_launched
 from vjob.jobs.commands.launcher.translate import (
     Arguments,
     Inputs,
@@ -123,6 +124,13 @@ def test_a_bad_line_is_named_and_its_value_never_shown(text: str, message: str) 
 
 def test_a_dollar_that_belongs_to_the_value_is_kept() -> None:
     assert parse_env_file("A='$x'\nB=a\\$b\nC=5$", "e") == {"A": "$x", "B": "a$b", "C": "5$"}
+
+
+def test_a_folder_without_a_record_keeps_no_other_run_from_being_found(tmp_path: Path) -> None:
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "launch.json").write_text("{}")
+    with pytest.raises(InputError, match="no run of the launcher is in"):
+        find_launched(tmp_path, None, live=False)
 
 
 def make(folder: Path, *command: str, **changes: Any) -> Arguments:
