@@ -138,8 +138,10 @@ class ProbeRequest:
     token: str
     """Name and content of a file in it."""
     python: str
-    """Interpreter of the ranks."""
+    """Interpreter of the ranks; a bare name may be there only after the conf's setup lines, and
+    the agent looks for it then."""
     code_dir: str
+    """`/` where ranks do not need the plan's."""
     script: str
     user: int
     """Who we are here."""
@@ -151,7 +153,7 @@ def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
         folder=run.path,
         token=token,
         python="python3" if plan.containers else plan.command[0],
-        code_dir=plan.workdir,
+        code_dir=plan.workdir if plan.workdir in plan.must_exist else "/",
         script=str(run.node_script),
         user=os.getuid(),
     )
@@ -192,7 +194,7 @@ def find_problem(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
         return f"it cannot write to the run folder {asked.folder}: is it mounted read-only there?"
     if "agent" not in said:
         return f"neither {asked.python} nor a python3 from 3.8 is there; install one"
-    if "python" not in said:
+    if "python" not in said and "/" in asked.python:
         return f"{asked.python} is not there: install it, or name another with program.python"
     if "code" not in said:
         return f"workdir {asked.code_dir} is not there: it must have the same path everywhere"

@@ -180,5 +180,10 @@ def test_what_a_probe_misses_is_one_line(tmp_path: Path, key: str, message: str)
     assert problem is not None and re.search(message, problem) and "\n" not in problem
 
 
+def test_a_bare_interpreter_may_come_with_the_setup_lines(tmp_path: Path) -> None:
+    said = dict.fromkeys(("sees", "writes", "agent", "code", "script", "end"), "yes")
+    assert find_problem(ask(tmp_path, python="python3.11"), said) is None
+
+
 def test_two_entries_of_one_machine_are_found() -> None:
     assert find_twins(["a", "b", "c"], ["x", "y", "x"]) == [("a", "c")]
