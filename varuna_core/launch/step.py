@@ -245,7 +245,7 @@ class Step:
                 self._first_end = self._first_end or time.monotonic()
                 continue
             reason = self._explain(node, code)
-            if _is_cut(node) and not self._is_told:
+            if self._is_cut(node) and not self._is_told:
                 tell(f"machines: {reason}")
             self._stop("lost", NODE_LOST, reason, node.name)
 
@@ -263,7 +263,7 @@ class Step:
         what = "its agent" if node.machine.is_local else "the ssh to it"
         if code < 0:
             return f"{node.name} was lost: {what} was ended by {_name_signal(-code)}"
-        if code == FAILED and not node.machine.is_local:
+        if self._is_cut(node):
             if not node.last_lines:
                 return f"{node.name} was lost: its agent was killed, or ssh ended without a word"
             reason = explain_failure(node.machine, "\n".join(node.last_lines))
@@ -312,7 +312,7 @@ class Step:
 
     def _await_lost(self) -> None:
         """A machine whose ssh was cut ends its ranks by itself: let it, so that nothing stays."""
-        cut = [node for node in self._nodes if _is_cut(node) and not node.machine.is_local]
+        cut = [node for node in self._nodes if self._is_cut(node) and not node.machine.is_local]
         deadline = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
         said = False
         while cut and time.monotonic() < deadline:
@@ -325,15 +325,21 @@ class Step:
 
     def _is_at_work(self, node: Node) -> bool:
         """True if its agent beat, and did not say yet that it is done."""
+        return self._read_state(node) not in (None, "done")
+
+    def _is_cut(self, node: Node) -> bool:
+        """True if the agent, or the way to it, ended without the agent's own word: a rank's 255
+        is its agent's code too."""
+        code = node.child.code if node.child is not None else None
+        if code == FAILED and not node.machine.is_local:
+            return self._read_state(node) != "done"
+        return code is not None and code < 0
+
+    def _read_state(self, node: Node) -> str | None:
+        """What its agent said last of its state; None before the first beat."""
         path = self._attempt.beat(node.index)
         beat = read_json(path) if is_listed(path) else None
-        return isinstance(beat, dict) and beat.get("state") != "done"
-
-
-def _is_cut(node: Node) -> bool:
-    """True if the agent, or the way to it, ended without the agent's own word."""
-    code = node.child.code if node.child is not None else None
-    return code is not None and (code < 0 or (code == FAILED and not node.machine.is_local))
+        return str(beat.get("state")) if isinstance(beat, dict) else None
 
 
 def _name_signal(number: int) -> str:
