@@ -14,6 +14,7 @@ the plan says too. The first machines of the list are the nodes of the plan, in 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -198,7 +199,8 @@ class Step:
 
     def _start(self) -> None:
         spelled = {node.name: str(node.machine) for node in self._nodes}
-        write_json(self._run.machines, spelled)  # for who asks for stacks
+        with contextlib.suppress(OSError):  # only who asks for stacks reads it
+            write_json(self._run.machines, spelled)
         for node in self._nodes:
             env = {
                 "VJOB_RUN": str(self._run.path),
