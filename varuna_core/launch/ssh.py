@@ -211,7 +211,7 @@ def read_probe(
     problem = find_problem(asked, said)
     if problem is not None and code == FAILED and not machine.is_local:
         problem = explain_failure(machine, err.decode("utf-8", "replace"))
-    elif problem is not None and code is not None and code < 0:
+    elif problem is not None and (code is None or code < 0):  # killed, perhaps just now
         problem = f"no answer within {PROBE_S:g} s: a dead mount, or a shell that waits?"
     return said, problem
 

@@ -193,6 +193,8 @@ class Step:
             tell(f"{first.name}: {line}")
         if code == 0 or self._signals.ending is not None:
             return
+        if code is None or code < 0:  # killed, perhaps just now
+            raise NotReadyError(f"{first.machine}: no answer within {OPEN_S:g} s to the opening")
         if not first.machine.is_local and code == FAILED:
             raise NotReadyError(f"{first.machine}: {explain_failure(first.machine, errors)}")
         raise NotReadyError(f"{first.machine}: the attempt could not be opened there, see above")
