@@ -110,7 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--manager_ip",
         metavar="IP",
         help="this machine's address as the others reach it, where it is first in the list "
-        "(default: by its name and routes)",
+        "(default: by its name and routes); with --no_morphing only",
     )
     where.add_argument(
         "--ssh_config", metavar="FILE", help="for ssh -F (default: ssh's own, ~/.ssh/config)"
