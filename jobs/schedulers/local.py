@@ -108,6 +108,7 @@ class LocalScheduler(Scheduler):
             "-m", "vjob.jobs.schedulers.local_supervisor", str(run.path), job, group or ""
         )
         env = {**local_environment(os.environ), **keep_ssh_agent(os.environ)}
+        env.pop("SLURM_JWT", None)  # no use here, and everybody sees a command line
         words = [f"{name}={value}" for name, value in env.items()]
         log = str(run.scheduler_log(group))
         return ["sh", "-c", DETACH, "sh", job, log, *words, *command]
