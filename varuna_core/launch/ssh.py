@@ -124,7 +124,9 @@ if cd {code_dir} 2>/dev/null; then
   echo "vjob code yes"
   if [ -r {script} ]; then echo "vjob script yes"; fi
 fi
-echo "vjob machine $(cat /proc/sys/kernel/random/boot_id 2>/dev/null) $(readlink /proc/self/ns/net)"
+if boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null); then
+  echo "vjob machine $boot $(readlink /proc/self/ns/net)"
+fi
 echo "vjob end yes"
 """
 
@@ -217,11 +219,11 @@ def read_probe(
 
 
 def find_twins(names: Sequence[str], identities: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of entries that are one machine."""
+    """Pairs of entries that are one machine; one without an identity counts as its own."""
     first: dict[str, str] = {}
     twins = []
     for name, identity in zip(names, identities, strict=True):
-        if identity in first:
+        if identity and identity in first:
             twins.append((first[identity], name))
         first.setdefault(identity, name)
     return twins

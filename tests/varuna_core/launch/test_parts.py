@@ -187,3 +187,4 @@ def test_a_bare_interpreter_may_come_with_the_setup_lines(tmp_path: Path) -> Non
 
 def test_two_entries_of_one_machine_are_found() -> None:
     assert find_twins(["a", "b", "c"], ["x", "y", "x"]) == [("a", "c")]
+    assert find_twins(["a", "b"], ["", ""]) == []
