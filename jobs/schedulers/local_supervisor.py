@@ -39,8 +39,10 @@ WAIT_S = 0.5
 """Between two looks at the jobs that must be over first."""
 
 STEP = "vjob.jobs.schedulers.local_srun"
-OVER_SSH = {True: "varuna_core.launch.watch", False: "varuna_core.launch.step"}
-"""In the place of srun on a list of machines: where the run may morph, and where not."""
+WATCHED_LIST = "varuna_core.launch.watch"
+"""In the place of srun on a list of machines where the run may morph."""
+FIXED_LIST = "varuna_core.launch.step"
+"""In the place of srun on a list of machines where it may not."""
 
 
 class LocalJob:
@@ -194,8 +196,9 @@ class LocalJob:
         folder = self.run.path / f"local-bin.{self.job}"
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in ("srun", "scontrol"):
-            is_over_ssh = name == "srun" and self.plan.machine_list is not None
-            module = OVER_SSH[self.plan.morph] if is_over_ssh else STEP
+            module = STEP
+            if name == "srun" and self.plan.machine_list is not None:
+                module = WATCHED_LIST if self.plan.morph else FIXED_LIST
             words = process.build_own_command("-m", module, name)
             text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
             write_atomic(folder / name, text, mode=0o700)

@@ -1,4 +1,4 @@
-"""`python -m varuna_core.launch`: hands over to `vjob`, whose engine plays these runs.
+"""`python -m varuna_core.launch`: hands over to `vjob`, which runs them.
 
 The one file of `varuna_core` that imports `vjob`; tests/test_architecture.py names it.
 """

@@ -1,4 +1,5 @@
-"""ssh's command line and errors, and the probe of a machine before anything starts. Pure.
+"""ssh's command line and errors, and the probe of a machine before anything starts. No process
+is started here.
 
 What the other side is to run goes over standard input to `/bin/sh -s`: the user's login shell, of
 whatever kind, sees two words, and a process list shows nothing of it.
@@ -201,7 +202,7 @@ def find_problem(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     if "code" not in said:
         return f"workdir {asked.code_dir} is not there: it must have the same path everywhere"
     if "script" not in said:
-        return f"{asked.script} is not in {asked.code_dir} there"
+        return f"{asked.script} cannot be read there"
     return None
 
 

@@ -170,7 +170,7 @@ def test_a_probe_of_an_odd_folder_finds_what_is_there(tmp_path: Path) -> None:
         ("agent", "neither /bin/sh nor a python3"),
         ("python", "/bin/sh is not there: install it, or name another with program.python"),
         ("code", "workdir .* is not there"),
-        ("script", "t is not in"),
+        ("script", "t cannot be read there"),
     ],
 )
 def test_what_a_probe_misses_is_one_line(tmp_path: Path, key: str, message: str) -> None:

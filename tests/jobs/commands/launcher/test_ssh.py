@@ -87,12 +87,14 @@ def test_no_secret_shows_and_nothing_of_the_shell_reaches_a_rank(user: User) -> 
         assert path.stat().st_mode & 0o77 == 0
 
 
-def test_the_code_of_one_rank_is_the_launchers(user: User) -> None:
+@pytest.mark.parametrize("code", [3, 255])  # 255 is ssh's own too
+def test_the_code_of_one_rank_is_the_launchers(user: User, code: int) -> None:
     user.start("wait.py")
     user.wait_for_ranks()
-    (user.folder / "end-1").write_text("3")
-    assert user.wait() == 3
-    assert "code 3: rank 1 on localhost exited 3" in user.said
+    (user.folder / "end-1").write_text(str(code))
+    assert user.wait() == code
+    assert f"code {code}: rank 1 on localhost exited {code}" in user.said
+    assert "was lost" not in user.said
     user.check_nothing_is_left()
 
 

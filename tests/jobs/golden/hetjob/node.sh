@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One node of run plain-20260102-030405, written by vjob 0.1.0; srun starts it once on each node.
+# One node of run plain-20260102-030405, written by vjob 0.1.0; started once on each node.
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
 set -euo pipefail
 run=/home/u/exp/log/plain-20260102-030405
