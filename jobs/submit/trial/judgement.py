@@ -98,9 +98,7 @@ def _quote(what: str, seen: Seen) -> Finding:
     reason = "; ".join(dict.fromkeys(parts))
     known = next((text for pattern, text in REMEDIES if re.search(pattern, reason)), "")
     advice = [part.strip() for part in verdict.advice.split("; ")]
-    advice = [
-        part for part in advice if part and not part.startswith(("vjob report", "vjob cancel"))
-    ]
+    advice = [part for part in advice if part and not part.startswith(USELESS)]
     mending = [part for part in advice if not part.startswith("vjob ")]
     return Finding(
         what=what,
