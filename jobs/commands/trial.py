@@ -101,13 +101,15 @@ def try_(
     resolved = resolve_conf(conf, overrides)
     refuse_function(resolved.conf)
     progress = Progress(is_quiet=as_json)
-    signal.signal(signal.SIGTERM, _interrupt)  # it cleans up, as for Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):  # it cleans up, as for Ctrl-C
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
     options = Options(queue=queue, is_here=here, limit_s=limit_s, keeps=keep)
     try:
         result = run_trial(resolved, options, progress)
     except KeyboardInterrupt:
         progress.clear()
-        click.echo("vjob: interrupted; the try was ended and removed", err=True)
+        click.echo("vjob: interrupted", err=True)
         sys.exit(130)
     finally:
         progress.clear()
