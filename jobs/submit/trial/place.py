@@ -11,8 +11,6 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,23 +77,31 @@ class CheckpointFolder:
     """The try's, as ranks see it."""
     here: Path | None
     """The try's, as this machine sees it; None where it does not."""
+    made: tuple[Path, ...] = ()
+    """Folders that were not there before, the innermost first."""
     problem: Finding | None = None
 
+    def remove(self) -> None:
+        """Remove it with all checkpoints, and the folders above it that the try made."""
+        if self.here is not None:
+            shutil.rmtree(self.here, ignore_errors=True)
+        for path in self.made[1:]:
+            with contextlib.suppress(OSError):  # not empty: somebody else has begun to use it
+                path.rmdir()
 
-@contextmanager
-def open_checkpoints(conf: JobConf, base: Path) -> Iterator[CheckpointFolder | None]:
-    """A folder for the checkpoints of a try, removed at the end with what it made."""
+
+def make_checkpoints(conf: JobConf, base: Path) -> CheckpointFolder | None:
+    """Make a folder for the checkpoints of a try; None where the conf has none."""
     asked = conf.train.checkpoint.folder
     if asked is None:
-        yield None
-        return
+        return None
     name = f"{MARK}{uuid.uuid4().hex[:8]}"
     here = find_here(asked, conf, base)
     own = None if here is None else here / name
-    made: list[Path] = []
+    made: tuple[Path, ...] = ()
     problem = None
     if own is not None:
-        made = [path for path in (own, *own.parents) if not os.path.lexists(path)]
+        made = tuple(path for path in (own, *own.parents) if not os.path.lexists(path))
         try:
             own.mkdir(parents=True)
             (own / "probe").write_bytes(b"x")
@@ -106,11 +112,5 @@ def open_checkpoints(conf: JobConf, base: Path) -> Iterator[CheckpointFolder | N
                 cause=f"train.checkpoint.folder {asked} cannot be written: {error.strerror}",
                 remedy="name a folder on the shared file system that you may write",
             )
-    try:
-        yield CheckpointFolder(asked=asked, seen=f"{asked}/{name}", here=own, problem=problem)
-    finally:
-        if own is not None:
-            shutil.rmtree(own, ignore_errors=True)
-        for path in made[1:]:
-            with contextlib.suppress(OSError):  # not empty: somebody else has begun to use it
-                path.rmdir()
+    seen = f"{asked}/{name}"
+    return CheckpointFolder(asked=asked, seen=seen, here=own, made=made, problem=problem)
