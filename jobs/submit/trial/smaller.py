@@ -14,6 +14,7 @@ what it measures is what the whole run will have.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from vjob.jobs.conf.layout import get_replicas, get_world, require_number
@@ -26,8 +27,10 @@ MOST_REPLICAS = 2
 """Where processors stand for GPUs."""
 HEAD_WIDTH = 8
 """Of an attention head in a model that is only to run."""
+SAVING = 5
+"""A program that did its steps may take so many times the limit to evaluate, save and end."""
 START_MIN = 8
-"""For a node and its container to be prepared, and for saving, in the time limit of a try."""
+"""For a node to be prepared, and for a script to save, in the time limit of a try."""
 SEQUENCE = 128
 """Tokens of a random sample in such a model."""
 MOST_STEPS_OF_BATCH = 2
@@ -108,7 +111,7 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
         machine_list=None,
         ssh_config=None,
         hetero="auto",
-        walltime_min=min(conf.cluster.walltime_min, limit_min + START_MIN),
+        walltime_min=_find_walltime_min(conf, limit_min),
         requeue=False,
         restarts=None,
         restart_same=False,
@@ -130,6 +133,14 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
         caveat=_find_caveat(conf, world),
         is_small=on_cpu or bool(others) or len(layouts) > 1,
     )
+
+
+def _find_walltime_min(conf: JobConf, limit_min: int) -> int:
+    """No less than a healthy try is given by all that watches it, if the whole run has as long."""
+    most_min = START_MIN + limit_min * (SAVING if conf.program.kind in BUILT_IN else 1)
+    if conf.container.image is not None and conf.container.runtime != "none":
+        most_min += math.ceil(conf.cluster.prepare_s / 60)
+    return min(conf.cluster.walltime_min, most_min)
 
 
 def _list_other_kinds(conf: JobConf, node: OneNode) -> list[str]:

@@ -140,10 +140,19 @@ class _Trying:
             conf=str(self.resolved.path),
             rows=tuple(self.rows),
             findings=tuple(self.findings),
-            differs=() if self.trial is None else self.trial.notes,
+            differs=self._list_differences(),
             took_s=time.monotonic() - self.begun,
             files=" ".join(dict.fromkeys(str(run.path) for run in kept)),
         )
+
+    def _list_differences(self) -> tuple[str, ...]:
+        """The trial's notes, and the checkpoints of it that are left."""
+        notes = () if self.trial is None else self.trial.notes
+        folder = self.folder
+        if folder is None or folder.here is not None or not self.runs:
+            return notes
+        left = f"its checkpoints stay in {folder.seen}, which this machine does not see"
+        return (*notes, left)
 
     def clean_up(self, *, keeps: bool) -> None:
         """End what goes on, and remove what it left; of a run that does not end all is kept."""

@@ -24,12 +24,11 @@ from vjob.jobs.monitor.stacks.collect import collect_stacks
 from vjob.jobs.monitor.stacks.group import Frame, StackGroup, Stacks, shorten_path
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import view_run
+from vjob.jobs.submit.trial.smaller import SAVING
 
 log = logging.getLogger(__name__)
 POLL_S = 0.5
 NUM_LINES = 5
-SAVING = 5
-"""A program that did its steps may take so many times the limit to evaluate, save and end."""
 SAMPLE_S = 6.0
 """After the last step that is needed, for a step's time and a sample of the GPUs."""
 STACKS_S = 40.0

@@ -11,6 +11,7 @@ from vjob.jobs.conf.layout import get_world
 from vjob.jobs.conf.schema import (
     Checkpoint,
     Cluster,
+    Container,
     Data,
     JobConf,
     Model,
@@ -51,6 +52,16 @@ def shrink_on(found: JobConf, num_gpus: int, kind: str = "a100") -> Trial:
     return shrink(found, node, limit_min=2, checkpoint="/ckpt/.try")
 
 
+@pytest.mark.parametrize(("kind", "image", "most"), [
+    ("script", None, 2 + 8), ("pretrain_gpt", None, 5 * 2 + 8), ("script", "a.sqsh", 2 + 8 + 30),
+])  # fmt: skip
+def test_the_time_limit_of_a_try_holds_all_that_it_may_take(
+    kind: str, image: str | None, most: int
+) -> None:
+    found = conf(gpus(1), kind=kind, container=Container(image=image))
+    assert shrink_on(found, 4).conf.cluster.walltime_min == most
+
+
 def test_what_one_node_holds_whole_is_measured() -> None:
     found = conf(gpus(1), parallel=Parallel(pipeline=4), train=Train(global_batch_size=64))
     trial = shrink_on(found, 4)
@@ -63,7 +74,7 @@ def test_what_one_node_holds_whole_is_measured() -> None:
 def test_a_try_does_not_come_back_morph_or_call_anybody() -> None:
     trial = shrink_on(conf(gpus(1), parallel=Parallel(pipeline=4)), 4)
     cluster = trial.conf.cluster
-    assert (cluster.restarts, cluster.requeue, cluster.walltime_min) == (None, False, 10)
+    assert (cluster.restarts, cluster.requeue, cluster.walltime_min) == (None, False, 18)
     assert not trial.conf.morph.enabled and trial.conf.notify == Notify()
     assert trial.conf.name == "try-big"
 

@@ -132,10 +132,15 @@ def test_a_conf_that_cannot_be_submitted_is_refused_as_by_submit(vjob: Vjob) -> 
 
 def test_an_interrupted_try_is_cancelled_and_removed(vjob: Vjob) -> None:
     write_mistake(vjob.folder, None, {"train": {"checkpoint": {"folder": "saved"}}})
-    (vjob.folder / "train.py").write_text("import time\ntime.sleep(1000)\n")
+    (vjob.folder / "train.py").write_text(
+        "import os, pathlib\n"
+        "while True:\n"
+        "    folder = pathlib.Path(os.environ['VJOB_CHECKPOINT'], 'written')\n"
+        "    folder.mkdir(parents=True, exist_ok=True)\n"
+    )
     process = vjob.start("try", "conf.yaml")
     try:
-        wait_for(lambda: list(vjob.folder.glob("log/try-*/attempt-0/state/go.json")), 90)
+        wait_for(lambda: list(vjob.folder.glob("saved/.vjob-try-*/written")), 90)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 130
     finally:
