@@ -23,7 +23,7 @@ from types import FrameType
 from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import read_json, write_atomic, write_json
-from varuna_core.records.machine import clean_environment, identify_machine, start_time
+from varuna_core.records.machine import identify_machine, start_time
 from varuna_core.records.morphing import add_joins, read_joins
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
@@ -156,7 +156,7 @@ class LocalJob:
         names = [[f"local{group.first_node + i}" for i in range(group.count)] for group in groups]
         tools = self._make_tools()
         env = {
-            **clean_environment(os.environ),
+            **local_environment(os.environ),
             "SLURM_JOB_ID": self.job,
             "SLURM_JOB_NAME": self.plan.name,
             "SLURM_JOB_NODELIST": ",".join(names[0]),
@@ -170,10 +170,7 @@ class LocalJob:
             env["SLURM_RESTART_COUNT"] = str(self.restarts)
         if self.plan.machine_list is not None:
             env["SLURM_JOB_NUM_NODES"] = str(self._count_machines())
-            # This machine is one of the list, perhaps with some of its GPUs alone.
-            env.update(
-                {**local_environment(os.environ), **keep_ssh_agent(os.environ), "PATH": env["PATH"]}
-            )
+            env.update(keep_ssh_agent(os.environ))
         elif len(names) > 1:
             env["SLURM_HET_SIZE"] = str(len(names))
             for number, nodes in enumerate(names):

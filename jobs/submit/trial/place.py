@@ -36,7 +36,8 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
         )
     is_local = conf.cluster.machine_list is not None or conf.cluster.scheduler == "local"
     if is_here or (queue is None and (is_local or not has_slurm)):
-        count = (count_gpus(None)[0] or 0) if wants_gpus else 0
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        count = (count_gpus(visible)[0] or 0) if wants_gpus else 0
         kind = f"{first.gpu_type}:" if first.gpu_type else ""
         return OneNode(num_gpus=count, gpus=f"{kind}{count}" if count else None, is_here=True)
     if queue is None or queue == first.queue or not wants_gpus:
