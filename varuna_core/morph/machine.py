@@ -70,26 +70,35 @@ Step = Tuple["ManagerState", List[Action]]
 
 
 def begin(
-    rules: Rules, now: float, earlier: Optional[ManagerState], saved: int, attempt: int
+    rules: Rules,
+    now: float,
+    earlier: Optional[ManagerState],
+    saved: int,
+    attempt: int,
+    mark: int = -1,
 ) -> ManagerState:
     """A job's first state. `earlier` is what the job before it, of the same run, left behind.
 
-    That it came to no verdict (its first node was lost) is an attempt like others: it counts.
+    That it came to no verdict (its first node was lost) is an attempt like others: it counts, and
+    so does its progress: `saved`, or `mark` of a script's steps.
     """
     fruitless, whole = 0, saved
     if earlier is not None:
         fruitless = earlier.fruitless
         if earlier.phase in (*ATTEMPTING, JUDGING):
-            fruitless = 0 if saved > earlier.base else fruitless + 1
+            is_further = saved > earlier.base or mark > earlier.base_mark
+            fruitless = 0 if is_further else fruitless + 1
         elif earlier.phase == ENDED and not earlier.requeue:
             fruitless = 0  # it was over, and a person started it again
-        saved = max(saved, earlier.saved)
+        saved, mark = max(saved, earlier.saved), max(mark, earlier.mark)
     return ManagerState(
         attempt=attempt,
         earlier=attempt,
         saved=saved,
         whole=whole,
         base=saved,
+        mark=mark,
+        base_mark=mark,
         fruitless=fruitless,
         gather_until=now + rules.gather_s,
         deadline=now + max(rules.gather_s, rules.wait_s),
@@ -155,8 +164,8 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
             return _end(state, state.code or STOPPED, said.reason, rules)
         return _stop(state, said.reason, now, rules)
     if isinstance(said, Saved):
-        saved = max(state.saved, said.iteration, said.mark)
-        return replace(state, saved=saved, whole=said.iteration), []
+        saved, mark = max(state.saved, said.iteration), max(state.mark, said.mark)
+        return replace(state, saved=saved, whole=said.iteration, mark=mark), []
     if isinstance(said, Judged) and state.phase == JUDGING:
         return _conclude(state, said, now, rules)
     return state, []  # a tick, or the echo of an attempt that is over
@@ -205,6 +214,7 @@ def _try_to_start(
             grow_at=None,
             why="",
             base=state.saved,
+            base_mark=state.mark,
             deadline=None,
         )
         return state, [Start(state.attempt, chosen)]
@@ -274,7 +284,8 @@ def _stop(state: ManagerState, reason: str, now: float, rules: Rules) -> Step:
 def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> Step:
     """The attempt is over: what now?"""
     state = replace(state, code=said.code, why=said.reason)
-    state = replace(state, fruitless=0 if state.saved > state.base else state.fruitless + 1)
+    is_further = state.saved > state.base or state.mark > state.base_mark
+    state = replace(state, fruitless=0 if is_further else state.fruitless + 1)
     # Who left without our asking was asked by the user.
     is_free = state.after == MORPH and not (state.asked or state.leaving)
     if said.outcome == DONE or state.after == END or (said.outcome == LEFT and is_free):

@@ -159,7 +159,10 @@ class Manager:
             number = max(number, earlier.attempt)
         for path in self._run.morph.leave(0).parent.glob("*.json"):
             path.unlink()
-        state = begin(self._rules, time.monotonic(), earlier, self._find_saved(), number)
+        saved, mark = self._find_saved(), -1
+        if earlier is not None and self._facts.is_own and saved < 0:
+            mark = self._furthest.find(earlier.attempt)  # that job may have come to no verdict
+        state = begin(self._rules, time.monotonic(), earlier, saved, number, mark)
         return replace(state, session=self._session)
 
     # Inputs.
@@ -321,10 +324,10 @@ class Manager:
     def _measure(self, attempt: AttemptFolder, *, has_left: bool) -> Saved:
         """The progress of a script whose checkpoints are its own: its steps, as its output tells;
         and that it left when it was asked to, for then it saved."""
-        step = self._furthest.find(attempt.number)
+        mark = self._furthest.find(attempt.number)
         if has_left:
-            step = max(step, self._state.saved + 1)
-        return Saved(-1, max(step, self._state.saved))
+            mark = max(mark, self._state.mark + 1)
+        return Saved(-1, mark)
 
     def _explain_repeat(self, attempt: AttemptFolder, outcome: Outcome) -> str:
         """Why this failure is that of the attempt before; empty where it is not, or may be."""

@@ -55,9 +55,13 @@ class ManagerState:
     whole: int = -1
     """That of the newest one that is there."""
     base: int = -1
-    """That when the attempt started."""
+    """`saved` when the attempt started."""
+    mark: int = -1
+    """Furthest step of a script without checkpoints of Varuna's (morph/furthest.py)."""
+    base_mark: int = -1
+    """`mark` when the attempt started."""
     fruitless: int = 0
-    """Attempts in a row that left no new checkpoint."""
+    """Attempts in a row without progress: neither `saved` nor `mark` rose."""
     suspect: str = ""
     """The node on which the last of them failed."""
     left_out: Tuple[str, ...] = ()

@@ -307,3 +307,27 @@ def test_nobody_is_left_out_where_the_rest_is_too_few() -> None:
     fail_on(story, "1/b")
     assert fail_on(story, "1/b") == [Start(2, NODES)]
     assert story.state.left_out == ()
+
+
+def test_steps_of_a_session_that_came_to_no_verdict_are_progress() -> None:
+    """A script with checkpoints of its own, whose first node dies hard in each of five sessions."""
+    story = Story()
+    for number in range(5):
+        story.start()
+        assert (story.state.attempt, story.state.base_mark) == (number, 100 * number - 1)
+        story.state = begin(RULES, story.now, story.state, -1, number, 100 * number + 99)
+        assert (story.state.fruitless, story.state.whole) == (0, -1)
+    story.start()
+    story.state = begin(RULES, story.now, story.state, -1, 5, 499)
+    assert story.state.fruitless == 1
+
+
+def test_a_first_checkpoint_is_progress_whatever_steps_were_told_before_it() -> None:
+    story = Story()
+    story.start()
+    for said, fruitless in ((Saved(-1, 150), 0), (Saved(100), 0), (Saved(100), 1)):
+        story.tell(story.failed("bug"))
+        story.end_ranks()
+        story.tell(said, Judged(FAILED, 1, "bug"))
+        assert story.state.fruitless == fruitless
+    assert (story.state.saved, story.state.mark) == (100, 150)
