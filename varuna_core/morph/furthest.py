@@ -2,22 +2,31 @@
 checkpoints vjob cannot read.
 
 The ends of their logs are read once an attempt is over; a run that fails at the same step again and
-again makes no progress, as with checkpoints.
+again makes no progress, as with checkpoints. An attempt that goes on in a later epoch counts its
+steps from 1 again, so epochs count before steps.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, Optional, Pattern
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Pattern, Tuple
 
-from varuna_core.records.logs.progress import parse_own, parse_progress, read_pattern
-from varuna_core.records.logs.tail import last_lines
-from varuna_core.records.logs.training_log import Iteration
+from varuna_core.records.logs.literals import find_marks
+from varuna_core.records.logs.progress import MARKS, read_pattern
+from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.plan import Plan, read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 
-NUM_LINES = 400
 MOST_RANKS = 32
 """Of each end of a large run: the first ranks print, or those of the last stage."""
+ALL_BYTES = 8 * 1024 * 1024
+"""Of the logs of all these ranks together: a few seconds, where each line is a step."""
+MOST_BYTES = 2 * 1024 * 1024
+"""Of the end of one log."""
+LOOK_BYTES = 64 * 1024
+"""The same while its rank runs."""
+EPOCH = 10**9
+"""More steps than an epoch has."""
 
 
 class Furthest:
@@ -26,11 +35,18 @@ class Furthest:
     def __init__(self, run: RunFolder, plan: Plan) -> None:
         self._run = run
         self._pattern: Optional[Pattern[str]] = read_pattern(plan.progress)
+        self._marks: Tuple[bytes, ...] = (*MARKS, b"poch")
+        """One of these is in each line that the reader takes; none where all are tried."""
+        if self._pattern is not None:
+            self._marks = find_marks(self._pattern.pattern)
         self._known: Dict[int, int] = {}
         """By attempts, those that are over."""
 
     def find(self, number: int) -> int:
-        """That of all attempts up to this one, which is over; -1 where none told of a step."""
+        """That of all attempts up to this one, which is over; -1 where none told of a step.
+
+        A step of a named epoch is greater than any one of the epochs before.
+        """
         for attempt in self._run.attempts():
             if attempt.number <= number and attempt.number not in self._known:
                 self._known[attempt.number] = self._read(attempt.number)
@@ -39,21 +55,46 @@ class Furthest:
 
     def tells(self, number: int) -> bool:
         """True once an attempt has told of a step, by its first rank or its last."""
-        return any(line.step >= 0 for line in self._list_steps(number, 1))
+        logs = self._list_logs(number, 1)
+        return any(self._read_log(path, LOOK_BYTES) is not None for path in logs)
 
     def _read(self, number: int) -> int:
-        return max((line.step for line in self._list_steps(number, MOST_RANKS)), default=-1)
+        logs = self._list_logs(number, MOST_RANKS)
+        most = min(MOST_BYTES, ALL_BYTES // max(1, len(logs)))
+        found = [place for place in (self._read_log(path, most) for path in logs) if place]
+        epoch, step = max(found, default=(0, -1))
+        return epoch * EPOCH + min(step, EPOCH - 1)
 
-    def _list_steps(self, number: int, num_ranks: int) -> Iterator[Iteration]:
+    def _list_logs(self, number: int, num_ranks: int) -> List[Path]:
         plan = read_attempt_plan(self._run, number)
         ranks = range(0 if plan is None else plan.world)
-        for rank in sorted({*ranks[:num_ranks], *ranks[-num_ranks:]}):
-            for stream in ("out", "err"):
-                path = self._run.attempt(number).rank_log(rank, stream)
-                for text in last_lines(path, NUM_LINES):
-                    found = self._parse(text)
-                    if found is not None:
-                        yield found
+        chosen = sorted({*ranks[:num_ranks], *ranks[-num_ranks:]})
+        attempt = self._run.attempt(number)
+        return [attempt.rank_log(rank, kind) for rank in chosen for kind in ("out", "err")]
 
-    def _parse(self, text: str) -> Optional[Iteration]:
-        return parse_progress(text) if self._pattern is None else parse_own(self._pattern, text)
+    def _read_log(self, path: Path, most: int) -> Optional[Tuple[int, int]]:
+        """The furthest epoch and step that the end of a log tells of."""
+        reader, best, strength = StepReader(self._pattern), None, -1
+        for line in _read_end(path, most):
+            if self._marks and not any(mark in line for mark in self._marks):
+                continue
+            if reader.read(line.decode(errors="replace")) is None or reader.place is None:
+                continue
+            # What is surer than all before makes them none: a bar of something else, maybe.
+            is_surer, strength = reader.strength > strength, reader.strength
+            best = reader.place if best is None or is_surer else max(best, reader.place)
+        return best
+
+
+def _read_end(path: Path, most: int) -> Iterator[bytes]:
+    """The last lines as they were written; of a progress bar only its last state."""
+    try:
+        with path.open("rb") as handle:
+            start = max(0, handle.seek(0, 2) - most)
+            handle.seek(start)
+            data = handle.read(most)
+    except OSError:
+        return
+    lines = data.split(b"\n")
+    for line in lines[1:] if start and len(lines) > 1 else lines:
+        yield line.rstrip(b"\r").rpartition(b"\r")[2]

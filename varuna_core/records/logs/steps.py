@@ -84,6 +84,14 @@ class StepReader:
         """Step, time of writing and what that is not sure by."""
         self._recent: Deque[float] = deque(maxlen=RECENT)
 
+    @property
+    def place(self) -> Optional[Tuple[int, int]]:
+        """The last step as its epoch and its number there, which an attempt that begins within an
+        epoch tells too; where none is named, 0 and the count of all steps."""
+        if self.last is None or self._raw is None:
+            return None
+        return (0, self.last) if self._epoch is None else (self._epoch, self._raw[0])
+
     def read(
         self, text: str, at: Optional[float] = None, slack_s: float = MARK_S
     ) -> Optional[Told]:
