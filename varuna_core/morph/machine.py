@@ -342,7 +342,8 @@ def _retreat(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
 def _give_up(state: ManagerState, rules: Rules) -> Step:
     last = f"; the last one: {state.why}" if state.why else ""
     number = "1 attempt" if state.fruitless == 1 else f"{state.fruitless} attempts"
-    reason = f"no new checkpoint in {number}{last}"
+    what = "progress" if rules.counts_steps and state.whole < 0 else "new checkpoint"
+    reason = f"no {what} in {number}{last}"
     return _end(replace(state, after=END), state.code or NODE_LOST, reason, rules)
 
 

@@ -110,6 +110,7 @@ class Manager:
             finish_s=limits.finish_s,
             may_requeue=limits.requeue,
             most_fruitless=MOST_FRUITLESS if plan.restarts is None else plan.restarts + 1,
+            counts_steps=facts.is_own,
         )
         self._signals = Signals()
         self._observer = NodeObserver(timing.lost_s, beat_s(plan), poll_s(plan))

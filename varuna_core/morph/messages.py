@@ -35,6 +35,8 @@ class Rules:
     """For more nodes after one that joined while ranks train: a morph for all of them."""
     most_fruitless: int = MOST_FRUITLESS
     """Attempts in a row without a new checkpoint: one, and its restarts."""
+    counts_steps: bool = False
+    """Where there is no checkpoint, further steps are progress: those of a script."""
 
 
 # Inputs. A node is named by seat and key (`orders.name_node`): one that comes back is another one.

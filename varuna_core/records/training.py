@@ -15,6 +15,9 @@ from typing import Any, Mapping, Optional, Tuple, Union
 
 TRAINING_FORMAT = 1
 
+BUILT_IN = ("pretrain_gpt", "pretrain_bert")
+"""Programs that read training.json; others are the user's own."""
+
 VARIABLES: Mapping[str, str] = {
     "train.global_batch_size": "VJOB_GLOBAL_BATCH_SIZE",
     "train.micro_batch_size": "VJOB_MICRO_BATCH_SIZE",
@@ -47,7 +50,7 @@ class Training:
     """One training. Paths are absolute."""
 
     program: str
-    """pretrain_gpt or pretrain_bert."""
+    """One of BUILT_IN."""
     model: str
     """A name for the job's block of settings."""
     layers: int
@@ -129,7 +132,7 @@ class TrainingFacts:
     @property
     def is_own(self) -> bool:
         """True for a script of the user's own, which tells by its exit whether it is done."""
-        return not self.program.startswith("pretrain_")
+        return self.program not in BUILT_IN
 
 
 def find_facts(value: Training) -> TrainingFacts:

@@ -120,7 +120,7 @@ def test_a_script_that_fails_at_the_same_step_again_and_again_is_ended(tmp_path:
     run = Scripted(tmp_path, "say(5)\nsys.exit(9)\n")
     said, worlds = run.train()
     assert (worlds, run.answer()) == ([3, 3, 3, 3], "9")
-    assert "no new checkpoint in 3 attempts" in said
+    assert "no progress in 3 attempts" in said
     outcome = read_outcome(run.run.attempt(3))
     assert outcome is not None and outcome.code == 9
 
