@@ -92,7 +92,8 @@ def make_attempt(
     found = build_attempt(plan, facts, [get_seat(node) for node in start.nodes])
     assert found is not None, "the nodes were chosen because a plan fits them"
     if facts.is_own:
-        write_plan(attempt.plan, found.plan)
+        env = found.plan.env if saved < 0 else {**found.plan.env, "VJOB_SAVED": str(saved)}
+        write_plan(attempt.plan, replace(found.plan, env=env))
         return
     copy = _find_copy(run, start, session, whole)
     own = replace(

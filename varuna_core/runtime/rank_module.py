@@ -182,7 +182,8 @@ class RankModule(nn.Module):
         """Take up a checkpoint of any layout, the newest if none is named; its number.
 
         With `missing_ok` a folder without any complete checkpoint is a training's start: nothing
-        is loaded, and the number is that of the iteration, 0.
+        is loaded, and the number is that of the iteration, 0; not in a run that morphs and has
+        saved before, whose store is gone then.
 
         Every rank calls it, before or after `set_optimizer` and `set_scheduler` and before the next
         step. `iteration`, `data_position` and `user_state` are then as they were saved. An error is
@@ -194,6 +195,12 @@ class RankModule(nn.Module):
         except NoCheckpoint as error:
             if not missing_ok or iteration is not None:
                 raise
+            saved = self._conf.environ.get("VJOB_SAVED")
+            if saved is not None:
+                raise NoCheckpoint(
+                    f"{error}; this run saved iteration {saved}, and it is there no more: is the "
+                    "disk there? To train from the beginning, submit anew"
+                ) from None
             if self._conf.environ.get("RANK", "0") == "0":
                 log.warning("%s: the training begins at iteration %d", error, self.iteration)
             return self.iteration

@@ -31,6 +31,8 @@ SAVING = 5
 """A program that did its steps may take so many times the limit to evaluate, save and end."""
 START_MIN = 8
 """For a node to be prepared, and for a script to save, in the time limit of a try."""
+IMAGE_S = 600
+"""For an image to be prepared; queues for trying things out give half an hour in all."""
 SEQUENCE = 128
 """Tokens of a random sample in such a model."""
 MOST_STEPS_OF_BATCH = 2
@@ -139,7 +141,7 @@ def _find_walltime_min(conf: JobConf, limit_min: int) -> int:
     """No less than a healthy try is given by all that watches it, if the whole run has as long."""
     most_min = START_MIN + limit_min * (SAVING if conf.program.kind in BUILT_IN else 1)
     if conf.container.image is not None and conf.container.runtime != "none":
-        most_min += math.ceil(conf.cluster.prepare_s / 60)
+        most_min += math.ceil(min(conf.cluster.prepare_s, IMAGE_S) / 60)
     return min(conf.cluster.walltime_min, most_min)
 
 

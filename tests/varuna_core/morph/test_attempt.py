@@ -15,7 +15,7 @@ from varuna_core.morph.attempt import make_attempt, pick_nodes
 from varuna_core.morph.messages import Start
 from varuna_core.morph.orders import write_presence
 from varuna_core.records.memory_copies import find_whole
-from varuna_core.records.plan import MorphPlan, Plan
+from varuna_core.records.plan import MorphPlan, Plan, read_plan
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import find_facts, read_training, render_training
@@ -84,3 +84,15 @@ def test_an_attempt_begins_with_what_its_own_nodes_hold_if_that_is_newer(tmp_pat
         assert (training.from_memory, training.saved) == (copy, whole)
         told = [(e["iteration"], e["nodes"], e["attempt"]) for e in read_events(run)]
         assert told == ([(40, [0, 1], 1)] if copy else [])
+
+
+def test_a_script_hears_what_its_run_has_saved(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.morph.make()
+    own = replace(FACTS, program="script")
+    for attempt, saved in ((1, -1), (2, 40)):
+        start = Start(attempt, tuple(f"{seat}/{ME.key}" for seat in range(2)))
+        make_attempt(run, build_plan(2, 0), own, start, ME.session, whole=-1, saved=saved)
+    plans = [read_plan(run.attempt(attempt).plan) for attempt in (1, 2)]
+    assert [plan and plan.env.get("VJOB_SAVED") for plan in plans] == [None, "40"]

@@ -108,6 +108,15 @@ def test_a_note_that_the_training_left_goes_when_it_comes_back(tmp_path: Path) -
     assert not (tmp_path / LEFT).exists()
 
 
+def test_a_run_that_saved_before_does_not_begin_anew_where_its_store_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    varuna = build()
+    monkeypatch.setenv("VJOB_SAVED", "40")
+    with pytest.raises(NoCheckpoint, match="saved iteration 40, and it is there no more"):
+        varuna.load_checkpoint(tmp_path, missing_ok=True)
+
+
 def test_what_a_checkpoint_does_not_hold_is_named(tmp_path: Path) -> None:
     varuna = build()
     with pytest.raises(NoCheckpoint, match="holds no complete checkpoint"):
