@@ -53,7 +53,7 @@ def shrink_on(found: JobConf, num_gpus: int, kind: str = "a100") -> Trial:
 
 
 @pytest.mark.parametrize(("kind", "image", "most"), [
-    ("script", None, 2 + 8), ("pretrain_gpt", None, 5 * 2 + 8), ("script", "a.sqsh", 2 + 8 + 30),
+    ("script", None, 2 + 8), ("pretrain_gpt", None, 5 * 2 + 8), ("script", "a.sqsh", 2 + 8 + 10),
 ])  # fmt: skip
 def test_the_time_limit_of_a_try_holds_all_that_it_may_take(
     kind: str, image: str | None, most: int
