@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,10 @@ def test_the_folder_of_a_try_that_could_not_be_ended_is_kept(
     slurm.say("scancel", LOST)
     with (vjob.folder / "said").open("w") as said:
         process = subprocess.Popen(
-            ["python", "-m", "vjob", "try", "conf.yaml"], cwd=vjob.folder, env=vjob.env, stderr=said
+            [sys.executable, "-m", "vjob", "try", "conf.yaml"],
+            cwd=vjob.folder,
+            env=vjob.env,
+            stderr=said,
         )
     try:
         wait_for(lambda: list(vjob.folder.glob("log/77/record.json")), 60)
