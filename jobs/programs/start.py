@@ -108,7 +108,7 @@ class Script(Starter):
         elif conf.morph.enabled and batch is not None:
             unit = (get_replicas(conf) or 1) * require_number(conf.train.micro_batch_size)
             if batch % unit:
-                message = f"must be a multiple of {unit}: every replica is told the same share"
+                message = f"must be a multiple of {unit}: every replica is given the same share"
                 yield "train.global_batch_size", batch, message
 
 

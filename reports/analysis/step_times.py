@@ -173,7 +173,7 @@ def measure_goodput(
     steps["all_s"] = _count_once(steps)
     steps["again"] = steps.duplicated("step", keep="last")
     seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
-    told = pd.concat(seen) if seen else times
+    every = pd.concat(seen) if seen else times
     attempts = []
     for label in labels:
         own = steps[steps["attempt"] == label]
@@ -181,7 +181,7 @@ def measure_goodput(
         begins = _list_numbers(spans, "started")
         ends = _list_numbers(spans, "ended")
         began = own["begin_s"].dropna()
-        own_steps = told.loc[told["attempt"] == label, "step"]
+        own_steps = every.loc[every["attempt"] == label, "step"]
         if len(began):
             begins.append(zero_s + float(began.min()))
             ends.append(zero_s + float((own["begin_s"] + own["took_s"]).max()))

@@ -69,8 +69,8 @@ def try_out(env: Mapping[str, str], folder: Path, write: Callable[[Path], None])
     folder.mkdir()
     write(folder)
     vjob = Vjob(folder, env)
-    told = folder / "limit"
-    limit = told.read_text() if told.exists() else "600"
+    file = folder / "limit"
+    limit = file.read_text() if file.exists() else "600"
     words = ["try", "conf.yaml", "--queue", "gpu2", "--json", "--limit", f"{limit}s"]
     done = vjob(*words, code=None, timeout_s=600)
     assert done.returncode in (0, 1), done.stdout + done.stderr

@@ -27,14 +27,14 @@ import os
 import time
 import torch.nn.functional as functional
 
-told = os.path.join(os.path.dirname(__file__), "seconds")
+seconds = os.path.join(os.path.dirname(__file__), "seconds")
 
 
 def slow(name, share):
     plain = getattr(functional, name)
 
     def run(*values, **options):
-        with open(told) as file:
+        with open(seconds) as file:
             time.sleep(share * float(file.read() or 0))
         return plain(*values, **options)
 
@@ -65,7 +65,7 @@ MICRO_BATCHES = 4
 @dataclass(frozen=True, kw_only=True)
 class Program:
     name: str
-    told: str
+    title: str
     """What it is, for the documents."""
     plain: tuple[str, ...]
     """Arguments of the original."""
@@ -96,7 +96,7 @@ def read_huggingface(text: str) -> dict[str, float]:
 
 
 def read_resnet(text: str) -> dict[str, float]:
-    """The loss of a test belongs to the epoch that was told of before it."""
+    """The loss of a test belongs to the epoch that was named before it."""
     found, epoch = {}, "?"
     line = re.compile(r"Epoch: \[(\d+)\](\[ *\d+/\d+\])\t.*?Loss (\S+)| \* Loss (\S+)")
     for number, batch, train, test in line.findall(text):
@@ -110,7 +110,7 @@ PROGRAMS = {
     for program in (
         Program(
             name="nanogpt",
-            told="GPT, as nanoGPT trains one",
+            title="GPT, as nanoGPT trains one",
             plain=("--data_dir=text", f"--max_iters={STEPS}"),
             ported='[--data_dir=text, "--max_iters=${train.steps}", '
             '"--out_dir=${train.checkpoint.folder}"]',
@@ -120,7 +120,7 @@ PROGRAMS = {
         ),
         Program(
             name="huggingface",
-            told="Hugging Face's GPT-2, as `run_clm_no_trainer` trains it",
+            title="Hugging Face's GPT-2, as `run_clm_no_trainer` trains it",
             plain=("--dataset=text", f"--max_train_steps={STEPS}"),
             ported='[--dataset=text, "--max_train_steps=${train.steps}"]',
             train=f"steps: {STEPS}, global_batch_size: 8, micro_batch_size: 2",
@@ -129,7 +129,7 @@ PROGRAMS = {
         ),
         Program(
             name="resnet",
-            told="ResNet with batch norm, as PyTorch's ImageNet example trains one",
+            title="ResNet with batch norm, as PyTorch's ImageNet example trains one",
             plain=("images", "--epochs=3"),
             ported="[images, --epochs, '3']",
             train=f"steps: {STEPS}",
@@ -141,7 +141,7 @@ PROGRAMS = {
 
 
 def write_data(folder: Path) -> None:
-    """Tokens that grow by little, and images whose brightness tells their label."""
+    """Tokens that grow by little, and images whose brightness is their label."""
     import numpy as np
     import torch
 
@@ -163,7 +163,7 @@ def write_data(folder: Path) -> None:
 def write_pauses(folder: Path, seconds: float) -> None:
     """A folder for PYTHONPATH that makes each activation wait: steps last, processors stay free.
 
-    Its file `seconds` may be written anew while ranks run.
+    Its file `seconds` may be written again while ranks run.
     """
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(SLOW)

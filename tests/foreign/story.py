@@ -56,12 +56,12 @@ class Story:
         return self.runs[-1]
 
     def list_steps(self, run: RunFolder, attempt: int) -> list[str]:
-        """Steps of training that an attempt told of."""
-        told = self.program.read(read_rank(run, attempt))
-        return [name for name in told if not re.search("val|train|test|epoch", name)]
+        """Steps of training that an attempt printed."""
+        losses = self.program.read(read_rank(run, attempt))
+        return [name for name in losses if not re.search("val|train|test|epoch", name)]
 
     def find_hosts(self) -> list[str]:
-        """The hosts of the nodes, in their order, as their first beats tell them."""
+        """The hosts of the nodes, in their order, by their first beats."""
 
         def read() -> list[Any]:
             beats = sorted(self.run.attempts()[-1].path.glob("beat/*.json"))

@@ -28,7 +28,7 @@ cluster:
 
 def render_table() -> list[str]:
     return [
-        f"| {program.told} | {total} | {gone} | {new} |"
+        f"| {program.title} | {total} | {gone} | {new} |"
         for program in PROGRAMS.values()
         for total, gone, new in [count_changes(program)]
     ]

@@ -105,7 +105,7 @@ class DataPlace:
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's samples of the next step and all after it, without an end: for the
-        `batch_sampler` of a torch DataLoader, which reads ahead. `advance` tells what is done."""
+        `batch_sampler` of a torch DataLoader, which reads ahead. `advance` counts what is done."""
         step = self.step
         while True:
             yield self.list_samples(step)

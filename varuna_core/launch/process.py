@@ -12,8 +12,14 @@ from collections.abc import Mapping, Sequence
 
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError
+from varuna_core.launch.machines import Machine
+from varuna_core.launch.ssh import build_ssh_command, keep_ssh_agent
 from varuna_core.records.machine import clean_environment
 
+BEAT_S = 5.0
+"""Between two signs of life to an agent."""
+KEPT_LINES = 20
+"""Of an agent's last words."""
 TICK_S = 0.2
 _READ = 64 * 1024
 
@@ -99,6 +105,21 @@ class Child:
             output.close()
 
 
+def start_on(
+    machine: Machine,
+    ssh_config: str | None,
+    here: Sequence[str],
+    script: str,
+    more: Mapping[str, str] | None = None,
+) -> Child:
+    """Start the command `here` on this machine, with `more` variables, or an ssh to another one;
+    the script is what either reads."""
+    if machine.is_local:
+        return Child(here, script, {**local_environment(os.environ), **(more or {})})
+    command = build_ssh_command(machine, ssh_config)
+    return Child(command, script, {**clean_environment(os.environ), **keep_ssh_agent(os.environ)})
+
+
 def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Environment for an agent on this machine: no more of our shell than ssh would carry over,
     and which of the machine's GPUs are ours."""
@@ -106,7 +127,7 @@ def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**clean_environment(environ), **{n: environ[n] for n in names if n in environ}}
 
 
-def tell(line: str) -> None:
+def log_line(line: str) -> None:
     """Print a line on standard error, which is the run's scheduler.out."""
     with contextlib.suppress(OSError):  # a full disk must not end the run
         print(line, file=sys.stderr, flush=True)

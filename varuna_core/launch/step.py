@@ -28,14 +28,20 @@ from pathlib import Path
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError, NotReadyError
 from varuna_core.launch.machines import Machine, name_machines, read_machine_list
-from varuna_core.launch.process import TICK_S, Child, local_environment, tell, wait_all
+from varuna_core.launch.process import (
+    BEAT_S,
+    KEPT_LINES,
+    TICK_S,
+    Child,
+    log_line,
+    start_on,
+    wait_all,
+)
 from varuna_core.launch.ssh import (
     FAILED,
     PROBE_S,
-    build_ssh_command,
     explain_failure,
     find_twins,
-    keep_ssh_agent,
     read_probe,
     render_probe,
     render_script,
@@ -43,16 +49,13 @@ from varuna_core.launch.ssh import (
 )
 from varuna_core.records.exits import NODE_LOST, NOT_READY
 from varuna_core.records.files import is_listed, read_json, write_atomic, write_json
-from varuna_core.records.machine import clean_environment
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
 
-BEAT_S = 5.0
 OPEN_S = 120.0
 MARGIN_S = 15.0
 """Beyond the agents' own grace, before their input is closed; as much again before a kill."""
-KEPT_LINES = 20
 
 
 @dataclass
@@ -156,7 +159,7 @@ class Step:
         has_gpus = any(group.gpus for group in self._plan.groups)
         for first, second in twins:
             shared = ": their ranks share its GPUs" if has_gpus else ""
-            tell(f"machines: warning: {first} and {second} are one machine{shared}")
+            log_line(f"machines: warning: {first} and {second} are one machine{shared}")
         if self._plan.address is not None:
             return None
         if len(twins) == len(self._nodes) - 1:
@@ -166,10 +169,7 @@ class Step:
 
     def _begin(self, node: Node, here: Sequence[str], script: str, env: Mapping[str, str]) -> Child:
         """`here` is the command on this machine, to which ssh gives the script there."""
-        if node.machine.is_local:
-            return Child(here, script, {**local_environment(os.environ), **env})
-        ssh = build_ssh_command(node.machine, self._plan.ssh_config)
-        return Child(ssh, script, {**clean_environment(os.environ), **keep_ssh_agent(os.environ)})
+        return start_on(node.machine, self._plan.ssh_config, here, script, env)
 
     def _call(self, node: Node, words: Sequence[str], env: Mapping[str, str]) -> Child:
         """A command on a machine, with these variables."""
@@ -190,7 +190,7 @@ class Step:
         code, errors = child.code, child.err.decode("utf-8", "replace")
         child.close()
         for line in errors.splitlines():
-            tell(f"{first.name}: {line}")
+            log_line(f"{first.name}: {line}")
         if code == 0 or self._signals.ending is not None:
             return
         if code is None or code < 0:  # killed, perhaps just now
@@ -240,7 +240,7 @@ class Step:
             code = node.child.code
             lines = node.child.take_lines(final=code is not None)
             for line in lines:
-                tell(f"{node.name}: {line}")
+                log_line(f"{node.name}: {line}")
             node.last_lines = [*node.last_lines, *lines][-KEPT_LINES:]
             if code is None:
                 continue
@@ -250,7 +250,7 @@ class Step:
                 continue
             reason = self._explain(node, code)
             if self._is_cut(node) and not self._is_told:
-                tell(f"machines: {reason}")
+                log_line(f"machines: {reason}")
             self._stop("lost", NODE_LOST, reason, node.name)
 
     def _end_late(self) -> None:
@@ -281,7 +281,7 @@ class Step:
         try:
             write_stop(self._attempt, kind, code, reason, node=node)
         except OSError as error:
-            tell(f"machines: the run folder cannot be written ({error}); letting go of all")
+            log_line(f"machines: the run folder cannot be written ({error}); letting go of all")
             self._let_go()
 
     def _beat(self) -> None:
@@ -300,10 +300,10 @@ class Step:
         self._end_at = time.monotonic() + MARGIN_S
         names = ", ".join(node.name for node in late)
         if not self._has_let_go:
-            tell(f"machines: {names} did not end in time; closing the connection")
+            log_line(f"machines: {names} did not end in time; closing the connection")
             self._let_go()
             return
-        tell(f"machines: {names} still did not end; killed")
+        log_line(f"machines: {names} still did not end; killed")
         for node in late:
             if node.child is not None:
                 node.child.kill()
@@ -324,7 +324,7 @@ class Step:
             if cut and not said:
                 said = True
                 names = ", ".join(node.name for node in cut)
-                tell(f"machines: waiting for {names} to end its ranks")
+                log_line(f"machines: waiting for {names} to end its ranks")
             self._signals.wait(TICK_S)
 
     def _is_at_work(self, node: Node) -> bool:
@@ -364,7 +364,7 @@ def main(words: Sequence[str]) -> int:
     run = RunFolder(Path(os.environ["VJOB_RUN"]))
     plan = read_plan(run.plan)
     if plan is None:
-        tell(f"machines: {run.plan} cannot be read")
+        log_line(f"machines: {run.plan} cannot be read")
         return 1
     return Step(run, plan, int(os.environ["VJOB_ATTEMPT"]), read_wait(words)).main()
 

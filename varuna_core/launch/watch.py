@@ -38,14 +38,12 @@ from varuna_core.launch.machines import (
     note_start,
     read_listing,
 )
-from varuna_core.launch.process import TICK_S, Child, local_environment, tell
+from varuna_core.launch.process import BEAT_S, KEPT_LINES, TICK_S, Child, log_line, start_on
 from varuna_core.launch.ssh import (
     FAILED,
     PROBE_S,
     ProbeRequest,
-    build_ssh_command,
     explain_failure,
-    keep_ssh_agent,
     read_probe,
     render_probe,
     render_script,
@@ -53,16 +51,13 @@ from varuna_core.launch.ssh import (
 )
 from varuna_core.morph.orders import read_orders
 from varuna_core.records.files import write_json
-from varuna_core.records.machine import clean_environment
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 
 LOOK_S = 1.0
 """Between two looks at the list."""
-BEAT_S = 5.0
 MARGIN_S = 15.0
 """Beyond what ranks get to end, before an agent's ssh is killed."""
-KEPT_LINES = 20
 
 
 class Agent:
@@ -167,12 +162,8 @@ class MachineWatch:
 
     def _start(self, host: Host, here: Sequence[str], script: str, until: float) -> None:
         """`here` is the command on this machine, to which ssh gives the script there."""
-        command, env = list(here), local_environment(os.environ)
-        if not host.machine.is_local:
-            command = build_ssh_command(host.machine, self._ssh_config)
-            env = {**clean_environment(os.environ), **keep_ssh_agent(os.environ)}
         try:
-            child = Child(command, script, env)
+            child = start_on(host.machine, self._ssh_config, here, script)
         except LaunchError as error:
             self._fail(host, str(error))
             return
@@ -201,7 +192,7 @@ class MachineWatch:
             elif host.phase == HERE:
                 lines = agent.child.take_lines(final=code is not None)
                 for line in lines:
-                    tell(f"{host.name}: {line}")
+                    log_line(f"{host.name}: {line}")
                 agent.last_lines = [*agent.last_lines, *lines][-KEPT_LINES:]
                 if code is not None:
                     self._bury(host, agent, code, lines)
@@ -290,7 +281,7 @@ class MachineWatch:
                 self._agents[host.machine].child.beat()
 
     def _say(self, text: str) -> None:
-        tell(f"machines: {text}")
+        log_line(f"machines: {text}")
 
 
 def _explain(host: Host, agent: Agent, code: int, lines: Sequence[str]) -> str:

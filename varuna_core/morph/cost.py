@@ -81,7 +81,7 @@ class Cost:
         if plan is None:
             return False
         if self._steps is not None:
-            if not self._tells(self._steps, state.attempt):
+            if not self._has_step(self._steps, state.attempt):
                 return False
         else:
             if self._says(state, 0, BEGIN):
@@ -94,12 +94,12 @@ class Cost:
         self._write(state)
         return True
 
-    def _tells(self, steps: Furthest, attempt: int) -> bool:
-        """Whether a line of a script told of a step: looked for now and then."""
+    def _has_step(self, steps: Furthest, attempt: int) -> bool:
+        """Whether a line of a script showed a step: looked for now and then."""
         if time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + LOOK_S
-        return steps.tells(attempt)
+        return steps.has_step(attempt)
 
     def _says(self, state: ManagerState, rank: int, words: str) -> bool:
         path = self._run.attempt(state.attempt).rank_log(rank, "out")

@@ -1,4 +1,4 @@
-"""The furthest step that the ranks of a run's attempts told of, as progress of a script whose
+"""The furthest step that the ranks of a run's attempts printed, as progress of a script whose
 checkpoints vjob cannot read.
 
 The ends of their logs are read once an attempt is over; a run that fails at the same step again and
@@ -43,7 +43,7 @@ class Furthest:
         """By attempts, those that are over."""
 
     def find(self, number: int) -> int:
-        """That of all attempts up to this one, which is over; -1 where none told of a step.
+        """That of all attempts up to this one, which is over; -1 where none printed a step.
 
         A step of a named epoch is greater than any one of the epochs before.
         """
@@ -53,8 +53,8 @@ class Furthest:
         found = [step for known, step in self._known.items() if known <= number]
         return max(found, default=-1)
 
-    def tells(self, number: int) -> bool:
-        """True once an attempt has told of a step, by its first rank or its last."""
+    def has_step(self, number: int) -> bool:
+        """True once an attempt has printed a step, by its first rank or its last."""
         logs = self._list_logs(number, 1)
         return any(self._read_log(path, LOOK_BYTES) is not None for path in logs)
 
@@ -73,7 +73,7 @@ class Furthest:
         return [attempt.rank_log(rank, kind) for rank in chosen for kind in ("out", "err")]
 
     def _read_log(self, path: Path, most: int) -> Optional[Tuple[int, int]]:
-        """The furthest epoch and step that the end of a log tells of."""
+        """The furthest epoch and step in the end of a log."""
         reader, best, strength = StepReader(self._pattern), None, -1
         for line in _read_end(path, most):
             if self._marks and not any(mark in line for mark in self._marks):

@@ -127,11 +127,11 @@ class TrainingFacts:
     layout: str = "pipeline"
     """What follows the nodes: pipeline (depth, replicas, partition) or world (how many ranks)."""
     is_even: bool = False
-    """Whether all replicas must have as many micro-batches: a script that is told its share."""
+    """Whether all replicas must have as many micro-batches: a script that is given its share."""
 
     @property
     def is_own(self) -> bool:
-        """True for a script of the user's own, which tells by its exit whether it is done."""
+        """True for a script of the user's own, whose exit says whether it is done."""
         return self.program not in BUILT_IN
 
 

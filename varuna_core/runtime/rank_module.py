@@ -199,7 +199,7 @@ class RankModule(nn.Module):
             if saved is not None:
                 raise NoCheckpoint(
                     f"{error}; this run saved iteration {saved}, and it is there no more: is the "
-                    "disk there? To train from the beginning, submit anew"
+                    "disk there? To train from the beginning, submit again"
                 ) from None
             if self._conf.environ.get("RANK", "0") == "0":
                 log.warning("%s: the training begins at iteration %d", error, self.iteration)

@@ -109,7 +109,7 @@ def why_no_auto(device: torch.device, zero: int) -> str:
     if device.type != "cuda":
         return "only a GPU's memory is measured"
     if zero == 3:
-        return "zero 3 does not tell its weights from graphs"
+        return "with zero 3 weights and graphs cannot be measured apart"
     return ""
 
 

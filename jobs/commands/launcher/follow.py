@@ -45,7 +45,7 @@ END_S = 120
 ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Told(BaseException):
+class Terminated(BaseException):
     """SIGTERM."""
 
 
@@ -53,11 +53,11 @@ class Told(BaseException):
 def note_sigterm() -> Iterator[list[int]]:
     """SIGTERM is noted in the list, for `follow_run`; its handler and SIGINT's are restored at the
     end."""
-    told: list[int] = []
+    sigterms: list[int] = []
     before = {number: signal.getsignal(number) for number in ENDS}
-    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    signal.signal(signal.SIGTERM, lambda number, frame: sigterms.append(number))
     try:
-        yield told
+        yield sigterms
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -124,14 +124,14 @@ class _Lines:
                 self._followers[path] = Follower(path)
 
 
-def follow_run(run: RunFolder, screen: Screen, told: list[int]) -> int:
-    """Show the run to its end, within `note_sigterm`, whose list is `told`; the exit code."""
+def follow_run(run: RunFolder, screen: Screen, sigterms: list[int]) -> int:
+    """Show the run to its end, within `note_sigterm`, whose list is `sigterms`; the exit code."""
     lines = _Lines(run, screen)
     asked: list[int] = []
     code = 0
 
     def on_end(number: int, frame: FrameType | None) -> None:
-        raise Told
+        raise Terminated
 
     def on_call(number: int, frame: FrameType | None) -> None:
         asked.append(number)
@@ -140,17 +140,17 @@ def follow_run(run: RunFolder, screen: Screen, told: list[int]) -> int:
     before = {number: signal.signal(number, handlers[number]) for number in handlers}
     try:
         signal.signal(signal.SIGTERM, on_end)
-        if told:
-            raise Told
+        if sigterms:
+            raise Terminated
         return _follow(run, lines, asked, screen)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
         try:
             screen.say("ending the run: ranks that can save first; again to end it at once")
             cancel(run, screen, now=False)
-        except (KeyboardInterrupt, Told):
+        except (KeyboardInterrupt, Terminated):
             cancel_now(run, screen)
-    except Told:
+    except Terminated:
         code = 128 + signal.SIGTERM
         screen.say("SIGTERM: ending the run")
         cancel_now(run, screen)

@@ -7,8 +7,8 @@ lies on one machine where it fits, and replicas of a stage are P ranks apart:
     2 machines x 4 GPUs, 3 stages       m0: r0s0 r0s1 r0s2 r1s0   m1: r1s1 r1s2 idle idle
 
 Stages and micro-batches that the user left out are planned from a profile of the model. As many
-whole replicas are dealt out as there are GPUs for, and each is told one share of the batch: numbers
-of stages for which that does not come out even are not chosen.
+whole replicas are dealt out as there are GPUs for, and each is given one share of the batch:
+numbers of stages for which that does not come out even are not chosen.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def lay_out(
         near = [size for size in (batch_size - rest, batch_size - rest + unit) if size]
         raise InputError(
             f"--batch_size {batch_size} cannot be dealt out evenly: {gpus} GPUs hold "
-            f"{_count(replicas, 'replica')} of {_count(stages, 'stage')}, and each is told one "
+            f"{_count(replicas, 'replica')} of {_count(stages, 'stage')}, and each is given one "
             f"share, of whole micro-batches of {chunk_size}; take "
             f"{' or '.join(map(str, near))}, or list other machines"
         )

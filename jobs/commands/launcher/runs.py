@@ -20,7 +20,13 @@ from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.confs import ConfText, resolve
 from vjob.jobs.api.executor import VjobExecutor
-from vjob.jobs.commands.launcher.follow import Screen, Told, cancel_now, follow_run, note_sigterm
+from vjob.jobs.commands.launcher.follow import (
+    Screen,
+    Terminated,
+    cancel_now,
+    follow_run,
+    note_sigterm,
+)
 from vjob.jobs.commands.launcher.translate import Arguments, build_conf, read_inputs
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import InputError, VjobError
@@ -52,24 +58,24 @@ def start_run(arguments: Arguments, folder: Path) -> int:
         write_json(run.launch, {"format": STATE_FORMAT, "arguments": asdict(arguments)})
 
     executor = VjobExecutor(resolved.conf.log_folder)
-    with note_sigterm() as told:
+    with note_sigterm() as sigterms:
         try:
             run, record = submitting.submit(resolved, executor=executor, fill=keep)
             job = ", ".join(job.id for job in record.jobs)
             screen.say(f"job {job} in {run.path}; `vjob status {job}` from any terminal")
-            return follow_run(run, screen, told)
-        except (KeyboardInterrupt, Told) as end:  # from submit it comes once the job is there
+            return follow_run(run, screen, sigterms)
+        except (KeyboardInterrupt, Terminated) as end:  # from submit it comes once the job is there
             for run in made:
                 if read_record(run) is not None:
                     cancel_now(run, screen)
-            return 128 + (signal.SIGTERM if isinstance(end, Told) else signal.SIGINT)
+            return 128 + (signal.SIGTERM if isinstance(end, Terminated) else signal.SIGINT)
 
 
 def resume_run(run: RunFolder, given: dict[str, Any]) -> int:
     """The same again in a new run folder, with the old arguments below those given now."""
     saved = read_json(run.launch)
     if not isinstance(saved, dict) or saved.get("format") != STATE_FORMAT:
-        raise InputError(f"{run.launch} is of another version; launch anew")
+        raise InputError(f"{run.launch} is of another version; start a new run")
     if not is_over(view_run(run)):
         raise InputError(f"{run.path} still runs, or may: --kill it first")
     return start_run(Arguments(**{**saved["arguments"], **given}), run.path.parent)

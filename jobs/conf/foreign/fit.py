@@ -19,7 +19,7 @@ def leave_out_misfits(draft: Draft) -> None:
         problems = _find_problems(draft)
         if not any(_drop(draft, problem) for problem in problems):  # checked again after each
             for problem in problems:
-                draft.note(f"to mend: {problem}")
+                draft.note(f"to correct: {problem}")
             return
 
 

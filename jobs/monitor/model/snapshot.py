@@ -80,8 +80,8 @@ class Progress:
     step: int
     num_steps: int | None = None
     is_asked: bool = False
-    """`num_steps` is the conf's, and no line has it: it tells the time left, but a script may count
-    from 0, or not tell of its last steps."""
+    """`num_steps` is the conf's, and no line has it: good for the time left, but a script may count
+    from 0, or not print its last steps."""
     at: float | None = None
     """When the step was done: at the latest so."""
     points: tuple[Point, ...] = ()

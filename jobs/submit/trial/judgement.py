@@ -37,7 +37,7 @@ REMEDIES = (
         "set program.python to an interpreter that the node has, or leave it out",
     ),
 )
-"""What mends a cause that the rules have no row for, as it is for tries."""
+"""What removes a cause that the rules have no row for, as it is for tries."""
 NOT_A_NUMBER = (
     "look at the first batch and the initial weights: a too high rate, a zero in a division or a "
     "mask of all -inf are the usual causes"
@@ -92,7 +92,7 @@ def _list_gone(seen: Seen) -> str:
 
 
 def _quote(what: str, seen: Seen) -> Finding:
-    """The verdict's own words; of its advice what mends, else what to read."""
+    """The verdict's own words; of its advice what helps, else what to read."""
     verdict = seen.verdict
     parts = [part.removeprefix("vjob agent: ") for part in verdict.reason.split("; ")]
     reason = "; ".join(dict.fromkeys(parts))
@@ -165,7 +165,7 @@ def tell_start(seen: Seen, trial: Trial, findings: Sequence[Finding], limit_s: f
         return Row(name=name, text=f"yes: {count} in {took}, {on}", certainty=MEASURED,
                    values=values)  # fmt: skip
     if seen.ending is Ending.OVER:
-        text = f"yes: it ended well after {took} and told of no step, {on}"
+        text = f"yes: it ended well after {took} and printed no step, {on}"
         return Row(name=name, text=text, certainty=MEASURED, values=values)
     at = f"; {seen.at}" if seen.at else ""
     why = f"it runs, no step was seen in {format_duration(limit_s)}{at}; try a longer --limit"

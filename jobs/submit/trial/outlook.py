@@ -1,7 +1,7 @@
 """What the whole run will take: memory, time, cost, start; each with its certainty.
 
 Where the try had the whole run's layout and devices its own measures count, else the planner's: by
-a profile, or by data sheets with the error that those had in published runs. What neither tells is
+a profile, or by data sheets with the error that those had in published runs. What neither knows is
 `not known`, with the reason.
 """
 
@@ -205,9 +205,9 @@ def tell_memory(trial: Trial, seen: Seen, plan: LayoutPlan | None, certainty: st
 def measure_memory(seen: Seen) -> Row | None:
     """By torch's own counts of each stage, else the GPUs', else the processes'."""
     stages = {rank.rank: rank.stage for rank in seen.snapshot.ranks}
-    by_rank = _read_told(seen) or seen.rank_mb
+    by_rank = _read_printed(seen) or seen.rank_mb
     total_mb = min((total for _, total in seen.gpu_mb.values()), default=None)
-    if seen.gpu_mb and not _read_told(seen):
+    if seen.gpu_mb and not _read_printed(seen):
         most = max(used for used, _ in seen.gpu_mb.values())
         assert total_mb is not None
         return _tell_measured({"the fullest GPU": most}, total_mb)
@@ -223,15 +223,19 @@ def measure_memory(seen: Seen) -> Row | None:
     return _tell_processes(by_stage, sum(by_rank.values()), seen)
 
 
-def _read_told(seen: Seen) -> dict[int, float]:
+def _read_printed(seen: Seen) -> dict[int, float]:
     """What ranks of a built-in program printed of their memory."""
     found: dict[int, float] = {}
     for attempt in seen.run.attempts()[-1:]:
         for node in seen.snapshot.nodes:
             for line in last_lines(attempt.node_log(node.name, "out"), NUM_LINES):
-                told = parse_memory(line.partition(": ")[2])
-                if told is not None and told.rank is not None and told.max_reserved is not None:
-                    found[told.rank] = max(told.max_reserved, found.get(told.rank, 0.0))
+                memory = parse_memory(line.partition(": ")[2])
+                if (
+                    memory is not None
+                    and memory.rank is not None
+                    and memory.max_reserved is not None
+                ):
+                    found[memory.rank] = max(memory.max_reserved, found.get(memory.rank, 0.0))
     return found
 
 
@@ -343,7 +347,7 @@ def _format_step(seconds: float) -> str:
 
 
 def format_bytes(amount: float | None) -> str:
-    """`1.5 GB`, by powers of 1024 as GPUs' memory is told."""
+    """`1.5 GB`, by powers of 1024 as is usual for GPUs' memory."""
     if amount is None:
         return ""
     for unit, size in (("TB", 2**40), ("GB", 2**30), ("MB", 2**20)):

@@ -103,5 +103,5 @@ def _wrap(label: str, text: str, width: int) -> list[str]:
 
 def unknown(name: str, why: str, **values: Any) -> Row:
     """A row without an answer; `values` are what is known all the same."""
-    first = why.strip().splitlines()[0] if why.strip() else "nothing tells"
+    first = why.strip().splitlines()[0] if why.strip() else "nothing is known about it"
     return Row(name=name, text="", certainty=f"{UNKNOWN}: {first}", values=values)

@@ -49,7 +49,7 @@ class SavingTrial:
         if newest is None and not self.is_built_in:
             if folder.here is None:
                 return unknown(NAME, f"this machine does not see {folder.asked}")
-            return self._tell("the folder can be written; none was saved yet", {})
+            return self._make_row("the folder can be written; none was saved yet", {})
         if newest is None and folder.here is not None:
             cause = f"it ended well and no checkpoint is in {folder.asked}"
             self.findings.append(Finding(what=NAME, cause=cause))
@@ -64,7 +64,7 @@ class SavingTrial:
         self._check_room(size)
         values = {"saved": True, "loaded": not begun, "bytes": size}
         what = f"saved, not loaded: {begun}" if begun else "saved and loaded"
-        return self._tell(", ".join(filter(None, (what, format_bytes(size)))), values, sure)
+        return self._make_row(", ".join(filter(None, (what, format_bytes(size)))), values, sure)
 
     def _start_again(self, start: Start, newest: Newest | None) -> str | None:
         """Empty where the checkpoint was loaded, else what was seen; None with a finding."""
@@ -75,7 +75,7 @@ class SavingTrial:
         if seen is not None and not troubles:
             saved = newest.step if newest is not None else first.train.steps
             if not seen.steps:
-                said = "the second start told of no step"
+                said = "the second start printed no step"
             elif seen.steps[0] < saved + self.is_built_in:
                 said = f"the second start began with step {seen.steps[0]}, after {saved}"
             if said and self.is_built_in:
@@ -99,7 +99,7 @@ class SavingTrial:
             )
         )
 
-    def _tell(self, text: str, values: dict[str, Any], sure: str = MEASURED) -> Row:
+    def _make_row(self, text: str, values: dict[str, Any], sure: str = MEASURED) -> Row:
         assert self.folder is not None
         free = find_free_bytes(self.folder)
         room = f", {format_bytes(free)} free" if free is not None else ""
@@ -117,7 +117,7 @@ def count_checkpoints(conf: JobConf) -> int:
 
 
 def find_free_bytes(folder: CheckpointFolder) -> int | None:
-    """Room where the checkpoints go; None where this machine cannot tell."""
+    """Room where the checkpoints go; None where this machine cannot see it."""
     try:
         stat = os.statvfs(folder.here or folder.asked)
     except OSError:

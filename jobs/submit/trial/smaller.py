@@ -246,7 +246,7 @@ def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
 
 
 def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
-    """Two steps of a built-in program, each with its line; a script trains as it is told to."""
+    """Two steps of a built-in program, each with its line; a script trains as its arguments say."""
     train = conf.train
     own = replace(train.checkpoint, folder=checkpoint, memory_every=0)
     if conf.program.kind not in BUILT_IN:

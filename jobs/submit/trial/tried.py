@@ -118,7 +118,7 @@ def keep_telling(conf: JobConf) -> JobConf:
 
 
 def _read_program(path: Path) -> bytes:
-    """Its content, or what tells a large file or a folder from a later one."""
+    """Its content, or, of a large file or a folder, what changes with it."""
     with suppress(OSError):
         stat = path.stat()
         if path.is_file() and stat.st_size <= MOST_BYTES:

@@ -71,7 +71,7 @@ class Seen:
     took_s: float | None = None
     """From the start of the ranks to the last step, or to the end; None without a start."""
     steps: tuple[int, ...] = ()
-    """Those that were told of, in order."""
+    """Those that were printed, in order."""
     gpu_mb: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Most memory in use and memory there is, by GPU."""
     rank_mb: dict[int, float] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Watcher:
         self._rank_mb: dict[int, float] = {}
 
     def watch(self, *, num_steps: int, ends_itself: bool) -> Seen:
-        """Watch until `num_steps` were told of, or, of a program that ends by itself, its end."""
+        """Watch until `num_steps` were printed, or, of a program that ends by itself, its end."""
         enough_at: float | None = None
         while True:
             snapshot, verdict = self._look()
@@ -114,7 +114,7 @@ class Watcher:
             limit_s = self.limit_s * (SAVING if has_enough and ends_itself else 1)
             if took_s is not None and took_s > limit_s:
                 return self._time_out(snapshot, verdict, steps)
-            self._tell(snapshot, verdict, steps, took_s)
+            self._show_progress(snapshot, verdict, steps, took_s)
             time.sleep(POLL_S)
 
     def _look(self) -> tuple[Snapshot, Verdict]:
@@ -161,7 +161,7 @@ class Watcher:
         hang, at = judge_stacks(stacks, find_idle(snapshot))
         return self._finish(Ending.LIMIT, snapshot, verdict, steps, hang=hang, at=at)
 
-    def _tell(
+    def _show_progress(
         self, snapshot: Snapshot, verdict: Verdict, steps: tuple[int, ...], took_s: float | None
     ) -> None:
         if took_s is None:
@@ -183,7 +183,7 @@ def stop(run: RunFolder, *, saves: bool = False) -> None:
 
 
 def list_steps(snapshot: Snapshot) -> tuple[int, ...]:
-    """The steps that lines told of, each once."""
+    """The steps that lines show, each once."""
     progress = snapshot.progress
     if progress is None:
         return ()
@@ -191,7 +191,7 @@ def list_steps(snapshot: Snapshot) -> tuple[int, ...]:
 
 
 def is_timed(snapshot: Snapshot) -> bool:
-    """True where the time of a step is known; lines close to each other do not tell it."""
+    """True where the time of a step is known; lines close to each other do not give it."""
     progress = snapshot.progress
     return progress is not None and any(point.step_s is not None for point in progress.points)
 
@@ -231,11 +231,11 @@ def judge_stacks(stacks: Stacks, idle: frozenset[int]) -> tuple[str, str]:
     for group in stacks.groups:
         found.setdefault(describe_place(group), []).extend(group.ranks)
     places = [f"{_name_ranks(ranks)} in {place}" for place, ranks in found.items()]
-    told = "; ".join(places[:3]) + ("; ..." if len(places) > 3 else "")
+    named = "; ".join(places[:3]) + ("; ..." if len(places) > 3 else "")
     waiting = [is_waiting(group) or idle.issuperset(group.ranks) for group in stacks.groups]
     if stacks.groups and all(waiting):
-        return told, ""
-    return "", told
+        return named, ""
+    return "", named
 
 
 def is_waiting(group: StackGroup) -> bool:

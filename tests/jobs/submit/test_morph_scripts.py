@@ -1,4 +1,4 @@
-"""Scripts that morph: what their confs tell the manager, and what each attempt tells them."""
+"""Scripts that morph: what their confs say to the manager, and each attempt to them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def read(folder: Path, logs: Sequence[str], progress: str | None = None) -> list
         path.write_bytes(text.encode())
         write_plan(attempt.plan, plan)
     furthest = Furthest(run, plan)
-    assert [furthest.tells(number) for number in range(len(logs))] == [True] * len(logs)
+    assert [furthest.has_step(number) for number in range(len(logs))] == [True] * len(logs)
     return [furthest.find(number) for number in range(len(logs))]
 
 
@@ -81,4 +81,4 @@ def test_what_is_said_after_the_last_step_hides_it_not(tmp_path: Path) -> None:
 
 def test_attempts_that_told_of_no_step_came_nowhere(tmp_path: Path) -> None:
     furthest = Furthest(RunFolder(tmp_path), make_plan(make_group("all", 2, 1)))
-    assert (furthest.find(3), furthest.tells(0)) == (-1, False)
+    assert (furthest.find(3), furthest.has_step(0)) == (-1, False)

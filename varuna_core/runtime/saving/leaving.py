@@ -58,12 +58,12 @@ def listen() -> None:
 
 
 def is_asked() -> bool:
-    """True once this rank's process was told to save and leave: others may not have been yet."""
+    """True once this rank's process was asked to save and leave: others may not have been yet."""
     return bool(_heard)
 
 
 def is_time(agree: Agree | None = None) -> bool:
-    """True, on all ranks in the same step, once any of them was told to save and leave.
+    """True, on all ranks in the same step, once any of them was asked to save and leave.
 
     Every rank calls it where a step is done, equally often. `agree` is for ranks that do not meet
     through torch.distributed.

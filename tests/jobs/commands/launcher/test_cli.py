@@ -94,11 +94,11 @@ def test_sigterm_while_it_is_submitted_ends_the_run(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     submit = submitting.submit
 
-    def told(*given: Any, **named: Any) -> Any:
+    def interrupted(*given: Any, **named: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
         return submit(*given, **named)
 
-    monkeypatch.setattr(submitting, "submit", told)
+    monkeypatch.setattr(submitting, "submit", interrupted)
     words = ["--cpu", "--gpus_per_node", "1", "--no_morphing"]
     before = signal.getsignal(signal.SIGTERM)
     assert main([*words, *SIZES, "a.py"]) == 143
@@ -127,8 +127,8 @@ def test_no_further_signal_keeps_the_launcher_from_ending_a_run(
 
     monkeypatch.setattr(follow, "_follow", lambda *given: signal.raise_signal(first))
     monkeypatch.setattr(follow, "cancel", cancel)
-    with follow.note_sigterm() as told:
-        assert follow.follow_run(RunFolder(tmp_path), Screen(), told) == code
+    with follow.note_sigterm() as sigterms:
+        assert follow.follow_run(RunFolder(tmp_path), Screen(), sigterms) == code
     assert done == [True]
 
 

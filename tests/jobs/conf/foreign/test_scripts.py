@@ -502,7 +502,7 @@ def test_any_text_is_a_conf_that_fits_together(text: str) -> None:
     rendered, notes = translate_scripts({"x.sh": text}, environ=ENVIRON)
     conf, lines = parse_conf_lines(rendered, "conf.yaml", Path("/old"), environ={})
     assert check_conf(conf, lines, require_paths=False) == [], rendered
-    assert not any("to mend" in note for note in notes), rendered
+    assert not any("to correct" in note for note in notes), rendered
 
 
 @settings(max_examples=200, deadline=None)

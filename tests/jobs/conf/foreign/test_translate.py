@@ -202,4 +202,4 @@ def test_any_text_becomes_a_conf_and_every_line_is_used_or_told(text: str) -> No
     rendered, notes = translate_shell_conf(text)
     conf, lines = parse_conf_lines(rendered, "conf.yaml", Path("/old"), environ={})
     assert check_conf(conf, lines, require_paths=False) == []
-    assert not any("to mend" in note for note in notes)
+    assert not any("to correct" in note for note in notes)

@@ -1,4 +1,4 @@
-"""Ranks that are told to save and leave: all of them in the same step."""
+"""Ranks that are asked to save and leave: all of them in the same step."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_signal_that_was_given_to_nccl_is_left_to_it() -> None:
 
 
 def test_all_ranks_leave_in_the_same_step(tmp_path: Path) -> None:
-    """Though only one of them was told."""
+    """Though only one of them was asked."""
     pytest.importorskip("torch", reason="torch is not installed")
     ranks = [
         subprocess.Popen(
