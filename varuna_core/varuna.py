@@ -44,6 +44,7 @@ from varuna_core.runtime.memory_copies.copies import KeptInMemory
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
 from varuna_core.runtime.settings import VarunaSettings, find_device, refuse_unknown, refuse_zero
+from varuna_core.runtime.split.inputs import note_versions, refuse_unforeseen
 from varuna_core.runtime.step_trace import StepTrace, open_rank_trace, synchronise_clocks
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
@@ -306,8 +307,11 @@ class Varuna(KeptInMemory):
                 self.exchange.run(len(microbatches))
             note, sharding = self.gradients.note, self.sharding
             shared = nullcontext() if sharding is None else sharding.running(note)
+            noted = note_versions(microbatches[0].inputs) if microbatches else []
             with kept_random_state(self.device), shared:
-                return run(microbatches, size)
+                result = run(microbatches, size)
+            refuse_unforeseen(noted)
+            return result
         except BaseException as error:
             mine = f"{self.links.name}: {describe_error(error)}"
             first_error = self.links.board.write(mine)

@@ -215,6 +215,21 @@ class InPlaceGpt(Gpt):
         return super().run_block(number, x)
 
 
+class ChangedInputsGpt(Gpt):
+    """Writes into its inputs, before the first cut and after the last one."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = super().embed(ids.clone())
+        ids.add_(1).remainder_(VOCAB)
+        return x
+
+    def compute_loss(self, x: Tensor, labels: Tensor | None) -> Tensor:
+        if labels is not None:
+            labels += 1
+            labels %= VOCAB
+        return super().compute_loss(x, labels)
+
+
 class Swallowing(Gpt):
     """Catches all it can."""
 
@@ -412,6 +427,7 @@ LEGAL: dict[str, tuple[Callable[[], nn.Module], Callable[..., Inputs]]] = {
     "checkpoint": (CheckpointGpt, make_inputs),
     "frozen part": (FrozenGpt, make_inputs),
     "in place": (InPlaceGpt, make_inputs),
+    "inputs changed": (ChangedInputsGpt, make_inputs),
     "swallowing": (Swallowing, make_inputs),
     "bert": (Bert, make_bert_inputs),
     "encoder-decoder": (EncoderDecoder, make_inputs),

@@ -96,6 +96,7 @@ CASES: dict[int, list[Case]] = {
         Case(name="2x1 encoder-decoder", stage_map="0;1;", model="EncoderDecoder"),
         Case(name="2x1 frozen", stage_map="0;1;", model="FrozenGpt"),
         Case(name="2x1 in place", stage_map="0;1;", model="InPlaceGpt", schedule="varuna"),
+        Case(name="2x1 inputs", stage_map="0;1;", model="ChangedInputsGpt", schedule="varuna"),
         Case(name="2x1 shared block", stage_map="0;1;", model="SharedBlockGpt"),
         Case(name="2x1 batch norm", stage_map="0;1;", model="ConvNet"),
         Case(name="1x2 batch norm", stage_map="0,1;", model="ConvNet"),

@@ -213,8 +213,11 @@ class Engine:
     def _forward_only(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
         received = self._take_activation(connected, number)
         held = HeldMicroBatch(received=received, buffers=self._copy_buffers(connected))
+        versions = [] if received is None else [t._version for t in received.tensors]
         with torch.no_grad():
             self._pass_on(connected, number, self._call(connected, micro, received), micro)
+        if received is not None and versions != [t._version for t in received.tensors]:
+            connected.stage.refuse_change()
         self._held[connected.stage.index, number] = held
 
     def _recompute(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from varuna_core.runtime.comm.values import TensorSpec, tensors_of
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.inputs import InputTrace
 
 
 @dataclass(kw_only=True)
@@ -62,10 +63,17 @@ class Record:
     changes: dict[str, set[int]] = field(default_factory=dict)
     """Buffer name to the segments that change it."""
 
+    inputs: InputTrace = field(default_factory=InputTrace)
+    in_training: Record | None = None
+    """Of a model given in eval mode."""
+
     real: bool = False
     """It ran on real tensors, since the model looks at values."""
 
     problem: SplitError | None = None
+
+    def list_input_traces(self) -> list[InputTrace]:
+        return [self.inputs, *([self.in_training.inputs] if self.in_training else [])]
 
     def is_within(self, call: int | None, stubbed: set[int]) -> bool:
         while call is not None:
@@ -129,13 +137,17 @@ def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
-    """Calls `spend` with the nominal seconds of each operation, and `write` with what it wrote."""
+    """Calls `spend` with the nominal seconds of each operation, `read` with its tensors and
+    `write` with what it wrote."""
 
     def __init__(
-        self, spend: Callable[[float], None], write: Callable[[list[Tensor]], None]
+        self,
+        spend: Callable[[float], None],
+        read: Callable[[list[Tensor]], None],
+        write: Callable[[list[Tensor]], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
-        self.spend, self.write = spend, write
+        self.spend, self.read, self.write = spend, read, write
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -144,6 +156,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             touched: list[Tensor] = tensors_of((args, kwargs, out))
             moved = sum(tensor.numel() * tensor.itemsize for tensor in touched)
             self.spend(max(count_flops(func, args, kwargs, out) / FLOPS_PER_S, moved / BYTES_PER_S))
+            self.read(touched)
             written = list_written(func, args, kwargs)
             if written:
                 self.write(written)

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
 from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.runtime.split.inputs import storage_of
 from varuna_core.runtime.split.record import Call, Cut, OperationMode, Record, tensor_names
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,7 @@ class Rehearsal:
         """
         model = self.model
         self.record, self.segment, self.stop = Record(real=self.real), 0, stop
+        self._is_ours = False  # what runs just now: no operation of the model
         if training is not None and training != model.training:
             model.train(training)
         self.open: list[int] = []
@@ -147,17 +149,20 @@ class Rehearsal:
             *model.named_parameters(remove_duplicate=False),
             *self.buffers.items(),
         ]:
-            self.stored.setdefault(_storage_of(tensor), []).append(name)
+            self.stored.setdefault(storage_of(tensor), []).append(name)
         fakes = {name: map_leaves(self._fake, value) for name, value in inputs.items()}
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(self.mode or nullcontext())
             if stop is None:
                 stack.enter_context(_UseMode(self.names, self._use))
-                stack.enter_context(OperationMode(self._spend, self._write))
+                stack.enter_context(OperationMode(self._spend, self._read, self._write))
+                self.record.inputs.begin(fakes)
             stack.callback(watch, watch(self))
             try:
-                model(**fakes)
+                output = model(**fakes)
+                if stop is None:
+                    self.record.inputs.end(fakes, output, self.segment)
             except StageEnd:
                 pass
             except Exception:
@@ -177,6 +182,10 @@ class Rehearsal:
         if number == self.stop:
             raise StageEnd
         self._note_new_buffers()
+        if self.stop is None:
+            self._is_ours = True
+            values = self.record.inputs.cross(values, number, self.segment)
+            self._is_ours = False
         self.segment += 1
         self.record.costs.append(0.0)
         return unpack(values)
@@ -226,21 +235,28 @@ class Rehearsal:
         self.record.uses.setdefault(name, set()).add((self.segment, innermost))
 
     def _spend(self, seconds: float) -> None:
-        self.record.costs[-1] += seconds
+        if not self._is_ours:
+            self.record.costs[-1] += seconds
 
     def _fake(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if self.real:
-            return value.detach().to(next(self.model.parameters(), value).device)
+            # A copy, whatever the model does to it; the batch is the user's.
+            return value.detach().clone().to(next(self.model.parameters(), value).device)
         with self.mode:
             return torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device=self.device
             )
 
+    def _read(self, tensors: list[Tensor]) -> None:
+        if not self._is_ours:
+            self.record.inputs.read(tensors, self.segment, self.open[-1] if self.open else None)
+
     def _write(self, written: list[Tensor]) -> None:
+        self.record.inputs.write(written, self.segment, self.open[-1] if self.open else None)
         for tensor in written:
-            for name in self.stored.get(_storage_of(tensor), ()):
+            for name in self.stored.get(storage_of(tensor), ()):
                 self.record.changes.setdefault(name, set()).add(self.segment)
 
     def _note_new_buffers(self) -> None:
@@ -252,12 +268,7 @@ class Rehearsal:
                 self.record.changes.setdefault(name, set()).add(self.segment)
                 self._outdated.append(self.buffers.get(name))
                 self.buffers[name] = buffer
-                self.stored.setdefault(_storage_of(buffer), []).append(name)
-
-
-def _storage_of(tensor: Tensor) -> int:
-    """Views and `.data` of a tensor have its storage, and no version in common."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else -id(tensor)
+                self.stored.setdefault(storage_of(buffer), []).append(name)
 
 
 def _is_strided(value: Any) -> bool:
@@ -311,6 +322,7 @@ def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any
             f"the model passes {len(record.cuts)} CutPoints in eval mode and "
             f"{len(trained.cuts)} in training mode: the number must be the same"
         )
+    record.in_training = trained
     for name, segments in trained.changes.items():
         record.changes.setdefault(name, set()).update(segments)
     for name, uses in trained.uses.items():

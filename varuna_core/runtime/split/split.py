@@ -183,6 +183,36 @@ def refuse_changes(
                 )
 
 
+def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[str]) -> None:
+    """Refuse an input that a stage reads without having changed it as the model does, and two
+    tensors of one memory that a stage receives, if it changes one of them."""
+    for number, held in enumerate(stages):
+        for found in filter(None, (record, record.in_training)):
+            _, stubbed = plan_stubs(found, held.start, owners)
+            within = [call for call in range(len(found.calls)) if found.is_within(call, stubbed)]
+            unseen = found.inputs.find_unseen(held, within)
+            if unseen is not None:
+                name, touch = unseen
+                where = f"segment {touch.segment}"
+                if touch.call is not None and found.calls[touch.call].module:
+                    where = f"{where} by module {found.calls[touch.call].module!r}"
+                raise SplitError(
+                    f"input {name!r} is changed in place in {where}, and read after that in stage "
+                    f"{number}, which does not see the change: let the model change a copy "
+                    "(x = x.clone()) and pass that through the cuts"
+                )
+            entry = held.start - 1
+            written = found.inputs.list_written(entry, held)
+            for pair in found.inputs.twins.get(entry, ()):
+                if not written.isdisjoint(pair):
+                    first, second = (str(found.cuts[entry].specs[place]) for place in pair)
+                    raise SplitError(
+                        f"cut {entry} ({found.cuts[entry].name}) passes a {first} and a {second} "
+                        f"that share memory, and stage {number} changes one of them in place: "
+                        "clone() one before the cut, or pass one and make the other after it"
+                    )
+
+
 # The split.
 
 
@@ -445,6 +475,7 @@ def split_model(
     segments = assign_segments(model, record, groups)
     segments = hold_frozen(record, groups, stages, segments, owners, frozen)
     refuse_changes(record, stages, segments, groups, owners)
+    refuse_unseen_changes(record, stages, owners)
     return Split(
         model=model,
         inputs=dict(dummy_inputs),

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from varuna_core.runtime.comm.values import (
     take_apart,
 )
 from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.runtime.split.inputs import FreshInputs
 from varuna_core.runtime.split.record import Record
 from varuna_core.runtime.split.rehearsal import Rehearsal
 
@@ -173,7 +174,12 @@ class Stage:
         self.early = dict(early)
         """Parameters that code before the stage reads for real: stand-ins, or the stage's own."""
 
-        self.copied: set[int] = set()
+        traces = record.list_input_traces()
+        fresh = FreshInputs(traces)
+        self._fresh = fresh if fresh.is_needed else None
+        self.copied: set[int] = {
+            place for trace in traces for place in trace.list_written(segments.start - 1, segments)
+        }
         """Received tensors that the model changes in place: they enter as copies."""
 
         self.full = full
@@ -246,6 +252,8 @@ class Stage:
             return self._hand_on(received)
         self._passed, self._sent, self._received = 0, None, received
         self._on_segment = on_segment
+        if self._fresh is not None:
+            inputs = self._fresh.make(inputs)
         if not self.is_first:
             self._prepare(inputs)
         before = watch(self)
@@ -304,6 +312,13 @@ class Stage:
         self._mark(tensors)
         entering = [t.clone() if i in self.copied else t for i, t in enumerate(tensors)]
         return structure.join(entering)
+
+    def refuse_change(self) -> NoReturn:
+        raise RuntimeError(
+            f"a tensor that crosses {self.name_cut(self._start)} was changed in place in this "
+            "step, and not in the dry run, which decides what is copied: give dummy_inputs with "
+            "which the model does so, or let it change a copy (x = x.clone())"
+        )
 
     def _mark(self, tensors: Sequence[Tensor]) -> None:
         """Gradients on, where the plain model has them."""
