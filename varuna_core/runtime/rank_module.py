@@ -109,12 +109,25 @@ class RankModule(nn.Module):
             raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
         if self._masters.slices:
             raise NotImplementedError(
-                "with zero=3 the weights lie in slices: save with checkpoint() and take one file "
-                "from it with python -m varuna_core.checkpoint export"
+                "with zero=3 the weights lie in slices: gather_state_dict() has them whole"
             )
         persistent = self.split.model.state_dict().keys()
         named = {**self._masters.by_name, **self.part.buffers()}
         return {name: tensor.detach() for name, tensor in named.items() if name in persistent}
+
+    def gather_state_dict(self, file: StrPath | None = None) -> dict[str, Tensor] | None:
+        """The plain model's whole state dict on rank 0, None on the others; every rank calls it.
+
+        Masters (fp32) and persistent buffers on the CPU, under all names of the plain model, of any
+        layout: for its `load_state_dict`, or Hugging Face's `save_pretrained(state_dict=...)`.
+        With `file`, which ends in .safetensors or .pt, rank 0 writes it there instead: the former
+        holds one tensor in memory at a time. An error is the same on all ranks.
+        """
+        if self.links.closed:
+            raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
+        target = None if file is None else Path(file)
+        found: dict[str, Tensor] | None = self.saving.gather(target)
+        return found
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("give Varuna(state_dict=...) the plain model's state dict")

@@ -27,7 +27,7 @@ from varuna_core.checkpoint.format.entries import (
     write_file,
 )
 from varuna_core.checkpoint.format.errors import CheckpointError
-from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT, TrainingState
+from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT, TrainingState, find_leads
 from varuna_core.checkpoint.format.tensorfile import Laid, read_head
 from varuna_core.checkpoint.store.reader import CheckpointReader
 from varuna_core.checkpoint.store.writer import CheckpointWriter
@@ -37,33 +37,47 @@ TORCH = (".pt", ".pth", ".bin")
 
 
 def export_checkpoint(folder: Path, target: Path) -> int:
-    """Weights and buffers in one file, tied ones under each of their names; how many names.
-
-    A safetensors file is written tensor by tensor; one for `torch.save` needs the memory of all.
-    """
+    """Weights and buffers in one file, tied ones under each of their names; how many names."""
     with CheckpointReader(folder) as reader:
         names = list(dict.fromkeys([*reader.state.shapes, *_list_names(reader)]))
-        part = target.with_name(f".{target.name}.{uuid4().hex}.part")
-        try:
-            if target.suffix == SAFETENSORS:
-                entries = [_read_later(reader, name) for name in names]
-                notes = {"iteration": str(reader.iteration)}
-                with ThreadPoolExecutor(1) as beside:
-                    write_file(part, entries, notes, beside).result()
-            elif target.suffix in TORCH:
-                leads = {name: names[0] for names in reader.state.ties for name in names}
-                held = {lead: reader.read(lead) for lead in {leads.get(n, n) for n in names}}
-                with open(part, "xb") as handle:
-                    torch.save({name: held[leads.get(name, name)] for name in names}, handle)
-                    handle.flush()
-                    os.fsync(handle.fileno())
-            else:
-                raise CheckpointError(f"{target}: end its name in {SAFETENSORS} or {TORCH[0]}")
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
-    sync_folder(target.parent)
+        leads = find_leads(reader.state.ties)
+        entries = [_read_later(reader, name) for name in names]
+        write_state_dict(target, entries, leads, {"iteration": str(reader.iteration)})
     return len(names)
+
+
+def check_target(target: Path) -> None:
+    if target.suffix not in (SAFETENSORS, *TORCH):
+        raise CheckpointError(f"{target}: end its name in {SAFETENSORS} or {TORCH[0]}")
+
+
+def write_state_dict(
+    target: Path, entries: Sequence[Entry], leads: Mapping[str, str], notes: Mapping[str, str]
+) -> None:
+    """A file of these, or none: it is renamed when it is whole.
+
+    `leads` are the first names of tied tensors. A safetensors file is written tensor by tensor, the
+    widest types first and else in the given order; one for `torch.save` needs the memory of all.
+    """
+    check_target(target)
+    part = target.with_name(f".{target.name}.{uuid4().hex}.part")
+    try:
+        if target.suffix == SAFETENSORS:
+            with ThreadPoolExecutor(1) as beside:
+                write_file(part, entries, dict(notes), beside).result()
+        else:
+            held: dict[str, Tensor] = {}
+            for entry in entries:
+                lead = leads.get(entry.name, entry.name)
+                held[entry.name] = held[lead] if lead in held else entry.load()
+            with open(part, "xb") as handle:
+                torch.save(held, handle)
+                handle.flush()
+                os.fsync(handle.fileno())
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    sync_folder(target.parent)
 
 
 def _list_names(reader: CheckpointReader) -> list[str]:

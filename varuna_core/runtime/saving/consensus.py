@@ -39,6 +39,10 @@ class Consensus:
         """The text that rank 0 makes, on every rank."""
         return self._exchange("", lambda words: make(), listen=False)
 
+    def settle(self, word: str, decide: Callable[[list[str]], str]) -> str:
+        """The text that rank 0 makes of each rank's word, in their order, on every rank."""
+        return self._exchange(word, decide)
+
     def any_rank(self, wanted: bool) -> bool:
         """True if any rank wants it."""
         return self._exchange("yes" if wanted else "", lambda words: max(words)) == "yes"

@@ -32,6 +32,7 @@ from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.saving.consensus import Consensus
+from varuna_core.runtime.saving.gather import Gather
 from varuna_core.runtime.saving.progress import (
     PendingRestore,
     PendingSave,
@@ -158,24 +159,9 @@ class Saving:
     ) -> CheckpointPart:
         """This rank's part of a checkpoint; `for_memory` all that it has, whatever others have
         too."""
-        replicas = self.links.stage_map.num_replicas
-        owned = self.masters.owned is not None
-        shared = (shard or owned) and replicas > 1
-        segments: dict[int, list[Entry]] = {}
-        optimizer: dict[str, Any] = {}
-        if shared or self.links.replica == 0 or for_memory:
-            segments, optimizer = take_tensors(
-                self.split, self.part, self.masters, self.updates.optimizer
-            )
-        segments = self.shares.place(segments)
-        if shared and not owned and not for_memory:  # else each has its own already
-            segments = deal(segments, replicas, self.links.replica)
-        gives_buffers = self.links.replica == 0 or (for_memory and not owned)
-        if (
-            gives_buffers and self.shares.tensor_rank == 0
-        ):  # those of the other replicas may differ (batch norm)
-            for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
-                segments.setdefault(segment, []).extend(entries)
+        segments, optimizer, shared = self._take_segments(
+            self.updates.optimizer, shard=shard, for_memory=for_memory
+        )
         return CheckpointPart(
             iteration=number,
             segments=segments,
@@ -191,6 +177,40 @@ class Saving:
             },
             state=self._take_state(progress) if self.consensus.rank == 0 or for_memory else None,
         )
+
+    def _take_segments(
+        self, with_state_of: Any, *, shard: bool, for_memory: bool
+    ) -> tuple[dict[int, list[Entry]], dict[str, Any], bool]:
+        """What this rank gives of each segment, with the state of an optimizer, if given, the rest
+        of that, and True if other replicas give parts of the same segments."""
+        replicas = self.links.stage_map.num_replicas
+        owned = self.masters.owned is not None
+        shared = (shard or owned) and replicas > 1
+        segments: dict[int, list[Entry]] = {}
+        optimizer: dict[str, Any] = {}
+        if shared or self.links.replica == 0 or for_memory:
+            held = self.split, self.part, self.masters
+            segments, optimizer = take_tensors(*held, with_state_of)
+        segments = self.shares.place(segments)
+        if shared and not owned and not for_memory:  # else each has its own already
+            segments = deal(segments, replicas, self.links.replica)
+        gives_buffers = self.links.replica == 0 or (for_memory and not owned)
+        if (
+            gives_buffers and self.shares.tensor_rank == 0
+        ):  # those of the other replicas may differ (batch norm)
+            for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
+                segments.setdefault(segment, []).extend(entries)
+        return segments, optimizer, shared
+
+    def _take_model(self) -> list[Entry]:
+        """Masters and persistent buffers that this rank gives: of all ranks, the whole model."""
+        segments, _, _ = self._take_segments(None, shard=False, for_memory=False)
+        return [entry for held in segments.values() for entry in held]
+
+    def gather(self, target: Path | None) -> Any:
+        """The plain model's state dict on rank 0, or in the target file."""
+        made = Gather(self.split.model, self._ties, self.consensus)
+        return made.run(self._take_model, target)
 
     def _take_state(self, progress: TrainingProgress) -> TrainingState:
         scale, scheduler = self.updates.loss_scale, self.scheduler
