@@ -23,8 +23,7 @@ def build_model() -> nn.Module:
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    cut_before(model.transformer.h, model.transformer.ln_f)
-    return model
+    return cut_before(model, "transformer.h.*", "transformer.ln_f")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
     from varuna_core.profiling.profiler import Profiler as Profiler
     from varuna_core.runtime.saving import leaving as leaving
+    from varuna_core.runtime.split.criterion import with_loss as with_loss
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
     from varuna_core.runtime.split.cut import cut_before as cut_before
     from varuna_core.varuna import Varuna as Varuna
@@ -26,6 +27,7 @@ _LAZY = {
     "Profiler": "varuna_core.profiling.profiler",
     "Varuna": "varuna_core.varuna",
     "cut_before": "varuna_core.runtime.split.cut",
+    "with_loss": "varuna_core.runtime.split.criterion",
 }
 _MODULES = {"leaving": "varuna_core.runtime.saving.leaving", "trace": "varuna_core.trace"}
 

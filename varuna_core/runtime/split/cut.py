@@ -10,9 +10,11 @@ captured by a hook or a closure, work like registered ones. Unwatched, a CutPoin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, TypeVar, overload
 
 from torch import nn
 
@@ -36,6 +38,7 @@ class Watcher(Protocol):
         """Return what the CutPoint returns."""
 
 
+M = TypeVar("M", bound=nn.Module)
 _running = threading.local()
 
 
@@ -58,6 +61,9 @@ class CutPoint(nn.Module):
     dicts of these. Each CutPoint is passed once a forward.
     """
 
+    is_repeated = False
+    """It may be passed several times in a forward: then each of them is a cut."""
+
     def forward(self, *values: Any) -> Any:
         watcher: Watcher | None = getattr(_running, "watcher", None)
         if watcher is None:
@@ -71,23 +77,95 @@ class CutPoint(nn.Module):
         return self.forward(*values)
 
 
-def cut_before(*modules: nn.Module) -> None:
-    """Put a CutPoint before each of these modules, without a change of the model's code.
+@overload
+def cut_before(model: M, pattern: str, /, *patterns: str) -> M: ...
 
-    What passes it is the module's first argument; what else goes to the module must come from the
-    inputs alone. Of an `nn.ModuleList` each element is meant: `cut_before(model.blocks,
-    model.norm)`.
+
+@overload
+def cut_before(*modules: nn.Module) -> None: ...
+
+
+def cut_before(*places: Any) -> Any:
+    """Put a CutPoint before modules of a model, without a change of the model's code.
+
+        model = cut_before(model, "transformer.h.*", "transformer.ln_f")
+        cut_before(model.transformer.h, model.transformer.ln_f)
+
+    By patterns of module names, after the model, which is returned: in each part between dots `*`
+    and `?` stand for any letters and `[12]` for one of these, as in file names; a `*` never
+    reaches over a dot. A pattern without any module is refused. Or by the modules themselves. Of
+    an `nn.ModuleList` or `nn.ModuleDict` each element is meant.
+
+    What passes the cut is the module's first argument; what else goes to the module must come from
+    the inputs alone. A module that is called several times in a forward has a cut before each call.
     """
+    if any(isinstance(place, str) for place in places):
+        model, *patterns = places
+        found = {id(m): m for pattern in patterns for m in find_modules(model, pattern)}
+        _cut_each(found.values())
+        return model
+    _cut_each(places)
+    return None
+
+
+def _cut_each(modules: Iterable[Any]) -> None:
     for module in modules:
-        if isinstance(module, nn.ModuleList):
-            cut_before(*module)
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            _cut_each(module.children())
             continue
         if not isinstance(module, nn.Module):
             raise TypeError(f"cut_before takes modules of the model, not {module!r:.80}")
         if hasattr(module, _CUT):
             raise SplitError(f"there is a cut before this {type(module).__name__} already")
-        setattr(module, _CUT, CutPoint())
+        setattr(module, _CUT, CutBefore())
         module.register_forward_pre_hook(_enter, with_kwargs=True)
+
+
+def find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """The modules of a model whose dotted names match a pattern; none is an error that lists
+    near ones."""
+    if not isinstance(model, nn.Module) or not isinstance(pattern, str):
+        raise TypeError(
+            "cut_before takes modules, or a model and then patterns of names: "
+            'cut_before(model, "transformer.h.*")'
+        )
+    named = {name: module for name, module in model.named_modules() if name}
+    words = pattern.split(".")
+    found = [module for name, module in named.items() if _matches(name.split("."), words)]
+    if not found:
+        raise SplitError(
+            f"no module of this {type(model).__name__} is called {pattern!r}: "
+            f"{_suggest(named, words)}"
+        )
+    return found
+
+
+def _matches(parts: Sequence[str], words: Sequence[str]) -> bool:
+    return len(parts) == len(words) and all(map(fnmatchcase, parts, words))
+
+
+def _suggest(named: Mapping[str, nn.Module], words: Sequence[str]) -> str:
+    """The containers of the model as patterns, near ones if there are, or its children."""
+    lists = {
+        f"{name}.*": f"{len(module)} of {type(next(module.children())).__name__}"
+        for name, module in named.items()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module)
+    }
+    near = [name for name in lists if _matches(name.split(".")[-len(words) :], words)]
+    near = near or get_close_matches(".".join(words), lists, 4)
+    chosen = [name for name in lists if name in near or not near]
+    if chosen:
+        shown = ", ".join(f"{name!r} ({lists[name]})" for name in chosen[:4])
+        return f"there {'is' if len(chosen) == 1 else 'are'} {shown}"
+    children = [name for name in named if "." not in name]
+    return f"there are {', '.join(map(repr, children[:8])) or 'none'}"
+
+
+class CutBefore(CutPoint):
+    """A CutPoint before a module, which may be called several times in a forward (shared
+    layers)."""
+
+    is_repeated = True
 
 
 _CUT = "cut_before_this"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
-from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.runtime.split.cut import CutBefore, CutPoint, SplitError, StageEnd, unpack, watch
 from varuna_core.runtime.split.inputs import storage_of
 from varuna_core.runtime.split.record import Call, Cut, OperationMode, Record, tensor_names
 
@@ -175,7 +175,7 @@ class Rehearsal:
 
     def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
         number = len(self.record.cuts)
-        name = self.modules.get(id(point)) or f"the {number + 1}. CutPoint passed"
+        name = self._name(point) or f"the {number + 1}. CutPoint passed"
         self._check_cut(point, f"cut {number} ({name})", values)
         specs = tuple(map(spec_of, tensors_of(values)))
         self.record.cuts.append(Cut(name=name, specs=specs))
@@ -190,6 +190,10 @@ class Rehearsal:
         self.record.costs.append(0.0)
         return unpack(values)
 
+    def _name(self, point: CutPoint) -> str:
+        name = self.modules.get(id(point), "")
+        return f"before {name.rpartition('.')[0]!r}" if isinstance(point, CutBefore) else name
+
     def _check_cut(self, point: CutPoint, name: str, values: tuple[Any, ...]) -> None:
         problem = ""
         foreign = [
@@ -197,7 +201,7 @@ class Rehearsal:
             for x in leaves_of(values)
             if not (isinstance(x, Tensor) or is_plain(x))
         ]
-        if id(point) in self.passed:
+        if id(point) in self.passed and not point.is_repeated:
             problem = "is passed twice in one forward: make one CutPoint for each place"
         elif foreign:
             problem = f"gets a {foreign[0]}: pass tensors, numbers and containers of them"
