@@ -48,12 +48,21 @@ class Case:
     chunk_size: int = 2
     clip: float | None = None
     shared_weights: list[list[str]] | None = None
+    hooked: bool = False
+    """The model's parameters have hooks that change their gradients."""
 
 
 def build_model(case: Case) -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module = getattr(models, case.model)(**case.options)
+    for parameter in model.parameters() if case.hooked else ():
+        parameter.register_hook(cut_off)
     return model
+
+
+def cut_off(gradient: Tensor) -> Tensor:
+    """Gives of a sum something else than of its parts."""
+    return gradient.clamp(-0.01, 0.01)
 
 
 def make_batch(case: Case, step: int) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from varuna_core.runtime.engine.microbatch import (
 from varuna_core.runtime.engine.plans import Plans, settle_stages
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients, list_shared
+from varuna_core.runtime.optim.hooks import ParameterHooks, list_parts
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners, share_values
@@ -92,7 +93,9 @@ def assemble(
     shared = list_shared(split.ties, plans.stage_map)
     links = connect_rank(plans.stage_map, rank, shared, sharding, settings)
     masters, owners = make_masters(split, stages, shared, links, samples, settings)
-    gradients = Gradients(masters, shared, links, settings.device, owners, sharding)
+    placed = {} if sharding is None else sharding.placed
+    hooks = ParameterHooks(masters, model, list_parts(masters.slices, placed))
+    gradients = Gradients(masters, shared, links, settings.device, owners, sharding, hooks=hooks)
     return RankParts(
         place=place,
         replica=replica,

@@ -28,6 +28,7 @@ from varuna_core.records.layout import StageMap
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.wire import GLOO
 from varuna_core.runtime.engine.weight_grads import PutOffProduct
+from varuna_core.runtime.optim.hooks import ParameterHooks
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.zero import Owners, pack
 from varuna_core.runtime.split.split import TiedWeight
@@ -131,12 +132,14 @@ class Gradients:
         owners: Owners | None = None,
         sharding: Sharding | None = None,
         factor: float = 1.0,
+        hooks: ParameterHooks | None = None,
     ) -> None:
         """`factor` multiplies each gradient as it comes, to undo a loss scale; `begin` sets it
         anew. With `sharding` the parameters are one rank's shares of layers."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
         self.factor = factor
+        self.hooks = hooks or ParameterHooks(masters)
         self.at_once = owners is not None and owners.at_once
         """Sum after each backward, so that nobody keeps what another owns."""
 
@@ -227,6 +230,7 @@ class Gradients:
                 "counts on it; let it be trained before, and freeze it after"
             )
         self.factor = factor
+        self.hooks.rest(self.note)
         self._carried = [
             (p, master.grad) for p, master in self.masters.pairs if master.grad is not None
         ]
@@ -330,17 +334,22 @@ class Gradients:
                 self._compare = None
         for stages, copies in self.shared.items():
             sum_up(copies, self.links.sharing[stages])
+        self.hooks.wake()
+        self.hooks.run_before()
+        fresh = self.hooks.list_fresh()
         for place, held in self._carried:
             grad = held.to(place.device)
             if place.grad is not None:
                 grad.add_(place.grad)
             place.grad = grad
         self._carried = []
+        self.hooks.run_after(fresh)
 
     def forget(self) -> None:
         """After a failure: what is under way would keep its group open."""
         for bucket in self._buckets:
             bucket.forget()
+        self.hooks.wake()
         self._summed.clear()
 
     def square_norm(self) -> Tensor:

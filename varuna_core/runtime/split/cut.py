@@ -118,7 +118,7 @@ def _cut_each(modules: Iterable[Any]) -> None:
         if hasattr(module, _CUT):
             raise SplitError(f"there is a cut before this {type(module).__name__} already")
         setattr(module, _CUT, CutBefore())
-        module.register_forward_pre_hook(_enter, with_kwargs=True)
+        module.register_forward_pre_hook(enter_cut, with_kwargs=True)
 
 
 def find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
@@ -171,7 +171,7 @@ class CutBefore(CutPoint):
 _CUT = "cut_before_this"
 
 
-def _enter(
+def enter_cut(
     module: nn.Module, args: tuple[Any, ...], by_name: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The hook: the first argument, by place or by name, passes the module's cut."""

@@ -47,6 +47,7 @@ def list_shared_types() -> list[type]:
 
 def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
     """A copy with these tensors (by id) in place of the model's own."""
+    replaced = {**replaced, **keep_users_objects(model)}
     kept = dict(copyreg.dispatch_table)
     for kind in list_shared_types():
         copyreg.pickle(kind, lambda _: "shared")  # a string: deepcopy takes the object itself
@@ -59,6 +60,19 @@ def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
     finally:
         copyreg.dispatch_table.clear()
         copyreg.dispatch_table.update(kept)
+
+
+def keep_users_objects(model: nn.Module) -> dict[int, Any]:
+    """Objects outside the model whose methods are hooks of its modules, by id: they are told, and
+    not copies of them."""
+    hooks = [
+        hook
+        for module in model.modules()
+        for held in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)
+        for hook in held.values()
+    ]
+    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    return {id(x): x for x in owners if x is not None and not isinstance(x, nn.Module)}
 
 
 class _UseMode(TorchFunctionMode):

@@ -30,7 +30,14 @@ from varuna_core.runtime.comm.values import (
     structure_of,
     take_apart,
 )
-from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.runtime.split.cut import (
+    CutPoint,
+    SplitError,
+    StageEnd,
+    enter_cut,
+    unpack,
+    watch,
+)
 from varuna_core.runtime.split.inputs import FreshInputs
 from varuna_core.runtime.split.record import Record
 from varuna_core.runtime.split.rehearsal import Rehearsal
@@ -119,6 +126,15 @@ class Stub:
         self.is_simple = only is not None and not only.cuts
         self.output = only.output if only is not None else None
 
+    def stands_in(self, advanced: int = 0) -> bool:
+        """True if it does so in the call that comes, or that has just `advanced` the position."""
+        place = max(self.position - advanced, 0)
+        return (
+            self.switch.on
+            and bool(self.calls)
+            and (self.calls[min(place, len(self.calls) - 1)] is not None)
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_simple and self.switch.on:
             return self.output
@@ -132,6 +148,23 @@ class Stub:
         if call.cuts:
             self.advance(call.cuts)
         return call.output
+
+
+def rest_hooks(module: nn.Module, stub: Stub) -> None:
+    """Let the module's hooks rest where a stub stands in: there is nothing to see. Not those that
+    are cuts, which are counted."""
+
+    def rest(hook: Callable[..., Any], advanced: int) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return None if stub.stands_in(advanced) else hook(*args, **kwargs)
+
+        return run
+
+    for number, hook in module._forward_pre_hooks.items():
+        if hook is not enter_cut:
+            module._forward_pre_hooks[number] = rest(hook, 0)
+    for number, hook in module._forward_hooks.items():
+        module._forward_hooks[number] = rest(hook, 1)
 
 
 def fill(output: Any, make: Make) -> Any:
@@ -349,6 +382,7 @@ class Stage:
             module = self.module.get_submodule(name)
             self.stubs[name] = stub = Stub(module.forward, self.switch, self._advance)
             module.forward = stub
+            rest_hooks(module, stub)
 
     @contextmanager
     def loaded(self, inputs: Mapping[str, Any], make_for: Callable[[str], Make]) -> Iterator[None]:

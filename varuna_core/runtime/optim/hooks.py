@@ -1,0 +1,137 @@
+"""Hooks that the user has put on parameters, run once a step, on the gradient of the global batch.
+
+The plain model's backward gives each parameter one gradient, and its hooks see that. Here gradients
+come by micro-batch, of one replica, scaled, in half precision to parameters that are not the
+user's. So hooks rest while these come, and run where the sums are: on the given model's parameters
+(those registered before Varuna was made) and on Varuna's own, the masters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.runtime.optim.precision import Masters
+
+Hooks = dict[int, Callable[..., Any]]
+"""Of a parameter, by their handles' numbers; a handle removes its hook from here."""
+
+
+class ParameterHooks:
+    """The hooks of one rank's parameters."""
+
+    def __init__(
+        self, masters: Masters, model: nn.Module | None = None, parts: Collection[str] = ()
+    ) -> None:
+        """`model` is the given one; of the parameters in `parts` this rank gets a part of the
+        gradient alone."""
+        self.masters = masters
+        self._names = {id(master): name for name, master in reversed(masters.by_name.items())}
+        self._given: dict[int, list[tuple[Hooks, Hooks]]] = {}
+        self._resting: list[tuple[Hooks, Hooks]] = []
+        self._ours: Callable[..., Any] | None = None
+        self._hooked: list[tuple[nn.Parameter, nn.Parameter]] = []
+        named = [] if model is None else model.named_parameters(remove_duplicate=False)
+        places = {id(master): place for place, master in masters.pairs}
+        for name, original in named:
+            before, after = read_hooks(original)
+            master = masters.by_name.get(name)
+            if master is None or not (before or after):
+                continue
+            if name in parts:
+                raise ValueError(
+                    f"parameter {name!r} has a hook, and this rank gets a part of its gradient "
+                    "alone (zero=3, or layers that tensor ranks share): put the hook on Varuna's "
+                    "own parameter, if a part will do, or use zero=2, or leave the layer unshared"
+                )
+            if after and places.get(id(master), master) is not master:
+                self._refuse_offload(name)
+            held = self._given.setdefault(id(master), [])
+            if all(other is not before for other, _ in held):
+                held.append((before, after))
+
+    def rest(self, ours: Callable[..., Any]) -> None:
+        """No hook but `ours` runs from here on, until `run`."""
+        self.wake()
+        self._hooked, self._ours = [], ours
+        for place, master in self.masters.pairs:
+            before, after = read_hooks(master)
+            if not before and not after and id(master) not in self._given:
+                continue
+            self._hooked.append((place, master))
+            if place is not master:
+                if after:
+                    self._refuse_offload(self._names[id(master)])
+                continue
+            for hooks in (before, after):
+                users = {number: hook for number, hook in hooks.items() if hook != ours}
+                for number in users:
+                    del hooks[number]
+                if users:
+                    self._resting.append((hooks, users))
+
+    def wake(self) -> None:
+        """All are where the user put them."""
+        for hooks, users in self._resting:
+            hooks.update(users)
+        self._resting = []
+
+    @torch.no_grad()
+    def run_before(self) -> None:
+        """Hooks on gradients: each may give another one, before it is added to what is there."""
+        for place, master in self._hooked:
+            for hooks, _ in self._list(master):
+                for hook in [*hooks.values()]:
+                    if place.grad is not None:
+                        made = hook(place.grad)
+                        if made is not None:
+                            place.grad = check_gradient(made, place, self._names[id(master)])
+
+    def list_fresh(self) -> list[nn.Parameter]:
+        """The hooked parameters that this step has given a gradient."""
+        return [master for place, master in self._hooked if place.grad is not None]
+
+    @torch.no_grad()
+    def run_after(self, fresh: Iterable[nn.Parameter]) -> None:
+        """Hooks on parameters that have got a gradient, and what was there before is added to."""
+        for master in fresh:
+            for _, hooks in self._list(master):
+                for hook in [*hooks.values()]:
+                    if hook != self._ours:
+                        hook(master)
+
+    def _list(self, master: Tensor) -> Iterator[tuple[Hooks, Hooks]]:
+        yield from self._given.get(id(master), ())
+        yield read_hooks(master)
+
+    def _refuse_offload(self, name: str) -> None:
+        raise ValueError(
+            f"parameter {name!r} has a post_accumulate_grad hook, which reads .grad, and with "
+            "offload the gradient comes to the host at the end of the step: use register_hook, "
+            "which is given the gradient, or no offload"
+        )
+
+
+def read_hooks(parameter: Tensor) -> tuple[Hooks, Hooks]:
+    """Those that see the gradient, and those that see the parameter afterwards (torch 2.13)."""
+    before: Any = parameter._backward_hooks
+    after: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return ({} if before is None else before), ({} if after is None else after)
+
+
+def check_gradient(made: Tensor, place: Tensor, name: str) -> Tensor:
+    if made.shape != place.shape:
+        raise RuntimeError(
+            f"a hook on parameter {name!r} gives a gradient of {list(made.shape)} for "
+            f"{list(place.shape)}"
+        )
+    return made.to(place.device, place.dtype)
+
+
+def list_parts(slices: Mapping[str, Any], placed: Mapping[str, Any]) -> set[str]:
+    """Names of parameters of which a rank has a part: slices, or shares of layers."""
+    shared = {name for name, sharing in placed.items() if not sharing.placement.is_replicate()}
+    return {*slices, *shared}
