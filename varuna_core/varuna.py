@@ -186,11 +186,11 @@ class Varuna(KeptInMemory):
         loss_scale: float | str | FromConf = FROM_CONF,
         init_loss_scale: float = 2**20,
         min_loss_scale: float = 1.0,
-    ) -> None:
+    ) -> Any:
         """Say which optimizer the user steps: torch's or any with `param_groups` and `step()`.
 
         The loss scale is by default the conf's, or "dynamic". All of them are fp16's, where a
-        `step()` after an overflow does nothing.
+        `step()` after an overflow does nothing. Returns the optimizer.
         """
         check_optimizer(optimizer, {id(parameter) for parameter in self.parameters()})
         if self._masters.slices:
@@ -203,6 +203,7 @@ class Varuna(KeptInMemory):
         if self._steps is not None:
             self._steps.watch_optimizer(optimizer)
         self.saving.optimizer_set()
+        return optimizer
 
     def step(
         self, inputs: Mapping[str, Any], clip_grad_max_norm: float | None = None

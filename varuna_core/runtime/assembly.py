@@ -36,6 +36,7 @@ from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners, 
 from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
 from varuna_core.runtime.settings import VarunaSettings
 from varuna_core.runtime.split.split import RankStages, Split, split_model
+from varuna_core.runtime.split.wrappers import take_plain
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import may_split_backward
 
@@ -85,7 +86,7 @@ def assemble(
     ranks = parse_stage_map(stage_to_rank_map, world, settings.tensor).slice(rank % settings.tensor)
     place, replica = ranks.find(rank)
     dummies, splitter = read_dummies(dummy_inputs, settings.chunk_size)
-    split = cut_model(model, dummies, ranks, settings)
+    split = cut_model(take_plain(model), dummies, ranks, settings)
     samples = deal_samples(settings.batch_size, settings.chunk_size, ranks.num_replicas)
     plans = plan_schedule(split, ranks, samples, settings)
     sharding = share_layers(split, plans.stage_map, rank, settings)

@@ -13,6 +13,7 @@ import signal
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from varuna_core.checkpoint.format.errors import NoCheckpoint
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf, StrPath
 from varuna_core.runtime.assembly import RankParts
 from varuna_core.runtime.comm.agreement import Agreement, decode, encode
+from varuna_core.runtime.rank_view import view_model
 from varuna_core.runtime.saving.preemption import CALLS, SignalCalls, ignore_calls
 from varuna_core.runtime.saving.progress import PendingSave, TrainingProgress
 from varuna_core.runtime.saving.saving import Saving
@@ -140,8 +142,17 @@ class RankModule(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.gradients.zero(set_to_none)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("Varuna runs whole batches: call step(inputs) or evaluate(inputs)")
+    @cached_property
+    def _view(self) -> Any:
+        stages = self.part.stages
+        modules, buffers = [s.module for s in stages], [s.buffers() for s in stages]
+        return view_model(modules, self._masters.by_name, buffers, self._nothing)
+
+    @property
+    def module(self) -> Any:
+        """The user's model as this rank has it, for methods of its own: its parameters are
+        `parameters()`, of the stages that lie here; it cannot be run (rank_view.py)."""
+        return self._view
 
     # Checkpoints.
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.wrappers import take_plain
 
 M = TypeVar("M", bound=nn.Module)
 CRITERION = "criterion"
@@ -26,6 +27,7 @@ CRITERION = "criterion"
 def with_loss(model: M, criterion: Callable[[Any, Any], Tensor], target: str = "target") -> M:
     """The same model, which takes `target` too, after its own inputs, and then returns its output
     with the loss: `criterion(output, target)`, a mean over the samples."""
+    model = take_plain(model)
     plain = type(model)
     signature = inspect.signature(plain.forward)
     if hasattr(model, CRITERION) or target in signature.parameters:

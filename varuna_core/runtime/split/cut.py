@@ -129,6 +129,8 @@ def find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
             "cut_before takes modules, or a model and then patterns of names: "
             'cut_before(model, "transformer.h.*")'
         )
+    while [name for name, _ in model.named_children()] in WRAPPED:
+        model = next(model.children())
     named = {name: module for name, module in model.named_modules() if name}
     words = pattern.split(".")
     found = [module for name, module in named.items() if _matches(name.split("."), words)]
@@ -169,6 +171,8 @@ class CutBefore(CutPoint):
 
 
 _CUT = "cut_before_this"
+WRAPPED = (["_orig_mod"], ["module"])
+"""The children of torch's wrappers of compiled and data-parallel models, which Varuna takes off."""
 
 
 def enter_cut(

@@ -1,0 +1,178 @@
+"""view_model: the user's model as this rank has it, for the methods of the user's own class.
+
+    optimizer = model.module.configure_optimizers(weight_decay, lr)
+
+A tree of objects of the user's classes. Their parameters are this rank's masters, of other ranks
+none; their buffers and plain attributes are those of the rank's stages, so that a method that sets
+`self.rate = 0.5` sets it where the forward reads it. What runs the model, or moves, copies or loads
+weights, is refused with what to call instead.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+RUNS = (
+    "runs the whole model, of which this rank has its stages alone: call step(inputs) or "
+    "evaluate(inputs) of Varuna, or Varuna itself under torch.no_grad()"
+)
+GENERATES = (
+    "runs the whole model many times, of which this rank has its stages alone: load "
+    "gather_state_dict() into the plain model, and generate with that"
+)
+MOVES = "would move weights: device= and precision= of Varuna say where and what they are"
+LOADS = "loads the whole model: give Varuna(..., state_dict=)"
+COPIES = "would copy a part of the model: gather_state_dict() has the whole one's weights"
+HOOKS = "puts hooks into a part of the model: register them before Varuna"
+REFUSED = {
+    "forward": RUNS,
+    "__call__": RUNS,
+    "generate": GENERATES,
+    "_apply": MOVES,
+    "load_state_dict": LOADS,
+    "__reduce_ex__": COPIES,
+    "__deepcopy__": COPIES,
+    "register_forward_hook": HOOKS,
+    "register_forward_pre_hook": HOOKS,
+    "register_full_backward_hook": HOOKS,
+    "register_full_backward_pre_hook": HOOKS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What a view is of."""
+
+    path: str
+    parts: Sequence[nn.Module]
+    """The same module in each stage of the rank."""
+
+    buffers: Mapping[str, nn.Module]
+    """Names of the rank's own buffers to the part that has each."""
+
+
+class _View:
+    """The first base of a view's class, before the user's own."""
+
+    _source: _Source
+    __dict__: dict[str, Any]
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "__dict__")
+        if name == "_buffers":
+            return {word: part._buffers[word] for word, part in own["_source"].buffers.items()}
+        if name in own:
+            return own[name]
+        state = vars(own["_source"].parts[0])
+        return state[name] if name in state else super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Any:
+        source = self._source
+        if name in source.buffers:
+            return source.buffers[name]._buffers[name]
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]  # the user's class has one
+        except AttributeError:
+            first = source.parts[0]
+            if name in first._parameters or name in first._buffers:
+                shown = f"{source.path}.{name}".lstrip(".")
+                raise AttributeError(
+                    f"{shown!r} is not on this rank: it belongs to another stage, or to another "
+                    "replica (ZeRO)"
+                ) from None
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        source = self._source
+        first = source.parts[0]
+        known = (first._parameters, first._buffers, first._modules)
+        if isinstance(value, (Tensor, nn.Module)) or any(name in held for held in known):
+            raise AttributeError(
+                f"model.module.{name}: weights, buffers and modules are given before Varuna is made"
+            )
+        for part in source.parts:
+            setattr(part, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"model.module.{name} cannot be deleted: change the model before")
+
+
+def _refuse(name: str, reason: str) -> Any:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"model.module: {name} {reason}")
+
+    return refuse
+
+
+def _save_pretrained(self: Any, *args: Any, state_dict: Any = None, **options: Any) -> Any:
+    """Of Hugging Face's models: with the weights of all ranks, or not at all."""
+    if state_dict is None:
+        raise RuntimeError(
+            "model.module: save_pretrained would write this rank's part alone: give it "
+            "state_dict=model.gather_state_dict(), which every rank calls and rank 0 gets"
+        )
+    return super(type(self), self).save_pretrained(*args, state_dict=state_dict, **options)
+
+
+@cache
+def _make_class(kind: type) -> type:
+    """The class of views of one of the user's classes; what it has not is not refused either."""
+    body = {name: _refuse(name, why) for name, why in REFUSED.items() if hasattr(kind, name)}
+    if hasattr(kind, "save_pretrained"):
+        body["save_pretrained"] = _save_pretrained
+    body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return types.new_class(kind.__name__, (_View, kind), exec_body=lambda own: own.update(body))
+
+
+def view_model(
+    modules: Sequence[nn.Module],
+    masters: Mapping[str, nn.Parameter],
+    buffers: Sequence[Mapping[str, Tensor]],
+    nothing: nn.Parameter,
+) -> Any:
+    """The view of a rank with these stages' modules; `buffers` are each stage's own.
+
+    `nothing` stands in where the rank has no master, for optimizers want a parameter.
+    """
+    owners = {name: at for at, held in enumerate(buffers) for name in held}
+    made: dict[int, Any] = {}
+
+    def view(path: str, parts: Sequence[Any]) -> Any:
+        first = parts[0]
+        if id(first) in made:
+            return made[id(first)]
+        dot = f"{path}." if path else ""
+        kind: Any = type(first)
+        found: Any = object.__new__(_make_class(kind))
+        made[id(first)] = found
+        parameters = {
+            name: None if held is None else masters[dot + name]
+            for name, held in first._parameters.items()
+            if held is None or dot + name in masters
+        }
+        if not path and not masters:
+            parameters["nothing"] = nothing
+        object.__getattribute__(found, "__dict__").update(
+            _parameters=parameters,
+            _buffers={},
+            _modules={
+                name: child
+                if child is None
+                else view(dot + name, [p._modules[name] for p in parts])
+                for name, child in first._modules.items()
+            },
+            _source=_Source(
+                path=path,
+                parts=parts,
+                buffers={n: parts[owners[dot + n]] for n in first._buffers if dot + n in owners},
+            ),
+        )
+        return found
+
+    return view("", modules)
