@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from varuna_core.runtime.split.criterion import with_loss as with_loss
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
     from varuna_core.runtime.split.cut import cut_before as cut_before
+    from varuna_core.runtime.split.loss import TokenMean as TokenMean
     from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ _LAZY = {
     "CutPoint": "varuna_core.runtime.split.cut",
     "DataPlace": "varuna_core.data.place",
     "Profiler": "varuna_core.profiling.profiler",
+    "TokenMean": "varuna_core.runtime.split.loss",
     "Varuna": "varuna_core.varuna",
     "cut_before": "varuna_core.runtime.split.cut",
     "with_loss": "varuna_core.runtime.split.criterion",

@@ -40,11 +40,13 @@ from varuna_core.runtime.engine.microbatch import (
 )
 from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.engine.random_streams import kept_random_state
+from varuna_core.runtime.engine.token_means import LossWeights
 from varuna_core.runtime.memory_copies.copies import KeptInMemory
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
 from varuna_core.runtime.settings import VarunaSettings, find_device, refuse_unknown, refuse_zero
 from varuna_core.runtime.split.inputs import note_versions, refuse_unforeseen
+from varuna_core.runtime.split.loss import AmbiguousLoss
 from varuna_core.runtime.step_trace import StepTrace, open_rank_trace, synchronise_clocks
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
@@ -214,22 +216,39 @@ class Varuna(KeptInMemory):
         overflow is a gradient of fp16 that is not finite, on any rank; in fp32 and bf16 it is never
         told: then the loss or `last_grad_norm` is not finite.
         """
+        form = self.split.record.loss
+        if form.problem is not None:
+            raise form.problem
         self.updates.check_ready()
         self._handle_signals()
 
         def run(microbatches: list[MicroBatch], size: int) -> Tensor:
-            count = self.agreement.start(size)
+            weights = LossWeights(form, self.agreement, self.engine.find_last())
+            totals = weights.start(microbatches, size, self._splitter.count_places(inputs))
             self._set_memory_limit()
             actions, ahead = self._plan(len(microbatches))
             scale = self.updates.scale
             num_backwards = sum(action.kind in "BW" for action in actions)
             self.gradients.begin(1 / scale, num_backwards)
             summed = self.engine.run(
-                actions, microbatches, self.iteration, count, loss_scale=scale, ahead=ahead
+                actions,
+                microbatches,
+                self.iteration,
+                lambda: int(totals()[0]),
+                loss_scale=scale,
+                ahead=ahead,
+                weigh=weights.weigh,
             )
-            self.gradients.reduce()
+            weights.check(summed)
+
+            def find_factor() -> float:
+                return weights.find_factor(self.agreement.sum_means(summed))
+
+            self.gradients.reduce(find_factor if form.is_weighed_after else None)
+            if form.num_terms and form.is_counted:
+                self.agreement.sum_means(summed)
             square = self.gradients.square_norm()
-            loss, square = self.agreement.finish(summed, square, count)
+            loss, square = self.agreement.finish(summed, square, totals)
             self.last_grad_norm = self.updates.clip_and_scale(
                 square, self.gradients, clip_grad_max_norm
             )
@@ -258,10 +277,13 @@ class Varuna(KeptInMemory):
         """
 
         def run(microbatches: list[MicroBatch], size: int) -> Tensor:
-            count = self.agreement.start(size)
+            totals = self.agreement.start(size)
             actions, _ = self._plan(len(microbatches))
             summed = self.engine.evaluate(actions, microbatches, step)
-            return self.agreement.finish(summed, torch.zeros_like(summed), count)[0]
+            if form.num_terms:
+                self.agreement.sum_means(summed)
+            square = torch.zeros((), dtype=summed.dtype, device=summed.device)
+            return self.agreement.finish(summed, square, totals)[0]
 
         def collect(microbatches: list[MicroBatch], size: int) -> Any:
             kept: dict[int, Any] = {}
@@ -274,7 +296,9 @@ class Varuna(KeptInMemory):
             last = self.stage_map.slice(0).ranks[self.stage_map.placement[-1]]
             return spread(joined, self.links.pipeline, last[self.replica], self.device)
 
-        step = self.iteration
+        step, form = self.iteration, self.split.record.loss
+        if not outputs and isinstance(form.problem, AmbiguousLoss):
+            raise form.problem
         if outputs not in (False, True, "last"):
             raise ValueError(f"outputs {outputs!r}: want False, True or 'last'")
         return self._guarded(inputs, collect if outputs else run, bounded=False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from varuna_core.runtime.split.cut import CutPoint
+from varuna_core.runtime.split.loss import TokenMean
 
 Inputs = dict[str, Any]
 WIDTH, VOCAB, LENGTH = 16, 32, 8
@@ -64,6 +65,49 @@ class Gpt(nn.Module):
         for number in range(len(self.blocks)):
             x = self.run_block(number, self.cuts[number](x))
         return self.compute_loss(self.cuts[-1](x), labels)
+
+
+class PaddedGpt(Gpt):
+    """Its loss is a mean over the tokens that have a label, given as (sum, count)."""
+
+    def compute_loss(self, x: Tensor, labels: Tensor | None) -> Any:
+        logits = self.head(self.norm(x))
+        if labels is None:
+            return logits
+        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        return {"logits": logits, "loss": (total, (labels >= 0).sum())}
+
+
+class TiedPaddedGpt(PaddedGpt):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.wte.weight
+
+
+class LogitsFirstGpt(Gpt):
+    """Returns (logits, loss), as nanoGPT's model does, and an accuracy."""
+
+    def compute_loss(self, x: Tensor, labels: Tensor | None) -> Any:
+        logits = self.head(self.norm(x))
+        if labels is None:
+            return logits
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return logits, loss, (logits.argmax(-1) == labels).float().mean()
+
+
+class TwoMeansGpt(Gpt):
+    """Two means over different tokens, whose counts the inputs tell."""
+
+    def compute_loss(self, x: Tensor, labels: Tensor | None) -> Any:
+        assert labels is not None
+        logits = self.head(self.norm(x))
+        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        first, second = self.loss_counts(labels)
+        squares = torch.where(labels % 3 == 0, logits.logsumexp(-1).square(), 0.0).sum()
+        return TokenMean(total, first) + 0.1 * TokenMean(squares, second)
+
+    def loss_counts(self, labels: Tensor, **ignored: Any) -> list[Tensor]:
+        return [(labels >= 0).sum(), (labels % 3 == 0).sum()]
 
 
 class FitfulGpt(Gpt):
@@ -402,6 +446,17 @@ def make_bert_inputs(size: int = 4, length: int = LENGTH) -> Inputs:
     mask = torch.ones_like(inputs["ids"])
     mask[:, length - 2 :] = 0
     return {**inputs, "attention_mask": mask, "kinds": mask, "next_labels": mask[:, 0], "flag": 3}
+
+
+def make_padded_inputs(size: int = 4, length: int = LENGTH, seed: int = 1) -> Inputs:
+    """Samples of all lengths; the second half of some batches has no label at all."""
+    inputs = make_inputs(size, length, seed)
+    held = torch.randint(0, length + 1, (size, 1), generator=torch.Generator().manual_seed(seed))
+    held[1:2] = 0
+    if seed == 1:
+        held[size // 2 :] = 0
+    labels = inputs["labels"].masked_fill(torch.arange(length) >= held, -100)
+    return {**inputs, "labels": labels}
 
 
 def make_images(size: int = 4, length: int = 6) -> Inputs:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from tests.models.small import WIDTH, Gpt
+from tests.models.small import WIDTH, Gpt, PaddedGpt
 
 HEAD = 4
 
@@ -64,6 +64,10 @@ class Words(Apart):
     def tensor_parallel_plan(self) -> Any:
         head = ColwiseParallel(use_local_output=False)
         return {**Apart.tensor_parallel_plan, "head": head}
+
+
+class Padded(PaddedGpt, Words):
+    """So does the sum of a mean over tokens."""
 
 
 class Bare(Apart):

@@ -82,10 +82,12 @@ def make_batch(case: Case, step: int) -> dict[str, Any]:
         return {
             "text": text,
             "types": (text > VOCAB // 2).long(),
-            "labels": text.roll(1, 1),
+            "labels": text.roll(1, 1).masked_fill(text % 3 > torch.arange(size)[:, None] % 3, -1),
             "padding_mask": mask,
             "is_random": text[:, 0] % 2,
         }
+    if case.model == "Padded":
+        return models.make_padded_inputs(size, LENGTH, seed=step)
     return models.make_inputs(size, LENGTH, seed=step)
 
 

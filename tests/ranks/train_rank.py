@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from tests.models import small as models
 from tests.ranks.start import DEADLINE_S
-from varuna_core import Varuna
+from varuna_core import TokenMean, Varuna
 from varuna_core.runtime.engine import weight_grads
 
 RATE, MOMENTUM, SEED = 0.05, 0.9, 7
+MEANS = ("PaddedGpt", "TiedPaddedGpt", "TwoMeansGpt")
+"""Models whose loss is a mean over tokens."""
 
 
 @dataclass(kw_only=True)
@@ -73,7 +75,21 @@ def make_batch(case: Case, step: int) -> dict[str, Any]:
         return models.make_images(size)
     if case.model == "Bert":
         return models.make_bert_inputs(size, length)
+    if case.model in MEANS:
+        return models.make_padded_inputs(size, length, seed=step)
     return models.make_inputs(size, length, seed=step)
+
+
+def read_loss(output: Any) -> Tensor:
+    """What a plain training makes of it."""
+    if isinstance(output, TokenMean):
+        return output.mean()
+    if isinstance(output, dict):
+        total, count = output["loss"]
+        return torch.as_tensor(total / count)
+    loss = output[1] if isinstance(output, tuple) else output
+    assert isinstance(loss, Tensor)
+    return loss
 
 
 def cut_batch(inputs: dict[str, Any], size: int, held: range) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tests.ranks.train_rank import (
     build_model,
     cut_batch,
     make_batch,
+    read_loss,
     write_cases,
 )
 from varuna_core import Varuna
@@ -64,8 +65,32 @@ def several(name: str, stage_map: str, **options: Any) -> list[Case]:
     ]
 
 
+PADDED: dict[str, Any] = {"batches": [8, 8, 7, 5, 8], "clip": 0.3}
+"""Of the second batch the second half has no label: a replica then has nothing to count."""
+
+
+def means(stage_map: str, schedules: list[str], **options: Any) -> list[Case]:
+    """Losses that are means over tokens, counted after the forwards and before them."""
+    name = "x".join(
+        str(len(part)) for part in (stage_map.split(";")[:-1], stage_map.split(";")[0].split(","))
+    )
+    return [
+        Case(
+            name=f"{name} {model} {schedule}",
+            stage_map=stage_map,
+            model=model,
+            schedule=schedule,
+            **PADDED | options,
+        )
+        for model in ("TiedPaddedGpt", "TwoMeansGpt")
+        for schedule in schedules
+    ]
+
+
 CASES: dict[int, list[Case]] = {
     1: [
+        *means("0;", ["gpipe", "zero_bubble"]),
+        *means("0;", ["zbv"], stages_per_rank=2),
         *each_schedule("1x1", "0;", batches=UNEVEN, clip=0.3),
         Case(name="1x1 dropout", stage_map="0;", options=DROPOUT),
         *several("1x1 two", "0;", model="TiedGpt", clip=0.3, recompute="full"),
@@ -73,6 +98,9 @@ CASES: dict[int, list[Case]] = {
         *several("1x1 two in place", "0;", model="InPlaceGpt"),
     ],
     2: [
+        *means("0;1;", ["1f1b", "varuna", "zero_bubble"]),
+        *means("0,1;", ["gpipe"], batches=[8, 8, 7, 1, 5]),
+        *means("0;1;", ["interleaved", "zbv"], stages_per_rank=2, recompute="full"),
         *each_schedule("2x1", "0;1;", batches=UNEVEN, clip=0.3),
         Case(name="2x1 auto", stage_map="0;1;", schedule="auto"),
         Case(name="2x1 other order", stage_map="1;0;"),
@@ -91,6 +119,14 @@ CASES: dict[int, list[Case]] = {
             clip=0.3,
         ),
         Case(name="2x1 lengths", stage_map="0;1;", model="DictGpt", lengths=[8, 5, 8]),
+        Case(name="2x1 logits first", stage_map="0;1;", model="LogitsFirstGpt"),
+        Case(
+            name="1x2 logits first",
+            stage_map="0,1;",
+            model="LogitsFirstGpt",
+            schedule="varuna",
+            batches=UNEVEN,
+        ),
         Case(name="2x1 dict", stage_map="0;1;", model="DictGpt", schedule="varuna"),
         Case(name="2x1 bert", stage_map="0;1;", model="Bert"),
         Case(name="2x1 encoder-decoder", stage_map="0;1;", model="EncoderDecoder"),
@@ -138,6 +174,7 @@ CASES: dict[int, list[Case]] = {
         Case(name="3x1 dropout", stage_map="0;1;2;", options=DROPOUT, recompute="full"),
     ],
     4: [
+        *means("0,2;1,3;", ["1f1b", "zero_bubble"], batches=[8, 8, 7, 1, 5]),
         *each_schedule("2x2", "0,2;1,3;", batches=UNEVEN, clip=0.3),
         *each_schedule("4x1 empty", "0;1;2;3;", partition="0-2-0-2", model="DictGpt"),
         Case(name="4x1 ends", stage_map="0;1;2;3;", partition="0-4-0-0", model="TiedGpt"),
@@ -189,7 +226,7 @@ def train_plain(case: Case) -> dict[str, Any]:
                 norm.momentum = 0.1 if is_first else 0.0
                 norm.num_batches_tracked -= 0 if is_first else 1
             with announce_segments(build_seeder(SEED, step, begin)):
-                loss = model(**cut_batch(batch, size, held)) * (len(held) / size)
+                loss = read_loss(model(**cut_batch(batch, size, held))) * (len(held) / size)
             loss.backward()
             total += loss.detach()
         result["losses"].append(total)
@@ -208,7 +245,7 @@ def train_plain(case: Case) -> dict[str, Any]:
         batch, size = make_batch(case, 0), case.batches[0]
         chunk = size if whole else case.chunk_size
         result["evaluated"] = sum(
-            model(**cut_batch(batch, size, range(begin, begin + chunk))) * (chunk / size)
+            read_loss(model(**cut_batch(batch, size, range(begin, begin + chunk)))) * (chunk / size)
             for begin in range(0, size, chunk)
         )
     result["state"] = model.state_dict()

@@ -9,11 +9,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests import ROOT
 from tests.ranks.start import DEADLINE_S
+from varuna_core import Varuna
 
 
 def find_free_port() -> int:
@@ -53,8 +56,36 @@ def read_programs(name: str = "training.md") -> list[str]:
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
+def read_trainings() -> list[str]:
+    return [text for text in read_programs() if "model = Varuna(" in text]
+
+
+def test_the_mean_over_tokens_in_the_page_is_the_plain_models() -> None:
+    (text,) = (text for text in read_programs() if "TokenMean" in text)
+    held: dict[str, Any] = {}
+    exec(text, held)
+    tokens = torch.arange(42).view(7, 6) % 20
+    batch = {
+        "tokens": tokens,
+        "labels": tokens.masked_fill(tokens % 7 > torch.arange(7)[:, None], -100),
+    }
+    plain = held["Masked"]()
+    loss = plain(**batch).mean()
+    loss.backward()
+    for is_counted in (True, False):
+        if not is_counted:
+            del held["Masked"].loss_counts
+        model = held["Masked"]()
+        model.load_state_dict(plain.state_dict())
+        varuna = Varuna(model, "0;", batch, 7, 2, device="cpu")
+        torch.testing.assert_close(varuna.step(batch)[0], loss.detach())
+        for name, master in varuna.masters().items():
+            torch.testing.assert_close(master.grad, plain.get_parameter(name).grad)
+        varuna.close()
+
+
 def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
-    program, *_ = read_programs()
+    program, *_ = read_trainings()
     assert program.count("# +") <= 10
     (tmp_path / "train.py").write_text(program)
     (alone,) = run(tmp_path / "train.py", 1)
@@ -63,7 +94,7 @@ def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -
 
 
 def test_the_program_in_fp16_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
-    program, rest, _ = read_programs()
+    program, rest, _ = read_trainings()
     (tmp_path / "train.py").write_text(program[: program.index("model = Varuna(")] + rest)
     (alone,) = run(tmp_path / "train.py", 1)
     assert re.fullmatch(r"loss 0\.\d\d overflow False scale \d+\n", alone)
@@ -71,7 +102,7 @@ def test_the_program_in_fp16_runs_as_one_and_as_two_processes(tmp_path: Path) ->
 
 
 def test_the_program_with_checkpoints_goes_on_in_another_layout(tmp_path: Path) -> None:
-    program, _, rest = read_programs()
+    program, _, rest = read_trainings()
     text = program[: program.index("model = Varuna(")] + rest
     for name, steps in (("whole", 20), ("parts", 8)):
         (tmp_path / name).mkdir()

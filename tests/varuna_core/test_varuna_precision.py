@@ -12,13 +12,17 @@ from torch import Tensor, nn
 
 from tests.ranks.precision_rank import Case, build_model, build_optimizer, make_batch, train
 from tests.ranks.start import collect, start_ranks
-from tests.ranks.train_rank import cut_batch, write_cases
+from tests.ranks.train_rank import MEANS, cut_batch, write_cases
 from tests.varuna_core.runtime.optim.test_optimizers import PlainLamb
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SCHEDULES = ["gpipe", "1f1b", "varuna", "zero_bubble"]
 HALVES = ["bf16", "fp16"]
 UNEVEN = [8, 7, 8]
+TOKENS = 2**6
+"""About those of a batch; a power of two rounds nothing."""
+
+PADDED: dict[str, Any] = {"model": "PaddedGpt", "batches": [8, 8, 7], "clip": 0.3}
 OVERFLOW = {"1": ["backward", float("inf")]}
 NAN = {"1": ["backward", float("nan")]}
 
@@ -43,6 +47,7 @@ CASES: dict[int, list[Case]] = {
         *each("1x1 groups", "0;", ["1f1b"], optimizer="groups", schedule_rate="before"),
         *each("1x1 foreign", "0;", ["1f1b"], optimizer="foreign"),
         *each("1x1 batch norm", "0;", ["1f1b"], model="NormNet"),
+        *each("1x1 padded", "0;", ["1f1b"], **PADDED),
         *each("1x1 tied", "0;", ["zero_bubble"], model="TiedGpt", clip=0.3),
         Case(name="1x1 fp32 scaled", stage_map="0;", precision="fp32", optimizer="groups"),
         Case(
@@ -71,6 +76,8 @@ CASES: dict[int, list[Case]] = {
         *each("2x1 checkpoint", "0;1;", ["1f1b"], model="CheckpointGpt"),
         *each("2x1 frozen", "0;1;", ["1f1b"], frozen=[0, 2], batches=[8] * 4),
         *each("1x2 frozen", "0,1;", ["1f1b"], frozen=[0, 2], batches=[8] * 4),
+        *each("2x1 padded", "0;1;", ["varuna"], **PADDED),
+        *each("1x2 padded", "0,1;", ["1f1b"], every=2, **PADDED),
         *each("1x2 accumulate", "0,1;", ["1f1b"], every=2, batches=[8] * 6, clip=0.3),
         Case(
             name="1x2 reentrant",
@@ -215,18 +222,26 @@ class ByHand:
             else v
             for n, v in batch.items()
         }
+        is_mean = self.case.model in MEANS
+        tokens = int((batch["labels"] >= 0).sum()) if is_mean else 0
         total = torch.zeros((), dtype=torch.float64)
         summed: dict[str, Tensor] = {}
         for begin in range(0, size, self.case.chunk_size):
             held = range(begin, min(begin + self.case.chunk_size, size))
             loss = self.model(**cut_batch(batch, size, held))
-            loss.backward(torch.tensor(len(held) / size * self.scale).to(loss.dtype))
-            total += loss.detach().double() * len(held) / size
+            if isinstance(loss, dict):  # a mean over tokens
+                loss, _ = loss["loss"]
+                loss.backward(torch.tensor(self.scale / TOKENS).to(loss.dtype))
+                total += loss.detach().double() / tokens
+            else:
+                loss.backward(torch.tensor(len(held) / size * self.scale).to(loss.dtype))
+                total += loss.detach().double() * len(held) / size
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
                     summed[name] = summed.get(name, 0) + parameter.grad.float()
                     parameter.grad = None
-        return total.float(), {name: g / self.scale for name, g in summed.items()}
+        factor = (TOKENS / tokens if tokens else 1.0) / self.scale
+        return total.float(), {name: g * factor for name, g in summed.items()}
 
 
 @cache

@@ -299,6 +299,7 @@ class Bench:
             seed=seed,
             trace=self.clock,
             weight_grads=WeightGrads(self.gradients.note),
+            loss=split.record.loss,
         )
         self.engine.weight_grads.install(stage.module)
 

@@ -1,6 +1,7 @@
 """BERT: masked tokens and whether the second part follows the first; cuts as in gpt.py.
 
-Predicting a token shares the embedding's weight. The two losses are added, as in the paper.
+Predicting a token shares the embedding's weight. The two losses are added, as in the paper: the
+mean over the masked tokens of the whole batch, and the mean over its pairs.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from varuna_core.programs.layers import (
     Dense,
     Embedding,
     PostNormBlock,
-    mean_cross_entropy,
     number_positions,
     plan_blocks,
+    sum_cross_entropy,
 )
 from varuna_core.runtime.split.cut import CutPoint
+from varuna_core.runtime.split.loss import TokenMean
 
 EPS = 1e-12
 NO_LABEL = -1
@@ -42,7 +44,7 @@ class TokenHead(nn.Module):
 
 
 class Bert(nn.Module):
-    """Returns the loss of a batch as BertSamples reads it."""
+    """Returns the losses of a batch as BertSamples reads it; `.mean()` is that of this batch."""
 
     def __init__(
         self, *, layers: int, hidden: int, heads: int, sequence: int, vocab: int, dropout: float
@@ -69,10 +71,14 @@ class Bert(nn.Module):
         labels: Tensor,
         padding_mask: Tensor,
         is_random: Tensor,
-    ) -> Tensor:
+    ) -> TokenMean:
         tokens, order = self.predict(text, types, padding_mask)
-        masked = mean_cross_entropy(tokens, labels, ignored=NO_LABEL)
-        return masked + mean_cross_entropy(order, is_random)
+        masked = sum_cross_entropy(tokens, labels, ignored=NO_LABEL)
+        return masked + sum_cross_entropy(order, is_random, ignored=NO_LABEL)
+
+    def loss_counts(self, labels: Tensor, is_random: Tensor, **others: Tensor) -> list[Tensor]:
+        """How many tokens of the batch are predicted, and how many pairs."""
+        return [(held != NO_LABEL).sum() for held in (labels, is_random)]
 
     def tensor_parallel_plan(self) -> dict[str, Any]:
         """For `Varuna(tensor_plan=...)`; the loss is taken of logits that stay shared."""

@@ -35,6 +35,7 @@ from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners, share_values
 from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
 from varuna_core.runtime.settings import VarunaSettings
+from varuna_core.runtime.split.loss import LossForm
 from varuna_core.runtime.split.split import RankStages, Split, split_model
 from varuna_core.runtime.split.wrappers import take_plain
 from varuna_core.schedule.costs import Costs
@@ -110,7 +111,7 @@ def assemble(
         masters=masters,
         gradients=gradients,
         exchange=None if owners is None else WeightExchange(owners, stages.parameters()),
-        engine=build_engine(plans.name, stages, links, gradients, settings),
+        engine=build_engine(plans.name, stages, links, gradients, split.record.loss, settings),
         updates=Updates(needs_scale=settings.precision.name == "fp16"),
     )
 
@@ -237,7 +238,12 @@ def make_masters(
 
 
 def build_engine(
-    schedule: str, stages: RankStages, links: Links, gradients: Gradients, settings: VarunaSettings
+    schedule: str,
+    stages: RankStages,
+    links: Links,
+    gradients: Gradients,
+    loss: LossForm,
+    settings: VarunaSettings,
 ) -> Engine:
     """The engine, which tells `gradients` of each gradient that it makes."""
     weight_grads = WeightGrads(gradients.note)
@@ -252,6 +258,7 @@ def build_engine(
         ),
         after_gradients=gradients.backward_done,
         meter=GraphMeter(settings.chunk_size) if settings.recompute == "auto" else None,
+        loss=loss,
     )
     for stage in () if gradients.masters.slices else stages.stages:
         weight_grads.install(stage.module, may_split_backward(schedule))

@@ -35,6 +35,12 @@ def decode(total: int, words: Sequence[int]) -> int:
     return 0
 
 
+def find_mean(totals: Tensor) -> Tensor:
+    """The mean of rows of sums and counts; what nothing counts in is 0."""
+    counts = totals[:, 1]
+    return (totals[:, 0] / torch.where(counts == 0, 1.0, counts)).sum()
+
+
 class Agreement:
     """One rank's side of the agreement."""
 
@@ -48,33 +54,57 @@ class Agreement:
         self._counting: Any = None
         self._all_heard = 0
 
-    def start(self, size: int) -> Callable[[], int]:
-        """Begin to add up what the replicas were given; the last stage will ask for the sum."""
+    def start(self, size: int, more: Sequence[float] = ()) -> Callable[[], list[float]]:
+        """Begin to add up the samples that the replicas were given, and `more` figures; the last
+        stage will ask for the sums."""
         if self.links.replicas is None or not self.holds_last:
-            return lambda: size
-        total = torch.tensor([size, max(self._replica_heard, self.hear())])
+            return lambda: [size, *more]
+        heard = max(self._replica_heard, self.hear())
+        total = torch.tensor([heard, size, *more], dtype=torch.float64)
         self._counting = dist.all_reduce(total, group=self.links.replicas, async_op=True)
 
-        def wait() -> int:
+        def wait() -> list[float]:
             if self._counting is not None:
                 self._counting.wait()
             self._counting = None
-            self._all_heard = int(total[1].item())
-            return int(total[0].item())
+            heard, *figures = total.tolist()
+            self._all_heard = int(heard)
+            return figures
 
         return wait
 
+    def sum_means(self, summed: Tensor) -> Tensor:
+        """The sums and counts of a TokenMean over all replicas, on ranks of the last stage."""
+        if self.holds_last and self.links.replicas is not None:
+            dist.all_reduce(summed, group=self.links.replicas)
+        return summed
+
+    def tell_stages(self, value: float) -> float:
+        """What the last stage knows, on all stages of the replica."""
+        if self.links.pipeline is None:
+            return value
+        is_teller = self.holds_last and not self.links.stage_map.tensor_rank
+        told = torch.tensor(value if is_teller else 0.0, dtype=torch.float64)
+        dist.all_reduce(told, group=self.links.pipeline)
+        return float(told)
+
     def finish(
-        self, summed: Tensor, square: Tensor, count: Callable[[], int]
+        self, summed: Tensor, square: Tensor, totals: Callable[[], list[float]]
     ) -> tuple[Tensor, Tensor]:
-        """The mean loss and the square of the norm, the same on every rank."""
-        loss = torch.zeros_like(summed)
+        """The mean loss and the square of the norm, the same on every rank.
+
+        `summed` is of this rank's samples; of a TokenMean it is what `sum_means` gave.
+        """
+        loss = torch.zeros((), dtype=summed.dtype, device=summed.device)
         self._all_heard = 0
         if self.holds_last:
-            total = count()
-            loss = summed / total if total else summed
-            if self.links.replicas is not None:
-                dist.all_reduce(loss, group=self.links.replicas)
+            count = totals()[0]
+            if summed.dim():
+                loss = find_mean(summed)
+            else:
+                loss = summed / count if count else summed
+                if self.links.replicas is not None:
+                    dist.all_reduce(loss, group=self.links.replicas)
         if self.links.pipeline is None:
             self.told = self.hear() if self.links.replicas is None else self._all_heard
             return loss.to(torch.get_default_dtype()), square

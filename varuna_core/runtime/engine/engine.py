@@ -6,7 +6,8 @@ R  forward again, with a graph              B  take a gradient, backward, send
 I  as B, weight gradients put off           W  make those
 ```
 
-The loss is summed on its device and not read. Buffers that a forward changes (batch norm) change
+The loss is summed on its device and not read; a TokenMean's sums and counts are, each by itself.
+Buffers that a forward changes (batch norm) change
 once a micro-batch: a recompute sees them as its forward did and leaves no trace.
 """
 
@@ -25,9 +26,11 @@ from varuna_core.runtime.comm.channel import Receiver, Sender
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing
 from varuna_core.runtime.engine.graph_memory import GraphMeter
-from varuna_core.runtime.engine.microbatch import MicroBatch, find_loss
+from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
+from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.loss import LossForm, TokenMean, find_loss
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import FORWARDS, Action
 from varuna_core.schedule.order import run_ahead
@@ -97,9 +100,11 @@ class Engine:
         before_gradients: BeforeGradients | None = None,
         after_gradients: Callable[[], None] = lambda: None,
         meter: GraphMeter | None = None,
+        loss: LossForm | None = None,
     ) -> None:
-        """`after_gradients` is called after each B and each W."""
+        """`after_gradients` is called after each B and each W; `loss` is what the model returns."""
         self.links, self.seed, self.trace = links, seed, trace
+        self.loss_form = loss or LossForm()
         self.stages = {stage.index: connect_stage(stage, links) for stage in stages}
         self.holds_last = any(connected.is_last for connected in self.stages.values())
         self.device = stages[0].device
@@ -111,7 +116,12 @@ class Engine:
         self._step = self._total = 0
         self._loss_scale = 1.0
         self._count: Callable[[], int] | None = None
+        self._weigh: Callable[[], Sequence[float]] | None = None
         self._ready = 0.0
+
+    def find_last(self) -> nn.Module | None:
+        """The module of the last stage, if this rank holds it."""
+        return next((c.stage.module for c in self.stages.values() if c.is_last), None)
 
     def run(
         self,
@@ -122,15 +132,19 @@ class Engine:
         *,
         loss_scale: float = 1.0,
         ahead: int = 0,
+        weigh: Callable[[], Sequence[float]] | None = None,
     ) -> Tensor:
-        """The sum over the samples of this rank's losses (0 without the last stage).
+        """The sum over the samples of this rank's losses (0 without the last stage); of a
+        TokenMean its `totals`, added up.
 
-        `count` gives the samples of the global batch; it is asked as late as possible. The loss is
-        multiplied by `loss_scale` before its backward. So many forwards `ahead` may be run before
-        their turn when a gradient is late.
+        `count` gives the samples of the global batch; it is asked as late as possible. So is
+        `weigh`, for the weight of each of a TokenMean's sums. The loss is multiplied by
+        `loss_scale` before its backward. So many forwards `ahead` may be run before their turn
+        when a gradient is late.
         """
         self._start(step)
         self._count, self._total, self._loss_scale = count, 0, loss_scale
+        self._weigh = weigh
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
         actions = tuple(actions)
@@ -200,7 +214,9 @@ class Engine:
         self._step = step
         self._held.clear()
         self._handed.clear()
-        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        terms = self.loss_form.num_terms
+        shape = (terms, 2) if terms else ()
+        self._loss = torch.zeros(shape, dtype=torch.float64, device=self.device)
 
     # Forwards.
 
@@ -225,7 +241,7 @@ class Engine:
         with self._buffers_as(connected, held.buffers):
             output = self._call(connected, micro, held.received)
         held.buffers.clear()
-        held.output = find_loss(output) if connected.is_last else output
+        held.output = find_loss(output, self.loss_form.path) if connected.is_last else output
 
     def _call(self, connected: ConnectedStage, micro: MicroBatch, received: Crossing | None) -> Any:
         on_segment = build_seeder(self.seed, self._step, micro.first_sample, self.device)
@@ -245,11 +261,23 @@ class Engine:
     ) -> Any:
         """Send what crosses, or add up the loss; what the backward starts from."""
         if connected.is_last:
-            loss = find_loss(output)
-            self._loss.add_(loss.detach(), alpha=micro.size)
-            return loss
+            return self._add_loss(find_loss(output, self.loss_form.path), micro)
         self._send(connected.activations_out, (True, connected.stage.index + 1, number), output)
         return output
+
+    def _add_loss(self, loss: Tensor | TokenMean, micro: MicroBatch) -> Tensor | TokenMean:
+        terms = len(loss.terms) if isinstance(loss, TokenMean) else 0
+        if terms != self.loss_form.num_terms:
+            raise SplitError(
+                f"the loss has {terms} TokenMeans, and in the dry run it had "
+                f"{self.loss_form.num_terms}: give dummy_inputs that the model makes its loss of, "
+                "and return it in one form"
+            )
+        if isinstance(loss, TokenMean):
+            self._loss.add_(loss.totals())
+        else:
+            self._loss.add_(loss.detach(), alpha=micro.size)
+        return loss
 
     # Messages: through a channel, or handed over to another stage of the rank.
 
@@ -309,9 +337,7 @@ class Engine:
         self, connected: ConnectedStage, number: int, held: HeldMicroBatch, micro: MicroBatch
     ) -> None:
         if connected.is_last:
-            weight = micro.size / self._total_samples()
-            seed = torch.full_like(held.output, weight * self._loss_scale)
-            torch.autograd.backward(held.output, seed)
+            self._backward_loss(held.output, micro)
         else:
             gradients = self._take(
                 connected.gradients_in, (False, connected.stage.index, number)
@@ -329,6 +355,23 @@ class Engine:
             self._send(
                 connected.gradients_out, (False, connected.stage.index - 1, number), gradient
             )
+
+    def _backward_loss(self, loss: Tensor | TokenMean, micro: MicroBatch) -> None:
+        if not isinstance(loss, TokenMean):
+            weight = micro.size / self._total_samples()
+            torch.autograd.backward(loss, torch.full_like(loss, weight * self._loss_scale))
+            return
+        if self._weigh is not None:
+            weights = self._weigh()
+        else:
+            weights = [1 / self._total_samples()] * len(loss.terms)
+        seeds = [
+            (total, torch.full_like(total, weight * self._loss_scale))
+            for (total, _), weight in zip(loss.terms, weights, strict=True)
+            if total.requires_grad
+        ]
+        if seeds:  # where nothing counts a model may return a zero of its own
+            torch.autograd.backward([total for total, _ in seeds], [seed for _, seed in seeds])
 
     def _total_samples(self) -> int:
         if not self._total:

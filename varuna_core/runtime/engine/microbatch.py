@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.loss import TokenMean, add_means
 
 GetBatch = Callable[..., Mapping[str, Any]]
 
@@ -102,6 +103,11 @@ class BatchSplitter:
             raise ValueError(f"the inputs do not hold the same number of samples: {listed}")
         return next(iter(sizes.values()))
 
+    def count_places(self, inputs: Mapping[str, Any]) -> int:
+        """The elements of the largest input of whole numbers: about as many tokens."""
+        held = [leaf for path, leaf in _flatten(inputs) if self.dims.get(path) is not None]
+        return max((x.numel() for x in held if not x.is_floating_point()), default=0)
+
     def split(
         self, inputs: Mapping[str, Any], chunk_size: int, first_sample: int, device: torch.device
     ) -> list[MicroBatch]:
@@ -146,38 +152,18 @@ def read_dummies(
 # Outputs.
 
 
-def find_loss(output: Any) -> Tensor:
-    """The loss in what the model returns: itself, under "loss", `.loss`, or the first of several.
-
-    It must be one number, the mean over the samples.
-    """
-    loss = output
-    if isinstance(output, Mapping) and "loss" in output:
-        loss = output["loss"]
-    elif isinstance(getattr(output, "loss", None), Tensor):
-        loss = output.loss
-    elif isinstance(output, (tuple, list)) and output:
-        loss = output[0]
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shown = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise SplitError(
-            f"the model returns {shown}, not its loss: return one number (the mean over the "
-            'samples), a dict with "loss", or a tuple that begins with it'
-        )
-    return loss.reshape(())
-
-
 def join_outputs(outputs: Sequence[Any], sizes: Sequence[int], dims: Iterable[int]) -> Any:
     """Join the outputs of micro-batches of `sizes` samples, in their order and structure.
 
     A tensor is joined along the dimension that has the micro-batch's size, in each of them; where
     several have, one of `dims`, the inputs', before others. A single fraction (a loss) becomes the
-    mean over the samples. Other tensors are stacked, one entry a micro-batch, or listed if their
-    shapes differ; what is no tensor comes once if it is always the same, else as a list.
+    mean over the samples, and TokenMeans are added up. Other tensors are stacked, one entry a
+    micro-batch, or listed if their shapes differ; what is no tensor comes once if it is always the
+    same, else as a list.
     """
     if not outputs:
         return None
-    flat = [pytree.tree_flatten(output) for output in outputs]
+    flat = [pytree.tree_flatten(output, is_leaf=_is_mean) for output in outputs]
     (_, spec), *others = flat
     if any(other != spec for _, other in others):
         raise SplitError(
@@ -191,8 +177,14 @@ def join_outputs(outputs: Sequence[Any], sizes: Sequence[int], dims: Iterable[in
     return pytree.tree_unflatten(joined, spec)
 
 
+def _is_mean(value: Any) -> bool:
+    return isinstance(value, TokenMean)
+
+
 def _join_leaf(leaves: Sequence[Any], sizes: Sequence[int], order: Sequence[int]) -> Any:
     first = leaves[0]
+    if all(_is_mean(leaf) for leaf in leaves):
+        return add_means(leaves)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         same = all(type(leaf) is type(first) and leaf == first for leaf in leaves[1:])
         return first if same else list(leaves)

@@ -315,8 +315,12 @@ class Gradients:
             bucket.finish()
         self._reset()
 
-    def reduce(self) -> None:
-        """Sum over the replicas, over ranks that share layers, over stages that hold copies."""
+    def reduce(self, find_factor: Callable[[], float] | None = None) -> None:
+        """Sum over the replicas, over ranks that share layers, over stages that hold copies.
+
+        `find_factor` gives what the sums of this step are to be multiplied by; it is called on all
+        ranks at the same place, after those sums.
+        """
         while self._backwards_left > 0:  # other replicas have more micro-batches
             self.backward_done()
         if not self.at_once:
@@ -334,6 +338,8 @@ class Gradients:
                 self._compare = None
         for stages, copies in self.shared.items():
             sum_up(copies, self.links.sharing[stages])
+        if find_factor is not None:
+            self.scale(torch.tensor(find_factor(), dtype=torch.float64, device=self.device))
         self.hooks.wake()
         self.hooks.run_before()
         fresh = self.hooks.list_fresh()

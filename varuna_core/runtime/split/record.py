@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from varuna_core.runtime.comm.values import TensorSpec, tensors_of
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.inputs import InputTrace
+from varuna_core.runtime.split.loss import LossForm
 
 
 @dataclass(kw_only=True)
@@ -66,6 +67,9 @@ class Record:
     inputs: InputTrace = field(default_factory=InputTrace)
     in_training: Record | None = None
     """Of a model given in eval mode."""
+
+    loss: LossForm = field(default_factory=LossForm)
+    """How the model returns its loss."""
 
     real: bool = False
     """It ran on real tensors, since the model looks at values."""

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
 from varuna_core.runtime.split.cut import CutBefore, CutPoint, SplitError, StageEnd, unpack, watch
 from varuna_core.runtime.split.inputs import storage_of
+from varuna_core.runtime.split.loss import COUNTS, read_form
 from varuna_core.runtime.split.record import Call, Cut, OperationMode, Record, tensor_names
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,7 @@ class Rehearsal:
         ]:
             self.stored.setdefault(storage_of(tensor), []).append(name)
         fakes = {name: map_leaves(self._fake, value) for name, value in inputs.items()}
+        output: Any = None
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(self.mode or nullcontext())
@@ -185,6 +187,7 @@ class Rehearsal:
         self._note_new_buffers()
         if self.record.problem is not None:
             raise self.record.problem
+        self.record.loss = read_form(output, hasattr(self.model, COUNTS))
         return self.record
 
     def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:

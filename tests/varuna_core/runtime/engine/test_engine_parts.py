@@ -16,10 +16,11 @@ from varuna_core.records.layout import parse_stage_map
 from varuna_core.runtime.comm.channel import describe_message
 from varuna_core.runtime.comm.failure import describe_error
 from varuna_core.runtime.comm.values import take_apart
-from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples, find_loss
+from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples
 from varuna_core.runtime.engine.random_streams import seed_segment
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.loss import find_loss
 from varuna_core.schedule.registry import place_stages
 
 CPU = torch.device("cpu")

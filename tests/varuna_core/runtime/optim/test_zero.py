@@ -49,6 +49,8 @@ def list_cases(layout: str) -> list[Case]:
         *grid("sgd", layout, batches=TEN),
         *grid("lamb", layout, optimizer="lamb", clip=None, batches=TEN),
         *grid("offload", layout, "fp32", "fp16", optimizer="groups", offload="optimizer"),
+        *grid("padded", layout, "fp32", model="PaddedGpt", batches=[8, 8, 5]),
+        *grid("at once padded", layout, "bf16", model="PaddedGpt", zero=2, every=2, batches=[8, 8]),
         *grid("at once", layout, "fp32", "bf16", optimizer="groups", zero=2),
     ]
     if layout == "1x2":
@@ -74,6 +76,7 @@ def list_cases(layout: str) -> list[Case]:
             *grid("overflow", layout, "fp16", **poison),
             *grid("overflow sliced", layout, "fp16", **even, **poison),
             *grid("sliced", layout, optimizer="groups", zero=3, batches=[8] * 10),
+            *grid("sliced padded", layout, "fp32", "fp16", **even | {"model": "PaddedGpt"}),
             *grid("sliced varuna", layout, "fp32", "bf16", schedule="varuna", **even),
             *grid("sliced put off", layout, "bf16", schedule="zero_bubble", **even),
             *grid("sliced tied", layout, "fp32", model="TiedGpt", recompute="full", **even),

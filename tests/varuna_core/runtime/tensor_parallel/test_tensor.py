@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.ranks.start import collect, start_ranks
 from tests.ranks.tensor_rank import Case, build_model, build_optimizer, make_batch, write_cases
-from tests.ranks.train_rank import SEED, cut_batch
+from tests.ranks.train_rank import SEED, cut_batch, read_loss
 from tests.varuna_core.test_varuna import UNEVEN
 from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.split.cut import announce_segments
@@ -48,6 +48,8 @@ PAIRED: list[Case] = [
     Case(name="2x1 apart", stage_map="0;1;", model="Apart", dropout=0.2, schedule="zero_bubble"),
     Case(name="2x1 words", stage_map="0;1;", model="Words", recompute="auto", memory_limit=2e5),
     Case(name="2x1 bare", stage_map="0;1;", model="Bare", schedule="zbv"),
+    Case(name="2x1 padded", stage_map="0;1;", model="Padded", batches=[8, 8, 5], clip=0.3),
+    Case(name="1x2 padded", stage_map="0,1;", model="Padded", zero=1, recompute="full"),
     Case(name="2x1 half", stage_map="0;1;", precision="fp16", clip=0.3),
     Case(name="1x2", stage_map="0,1;", batches=UNEVEN, clip=0.3),
     Case(name="1x2 zero", stage_map="0,1;", zero=1, batches=UNEVEN, clip=0.3),
@@ -89,7 +91,7 @@ def train_plain(case: Case) -> dict[str, Any]:
         for begin in range(0, size, chunk):
             held = range(begin, min(begin + chunk, size))
             with announce_segments(build_seeder(SEED, step, begin)):
-                loss = model(**cut_batch(batch, size, held)) * (len(held) / size)
+                loss = read_loss(model(**cut_batch(batch, size, held))) * (len(held) / size)
             loss.backward()
             total += loss.detach()
         result["losses"].append(total)
@@ -102,7 +104,7 @@ def train_plain(case: Case) -> dict[str, Any]:
         optimizer.zero_grad()
     model.eval()
     with torch.no_grad():
-        result["evaluated"] = model(**make_batch(case, 0))
+        result["evaluated"] = read_loss(model(**make_batch(case, 0)))
         if case.model in ("Apart", "Words"):
             result["logits"] = model(make_batch(case, 0)["ids"])
     result["state"] = model.state_dict()

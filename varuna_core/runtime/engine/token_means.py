@@ -1,0 +1,99 @@
+"""The weights of a TokenMean's sums in a step: one over their count in the whole batch.
+
+That count is known before the first backward if the model has `loss_counts`. Else it is known when
+the last forward of all replicas has run, and the gradients are put right once they are summed:
+
+    backward    sum x 2^-k, about one over the tokens of the inputs
+    all sums    x 2^k / count
+
+A power of two rounds nothing, and keeps gradients of half precision where a mean would have them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.runtime.comm.agreement import Agreement
+from varuna_core.runtime.engine.microbatch import MicroBatch
+from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.loss import COUNTS, LossForm
+
+
+class LossWeights:
+    """Of one step of a rank; nothing for a loss that is the mean over the samples."""
+
+    def __init__(self, form: LossForm, agreement: Agreement, last: nn.Module | None) -> None:
+        """`last` is the module of the last stage, on a rank that holds it."""
+        self.form, self.agreement, self.last = form, agreement, last
+        self._figures: list[float] = []
+        self._weights: list[float] = []
+
+    def start(
+        self, microbatches: Sequence[MicroBatch], size: int, num_places: int
+    ) -> Callable[[], list[float]]:
+        """Begin to count over the replicas; `num_places` are about the tokens of the batch."""
+        if self.form.is_counted and self.last is not None:
+            self._figures = count_inputs(self.last, microbatches, self.form.num_terms)
+        elif self.form.num_terms:
+            self._figures = [float(num_places)] * self.form.num_terms
+        self._totals = self.agreement.start(size, self._figures)
+        return self._totals
+
+    def weigh(self) -> list[float]:
+        """The weight of each sum in its backward."""
+        if not self._weights:
+            _, *figures = self._totals()
+            known = self.form.is_counted
+            self._weights = [1 / (f or 1) if known else find_power(f) for f in figures]
+        return self._weights
+
+    def check(self, summed: Tensor) -> None:
+        """Refuse a model whose `loss_counts` and forward differ."""
+        if not self.form.is_counted or self.last is None:
+            return
+        counted = summed[:, 1].tolist()
+        if not all(map(math.isclose, counted, self._figures)):
+            raise SplitError(
+                f"{COUNTS} says {_spell(self._figures)} for this batch, and the TokenMeans of "
+                f"forward have {_spell(counted)}: both must count the same"
+            )
+
+    def find_factor(self, summed: Tensor) -> float:
+        """What gradients are to be multiplied by; `summed` is of all replicas."""
+        factor = 0.0
+        if self.last is not None:
+            factor = 1 / (self.weigh()[0] * (float(summed[0, 1]) or 1.0))
+        return self.agreement.tell_stages(factor)
+
+
+def find_power(figure: float) -> float:
+    """A power of two, about one over this figure."""
+    return float(2.0 ** -math.floor(math.log2(max(figure, 1.0))))
+
+
+@torch.no_grad()
+def count_inputs(
+    module: nn.Module, microbatches: Sequence[MicroBatch], num_terms: int
+) -> list[float]:
+    """The counts of a batch, as the model tells them."""
+    summed = torch.zeros(num_terms, dtype=torch.float64)
+    for micro in microbatches:
+        told = getattr(module, COUNTS)(**micro.inputs)
+        counts = told if isinstance(told, (tuple, list)) else [told]
+        if len(counts) != num_terms:
+            raise SplitError(f"{COUNTS} returns {len(counts)} counts, and the loss has {num_terms}")
+        summed = summed + torch.stack([_as_double(count, summed) for count in counts])
+    listed: list[float] = summed.tolist()
+    return listed
+
+
+def _as_double(count: Tensor | float, like: Tensor) -> Tensor:
+    return torch.as_tensor(count).reshape(()).to(like)
+
+
+def _spell(counts: Sequence[float]) -> str:
+    return ", ".join(f"{count:g}" for count in counts)

@@ -1,0 +1,278 @@
+"""The loss in what a model returns: where it stands, and how it is averaged.
+
+A loss that is one number is the mean over the samples. A mean over anything else (tokens that are
+not padded) is a `TokenMean`: its sum and its count for one micro-batch, from which the mean over
+the whole batch follows, however that is divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from varuna_core.runtime.comm.values import describe
+from varuna_core.runtime.split.cut import SplitError
+
+Path = tuple[str | int, ...]
+"""Keys, attributes and indices that lead to a part of what a model returns."""
+
+COUNTS = "loss_counts"
+"""The method by which a model tells the counts of its loss from the inputs."""
+
+
+class TokenMean:
+    """A mean over tokens, or over anything: its sum over this micro-batch, and how many there are.
+
+        return TokenMean(losses[mask].sum(), mask.sum())
+
+    Added up, `TokenMean(a, n) + 0.1 * TokenMean(b, m)`, each term has a mean of its own.
+    """
+
+    def __init__(self, sum: Tensor, count: Tensor | float) -> None:
+        self.terms: tuple[tuple[Tensor, Tensor | float], ...] = ((sum, count),)
+
+    @staticmethod
+    def of(terms: Sequence[tuple[Tensor, Tensor | float]]) -> TokenMean:
+        made = TokenMean.__new__(TokenMean)
+        made.terms = tuple(terms)
+        return made
+
+    def mean(self) -> Tensor:
+        """The loss of this batch by itself, as a plain training wants it."""
+        first, *others = (total / count for total, count in self.terms)
+        for other in others:
+            first = first + other
+        return first
+
+    def __add__(self, other: TokenMean) -> TokenMean:
+        return TokenMean.of((*self.terms, *other.terms))
+
+    def __mul__(self, factor: float | Tensor) -> TokenMean:
+        return TokenMean.of([(total * factor, count) for total, count in self.terms])
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return " + ".join(f"TokenMean({total}, {count})" for total, count in self.terms)
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(total.requires_grad for total, _ in self.terms)
+
+    def detach(self) -> TokenMean:
+        """The same without its graph."""
+        return TokenMean.of([(total.detach(), count) for total, count in self.terms])
+
+    def totals(self) -> Tensor:
+        """A row for each term: sum and count, in double precision."""
+        rows = [
+            torch.stack([_one_number(total), _one_number(count).to(total.device)])
+            for total, count in self.terms
+        ]
+        return torch.stack(rows)
+
+
+def add_means(means: Sequence[TokenMean]) -> TokenMean:
+    """The sums and counts of several micro-batches together."""
+    rows = torch.stack([mean.totals() for mean in means]).sum(0)
+    return TokenMean.of([(total, count) for total, count in rows.unbind()])
+
+
+def _one_number(value: Tensor | float) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()).double()
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _take_apart(mean: TokenMean) -> tuple[list[Any], None]:
+    return [part for term in mean.terms for part in term], None
+
+
+def _join(parts: Any, _: None) -> TokenMean:
+    held = list(parts)
+    return TokenMean.of(list(zip(held[::2], held[1::2], strict=True)))
+
+
+pytree.register_pytree_node(
+    TokenMean, _take_apart, _join, serialized_type_name="varuna_core.TokenMean"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossForm:
+    """How a model returns its loss, as the dry run has seen it."""
+
+    path: Path | None = None
+    """Where the loss stands; None: the dry run returned none."""
+
+    num_terms: int = 0
+    """Of a TokenMean; 0 for a mean over the samples."""
+
+    is_counted: bool = False
+    """The model has `loss_counts`, which tells their counts from the inputs."""
+
+    problem: SplitError | None = None
+    """Why the model cannot be trained; it may be run for its outputs."""
+
+    @property
+    def is_weighed_after(self) -> bool:
+        """The counts are known only when all forwards have run."""
+        return self.num_terms > 0 and not self.is_counted
+
+
+def read_form(output: Any, is_counted: bool) -> LossForm:
+    """The form of the loss in what a dry run returned; `is_counted` if the model has a method that
+    counts."""
+    try:
+        path = locate_loss(output)
+    except AmbiguousLoss as error:
+        return LossForm(problem=error)
+    except SplitError:  # dummy inputs without labels, say: the first step tells
+        return LossForm()
+    mean = _read_mean(follow(output, path))
+    terms = 0 if mean is None else len(mean.terms)
+    problem = None
+    if terms > 1 and not is_counted:
+        problem = SplitError(
+            f"the model's loss is the sum of {terms} TokenMeans, whose counts must be known before "
+            f"the first backward: give the model a method {COUNTS}(**inputs) that returns "
+            f"the {terms} counts of the batch"
+        )
+    return LossForm(path=path, num_terms=terms, is_counted=is_counted, problem=problem)
+
+
+class AmbiguousLoss(SplitError):
+    """Several numbers may be the loss."""
+
+
+def find_loss(output: Any, path: Path | None = None) -> Tensor | TokenMean:
+    """The loss in what the model returns; `path` is where the dry run found it.
+
+    A mean over the samples is one number; half-precision sums of a TokenMean are made fp32.
+    """
+    if path is None or not leads_on(output, path):
+        path = locate_loss(output)
+    loss = follow(output, path)
+    if isinstance(loss, Tensor):
+        return loss.reshape(())
+    read = _read_mean(loss)
+    assert read is not None
+    return TokenMean.of([(_widen(total).reshape(()), count) for total, count in read.terms])
+
+
+def _widen(total: Tensor) -> Tensor:
+    return total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+
+
+def locate_loss(output: Any) -> Path:
+    """Where the loss stands: under "loss" or `.loss`, or the only number that may be it.
+
+    Of several numbers it is the one that has a gradient; where none has (no gradients are made),
+    the first of a tuple.
+    """
+    if _is_number(output) or isinstance(output, TokenMean):
+        return ()
+    named = _find_named(output)
+    if named is not None:
+        if not _is_number(named) and _read_mean(named) is None:
+            raise _refuse(named)
+        return ("loss",)
+    found = dict(list_numbers(output))
+    trained = {path: value for path, value in found.items() if value.requires_grad} or found
+    chosen = {path: v for path, v in trained.items() if isinstance(v, TokenMean) or not v.dim()}
+    chosen = chosen or trained
+    if len(chosen) == 1:
+        return next(iter(chosen))
+    if not chosen:
+        raise _refuse(output)
+    if not any(value.requires_grad for value in chosen.values()) and (0,) in chosen:
+        return (0,)
+    listed = ", ".join(f"{spell(path)} ({_describe(value)})" for path, value in chosen.items())
+    raise AmbiguousLoss(
+        f"the model returns {len(chosen)} numbers, each of which may be its loss: {listed}. Return "
+        'the loss under "loss" (in a dict, or as .loss), or detach() the others'
+    )
+
+
+def _find_named(output: Any) -> Any:
+    """What stands under "loss", None if there is nothing."""
+    if isinstance(output, Mapping) and output.get("loss") is not None:
+        return output["loss"]
+    if isinstance(output, Tensor):
+        return None
+    held = getattr(output, "loss", None)
+    return held if isinstance(held, (Tensor, TokenMean, tuple, list)) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _read_mean(value: Any) -> TokenMean | None:
+    """A TokenMean, or under a name a pair of its sum and its count."""
+    if isinstance(value, TokenMean):
+        return value
+    if not isinstance(value, (tuple, list)) or len(value) != 2 or not _is_number(value[0]):
+        return None
+    total, count = value
+    if isinstance(count, Tensor):
+        is_count = count.numel() == 1 and not count.requires_grad
+    else:
+        is_count = isinstance(count, (int, float))
+    return TokenMean(total, count) if is_count else None
+
+
+def list_numbers(output: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The fractions that are one number, and the TokenMeans, with where they stand."""
+    if isinstance(output, TokenMean) or (_is_number(output) and output.is_floating_point()):
+        yield path, output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from list_numbers(value, (*path, key))
+    elif isinstance(output, (tuple, list)):
+        for place, value in enumerate(output):
+            yield from list_numbers(value, (*path, place))
+    elif is_dataclass(output) and not isinstance(output, type):
+        for field in fields(output):
+            yield from list_numbers(getattr(output, field.name), (*path, field.name))
+
+
+def follow(output: Any, path: Path) -> Any:
+    """The part of an output to which a path leads."""
+    for key in path:
+        is_item = isinstance(key, int) or (isinstance(output, Mapping) and key in output)
+        output = output[key] if is_item else getattr(output, str(key))
+    return output
+
+
+def leads_on(output: Any, path: Path) -> bool:
+    """True if the path leads to a loss in this output, which may be another than the dry run's."""
+    try:
+        found = follow(output, path)
+    except (LookupError, AttributeError, TypeError):
+        return False
+    return _is_number(found) or _read_mean(found) is not None
+
+
+def spell(path: Path) -> str:
+    """As Python would reach it."""
+    return "output" + "".join(f"[{key!r}]" for key in path)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, TokenMean):
+        return "TokenMean"
+    return describe(value.dtype, value.shape)
+
+
+def _refuse(output: Any) -> SplitError:
+    shown = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    return SplitError(
+        f"the model returns {shown}, not its loss: return one number (the mean over the samples), "
+        'or a TokenMean(sum, count), alone, under "loss" or `.loss`, or among other outputs'
+    )
