@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,10 @@ from varuna_core.runtime.engine.microbatch import (
     GetBatch,
     MicroBatch,
     find_first,
+)
+from varuna_core.runtime.engine.outputs import (
+    Names,
+    StepOutputs,
     join_outputs,
     spread,
 )
@@ -207,22 +211,47 @@ class Varuna(KeptInMemory):
         self.saving.optimizer_set()
         return optimizer
 
+    @overload
     def step(
         self, inputs: Mapping[str, Any], clip_grad_max_norm: float | None = None
-    ) -> tuple[Tensor, bool]:
+    ) -> tuple[Tensor, bool]: ...
+
+    @overload
+    def step(
+        self,
+        inputs: Mapping[str, Any],
+        clip_grad_max_norm: float | None = None,
+        *,
+        outputs: Names,
+    ) -> tuple[Tensor, bool, dict[str | int, Any]]: ...
+
+    def step(
+        self,
+        inputs: Mapping[str, Any],
+        clip_grad_max_norm: float | None = None,
+        *,
+        outputs: Names | None = None,
+    ) -> tuple[Tensor, bool] | tuple[Tensor, bool, dict[str | int, Any]]:
         """Forward and backward of the replica's batch: the global mean loss, and the overflow.
 
         Gradients add to what is there, as in plain PyTorch; both are the same on every rank. An
         overflow is a gradient of fp16 that is not finite, on any rank; in fp32 and bf16 it is never
         told: then the loss or `last_grad_norm` is not finite.
+
+        With `outputs`, keys of a dict, attributes or places in a tuple, there is a third thing:
+        these parts of what the model returned, by name, as engine/outputs.py joins them. All ranks
+        ask for the same.
         """
         form = self.split.record.loss
         if form.problem is not None:
             raise form.problem
+        asked = None if outputs is None else StepOutputs(outputs)
+        if asked is not None and form.path is not None:
+            asked.check(self.split.record.output)
         self.updates.check_ready()
         self._handle_signals()
 
-        def run(microbatches: list[MicroBatch], size: int) -> Tensor:
+        def run(microbatches: list[MicroBatch], size: int) -> tuple[Tensor, Any]:
             weights = LossWeights(form, self.agreement, self.engine.find_last())
             totals = weights.start(microbatches, size, self._splitter.count_places(inputs))
             self._set_memory_limit()
@@ -238,6 +267,7 @@ class Varuna(KeptInMemory):
                 loss_scale=scale,
                 ahead=ahead,
                 weigh=weights.weigh,
+                keep=None if asked is None else asked.keep,
             )
             weights.check(summed)
 
@@ -253,12 +283,12 @@ class Varuna(KeptInMemory):
                 square, self.gradients, clip_grad_max_norm
             )
             self._masters.land_gradients()
-            return loss
+            return loss, None if asked is None else self._join_asked(asked, microbatches)
 
         if self._steps is not None:
             self._steps.begin(self.iteration + 1)
         try:
-            loss = self._guarded(inputs, run)
+            loss, parts = self._guarded(inputs, run)
         except BaseException:
             if self._steps is not None:
                 self._steps.drop()
@@ -266,13 +296,14 @@ class Varuna(KeptInMemory):
         if self._steps is not None:
             self._steps.touch()
         self.iteration += 1
-        return loss, self.updates.skipping
+        overflow = self.updates.skipping
+        return (loss, overflow) if asked is None else (loss, overflow, parts)
 
     def evaluate(self, inputs: Mapping[str, Any], outputs: bool | Literal["last"] = False) -> Any:
         """The mean loss of the global batch without gradients, the same on every rank.
 
         With `outputs` instead what the model returns, of the replica's batch, as
-        `microbatch.join_outputs` says: True on all ranks of the replica, "last" on the one that
+        `outputs.join_outputs` says: True on all ranks of the replica, "last" on the one that
         holds the last stage (None elsewhere). The model need then return no loss.
         """
 
@@ -291,10 +322,7 @@ class Varuna(KeptInMemory):
             self.engine.evaluate(actions, microbatches, step, kept.__setitem__)
             sizes = [microbatches[number].size for number in kept]
             joined = join_outputs([*kept.values()], sizes, self._splitter.list_dims())
-            if outputs == "last":
-                return joined
-            last = self.stage_map.slice(0).ranks[self.stage_map.placement[-1]]
-            return spread(joined, self.links.pipeline, last[self.replica], self.device)
+            return joined if outputs == "last" else self._spread_from_last(joined)
 
         step, form = self.iteration, self.split.record.loss
         if not outputs and isinstance(form.problem, AmbiguousLoss):
@@ -348,6 +376,19 @@ class Varuna(KeptInMemory):
             if not is_connection_error(error):
                 raise
             raise RankFailed(f"{self.links.name} stops: {first_error}") from error
+
+    def _join_asked(self, asked: StepOutputs, microbatches: Sequence[MicroBatch]) -> Any:
+        """The parts of this step's outputs, on all ranks of the replica."""
+        joined = None
+        if self.engine.holds_last:
+            sizes, dims = [micro.size for micro in microbatches], self._splitter.list_dims()
+            joined = asked.join(sizes, dims, self.device, self.links.replicas)
+        return self._spread_from_last(joined)
+
+    def _spread_from_last(self, value: Any) -> Any:
+        """What the last stage has, on all ranks of the replica."""
+        last = self.stage_map.slice(0).ranks[self.stage_map.placement[-1]]
+        return spread(value, self.links.pipeline, last[self.replica], self.device)
 
     def _set_memory_limit(self) -> None:
         """Set the memory limit from the second step on: the first one has measured what graphs

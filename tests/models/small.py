@@ -95,6 +95,23 @@ class LogitsFirstGpt(Gpt):
         return logits, loss, (logits.argmax(-1) == labels).float().mean()
 
 
+class ToldGpt(Gpt):
+    """Returns more than its loss: numbers, logits, a word."""
+
+    def compute_loss(self, x: Tensor, labels: Tensor | None) -> Any:
+        assert labels is not None
+        logits = self.head(self.norm(x))
+        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        hits, count = logits.argmax(-1) == labels, (labels >= 0).sum()
+        return {
+            "loss": TokenMean(total, count),
+            "height": logits.max(-1)[0].mean(),
+            "hits": hits.sum(),
+            "accuracy": TokenMean(hits.sum(), count),
+            "several": (logits, {"kind": "told", "rows": hits.float().mean(1)}),
+        }
+
+
 class TwoMeansGpt(Gpt):
     """Two means over different tokens, whose counts the inputs tell."""
 

@@ -23,7 +23,7 @@ from varuna_core import TokenMean, Varuna
 from varuna_core.runtime.engine import weight_grads
 
 RATE, MOMENTUM, SEED = 0.05, 0.9, 7
-MEANS = ("PaddedGpt", "TiedPaddedGpt", "TwoMeansGpt")
+MEANS = ("PaddedGpt", "TiedPaddedGpt", "TwoMeansGpt", "ToldGpt")
 """Models whose loss is a mean over tokens."""
 
 
@@ -50,6 +50,8 @@ class Case:
     chunk_size: int = 2
     clip: float | None = None
     shared_weights: list[list[str]] | None = None
+    outputs: list[Any] = field(default_factory=list)
+    """Parts of the model's outputs that each step is asked for."""
     hooked: bool = False
     """The model's parameters have hooks that change their gradients."""
 
@@ -84,6 +86,8 @@ def read_loss(output: Any) -> Tensor:
     """What a plain training makes of it."""
     if isinstance(output, TokenMean):
         return output.mean()
+    if isinstance(output, dict) and isinstance(output["loss"], TokenMean):
+        return output["loss"].mean()
     if isinstance(output, dict):
         total, count = output["loss"]
         return torch.as_tensor(total / count)
@@ -124,14 +128,20 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     )
     optimizer = torch.optim.SGD(varuna.parameters(), lr=RATE, momentum=MOMENTUM)
     varuna.set_optimizer(optimizer)
-    result: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}}
+    result: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}, "outputs": []}
+    result["samples"] = (varuna.samples.start, varuna.samples.stop)
     for step, size in enumerate(case.batches):
         batch = make_batch(case, step)
         held = range(
             min(varuna.samples.start, size),
             min(varuna.samples.stop, size),
         )
-        loss, overflow = varuna.step(cut_batch(batch, size, held), case.clip)
+        own = cut_batch(batch, size, held)
+        if case.outputs:
+            loss, overflow, told = varuna.step(own, case.clip, outputs=case.outputs)
+            result["outputs"].append(told)
+        else:
+            loss, overflow = varuna.step(own, case.clip)
         assert not overflow
         result["losses"].append(loss)
         result["norms"].append(varuna.last_grad_norm)

@@ -87,8 +87,18 @@ def means(stage_map: str, schedules: list[str], **options: Any) -> list[Case]:
     ]
 
 
+TOLD: dict[str, Any] = {
+    "model": "ToldGpt",
+    "outputs": ["height", "hits", "accuracy", "several"],
+    "batches": [8, 7, 5, 1],
+}
+"""Of a batch of one sample one of two replicas gets none."""
+
+PLACES: dict[str, Any] = {"model": "LogitsFirstGpt", "outputs": [0, 2], "batches": [8, 7, 5]}
+
 CASES: dict[int, list[Case]] = {
     1: [
+        *each_schedule("1x1 told", "0;", **TOLD),
         *means("0;", ["gpipe", "zero_bubble"]),
         *means("0;", ["zbv"], stages_per_rank=2),
         *each_schedule("1x1", "0;", batches=UNEVEN, clip=0.3),
@@ -98,6 +108,11 @@ CASES: dict[int, list[Case]] = {
         *several("1x1 two in place", "0;", model="InPlaceGpt"),
     ],
     2: [
+        *each_schedule("2x1 told", "0;1;", **TOLD),
+        *several("2x1 told", "0;1;", recompute="full", **TOLD),
+        Case(name="1x2 told", stage_map="0,1;", **TOLD),
+        Case(name="2x1 told by place", stage_map="0;1;", schedule="varuna", **PLACES),
+        Case(name="1x2 told by place", stage_map="0,1;", **PLACES),
         *means("0;1;", ["1f1b", "varuna", "zero_bubble"]),
         *means("0,1;", ["gpipe"], batches=[8, 8, 7, 1, 5]),
         *means("0;1;", ["interleaved", "zbv"], stages_per_rank=2, recompute="full"),
@@ -174,6 +189,7 @@ CASES: dict[int, list[Case]] = {
         Case(name="3x1 dropout", stage_map="0;1;2;", options=DROPOUT, recompute="full"),
     ],
     4: [
+        Case(name="2x2 told", stage_map="0,2;1,3;", schedule="varuna", **TOLD),
         *means("0,2;1,3;", ["1f1b", "zero_bubble"], batches=[8, 8, 7, 1, 5]),
         *each_schedule("2x2", "0,2;1,3;", batches=UNEVEN, clip=0.3),
         *each_schedule("4x1 empty", "0;1;2;3;", partition="0-2-0-2", model="DictGpt"),
@@ -213,7 +229,7 @@ def train_plain(case: Case) -> dict[str, Any]:
         model.lm_head_weight = model.get_parameter(first)
         assert second == "lm_head_weight"
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    result: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}}
+    result: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}, "outputs": []}
     whole = not ("dropout" in case.options or case.model in ("ConvNet", "RootGpt"))
     for step, size in enumerate(case.batches):
         batch = make_batch(case, step)
@@ -226,7 +242,9 @@ def train_plain(case: Case) -> dict[str, Any]:
                 norm.momentum = 0.1 if is_first else 0.0
                 norm.num_batches_tracked -= 0 if is_first else 1
             with announce_segments(build_seeder(SEED, step, begin)):
-                loss = read_loss(model(**cut_batch(batch, size, held))) * (len(held) / size)
+                output = model(**cut_batch(batch, size, held))
+            loss = read_loss(output) * (len(held) / size)
+            result["outputs"] += [output] if case.outputs else []
             loss.backward()
             total += loss.detach()
         result["losses"].append(total)
@@ -289,6 +307,46 @@ def test_any_layout_trains_as_the_plain_model(
                 assert torch.equal(tensor, plain["state"][name]), name
         seen |= ours["state"].keys()
     assert seen == plain["state"].keys()
+
+
+def list_outputs(case: Case, output: Any) -> dict[str, Any]:
+    """The numbers and rows that are asked for, of the whole batch."""
+    if isinstance(output, tuple):
+        return {"logits": output[0], "accuracy": output[2]}
+    logits, others = output["several"]
+    accuracy = output["accuracy"]
+    if not isinstance(accuracy, Tensor):
+        accuracy = accuracy.mean()
+    numbers = {"height": output["height"], "hits": output["hits"], "accuracy": accuracy}
+    return {**numbers, "logits": logits, "rows": others["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "case"),
+    [(size, case) for size, case in ALL if case.outputs],
+    ids=[case.name for _, case in ALL if case.outputs],
+)
+def test_a_step_gives_the_outputs_that_it_is_asked_for(
+    folders: dict[int, Path], world_size: int, case: Case
+) -> None:
+    problem = _train(folders[world_size], world_size)
+    assert not problem, problem
+    plain = train_plain(case)
+    for rank in range(world_size):
+        ours = torch.load(folders[world_size] / f"{case.name}.{rank}.pt")
+        for step, (told, output) in enumerate(zip(ours["outputs"], plain["outputs"], strict=True)):
+            assert [*told] == case.outputs
+            given = told if case.model == "ToldGpt" else (told[0], None, told[2])
+            begin, end = (min(bound, case.batches[step]) for bound in ours["samples"])
+            found, wanted = (list_outputs(case, one) for one in (given, output))
+            assert found.keys() == wanted.keys()
+            for name, tensor in wanted.items():
+                mine = tensor[begin:end] if tensor.dim() else tensor
+                if begin == end and tensor.dim():
+                    assert found[name] is None
+                    continue
+                assert not found[name].requires_grad and found[name].dtype == tensor.dtype
+                assert_close(found[name], mine.detach(), f"{name} of step {step}")
 
 
 def test_running_ahead_changes_no_bit(folders: dict[int, Path]) -> None:

@@ -44,6 +44,10 @@ BeforeGradients = Callable[[Sequence[nn.Parameter], Sequence[PutOffProduct] | No
 for, and with the products of a W (else None)."""
 
 
+Keep = Callable[[int, Any], None]
+"""Called with the number of a micro-batch and what the model has returned for it, once each."""
+
+
 @dataclass(kw_only=True)
 class HeldMicroBatch:
     """The data a stage keeps of one micro-batch until its backward."""
@@ -117,6 +121,7 @@ class Engine:
         self._loss_scale = 1.0
         self._count: Callable[[], int] | None = None
         self._weigh: Callable[[], Sequence[float]] | None = None
+        self._keep: Keep | None = None
         self._ready = 0.0
 
     def find_last(self) -> nn.Module | None:
@@ -133,6 +138,7 @@ class Engine:
         loss_scale: float = 1.0,
         ahead: int = 0,
         weigh: Callable[[], Sequence[float]] | None = None,
+        keep: Keep | None = None,
     ) -> Tensor:
         """The sum over the samples of this rank's losses (0 without the last stage); of a
         TokenMean its `totals`, added up.
@@ -144,7 +150,7 @@ class Engine:
         """
         self._start(step)
         self._count, self._total, self._loss_scale = count, 0, loss_scale
-        self._weigh = weigh
+        self._weigh, self._keep = weigh, keep
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
         actions = tuple(actions)
@@ -189,14 +195,14 @@ class Engine:
         actions: Iterable[Action],
         microbatches: Sequence[MicroBatch],
         step: int,
-        keep: Callable[[int, Any], None] | None = None,
+        keep: Keep | None = None,
     ) -> Tensor:
         """The forwards among the actions, alone; the sum over the samples of the losses.
 
-        `keep` takes the number of a micro-batch and what the model returns for it; then that need
-        hold no loss.
+        With `keep` what the model returns need hold no loss.
         """
         self._start(step)
+        self._keep = None
         with torch.no_grad(), self._buffers_of_first():
             for action in actions:
                 if action.kind in FORWARDS:
@@ -261,6 +267,8 @@ class Engine:
     ) -> Any:
         """Send what crosses, or add up the loss; what the backward starts from."""
         if connected.is_last:
+            if self._keep is not None:
+                self._keep(number, output)
             return self._add_loss(find_loss(output, self.loss_form.path), micro)
         self._send(connected.activations_out, (True, connected.stage.index + 1, number), output)
         return output

@@ -1,4 +1,4 @@
-"""A replica's batch cut into micro-batches, and what the model returned for them joined again.
+"""A replica's batch cut into micro-batches.
 
 Which inputs hold one entry a sample is learnt from the dummy inputs: tensors whose first dimension
 is that of the first tensor, or, where a function makes batches of any size, whatever dimension
@@ -8,19 +8,15 @@ does not divide.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from varuna_core.runtime.comm.values import map_leaves
-from varuna_core.runtime.split.cut import SplitError
-from varuna_core.runtime.split.loss import TokenMean, add_means
 
 GetBatch = Callable[..., Mapping[str, Any]]
 
@@ -147,94 +143,3 @@ def read_dummies(
     if isinstance(dummy_inputs, Mapping):
         return dummy_inputs, BatchSplitter.from_inputs(dummy_inputs)
     return dummy_inputs(size), BatchSplitter.from_function(dummy_inputs, size)
-
-
-# Outputs.
-
-
-def join_outputs(outputs: Sequence[Any], sizes: Sequence[int], dims: Iterable[int]) -> Any:
-    """Join the outputs of micro-batches of `sizes` samples, in their order and structure.
-
-    A tensor is joined along the dimension that has the micro-batch's size, in each of them; where
-    several have, one of `dims`, the inputs', before others. A single fraction (a loss) becomes the
-    mean over the samples, and TokenMeans are added up. Other tensors are stacked, one entry a
-    micro-batch, or listed if their shapes differ; what is no tensor comes once if it is always the
-    same, else as a list.
-    """
-    if not outputs:
-        return None
-    flat = [pytree.tree_flatten(output, is_leaf=_is_mean) for output in outputs]
-    (_, spec), *others = flat
-    if any(other != spec for _, other in others):
-        raise SplitError(
-            "the model returns other structures for some micro-batches than for others"
-        )
-    order = [*dict.fromkeys(dims)]
-    joined = [
-        _join_leaf(leaves, sizes, order)
-        for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
-    ]
-    return pytree.tree_unflatten(joined, spec)
-
-
-def _is_mean(value: Any) -> bool:
-    return isinstance(value, TokenMean)
-
-
-def _join_leaf(leaves: Sequence[Any], sizes: Sequence[int], order: Sequence[int]) -> Any:
-    first = leaves[0]
-    if all(_is_mean(leaf) for leaf in leaves):
-        return add_means(leaves)
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        same = all(type(leaf) is type(first) and leaf == first for leaf in leaves[1:])
-        return first if same else list(leaves)
-    if all(not leaf.dim() for leaf in leaves) and first.is_floating_point():
-        weights = torch.tensor(sizes, dtype=torch.float64, device=first.device) / sum(sizes)
-        return (torch.stack(list(leaves)).double() * weights).sum().to(first.dtype)
-    for dim in (*order, *range(first.dim())):
-        if _grows(leaves, sizes, dim):
-            return torch.cat(list(leaves), dim)
-    alike = len({leaf.shape for leaf in leaves}) == 1
-    return torch.stack(list(leaves)) if alike else list(leaves)
-
-
-def _grows(leaves: Sequence[Tensor], sizes: Sequence[int], dim: int) -> bool:
-    """True if each has its micro-batch's size in this dimension, and all agree in the others."""
-    if any(leaf.dim() <= dim for leaf in leaves):
-        return False
-    rest = {(*leaf.shape[:dim], *leaf.shape[dim + 1 :]) for leaf in leaves}
-    return len(rest) == 1 and [leaf.shape[dim] for leaf in leaves] == list(sizes)
-
-
-def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
-    """Broadcast a value from the rank `source` to all of a group, tensors on `device`."""
-    if group is None:
-        return value
-    is_source = dist.get_rank() == source
-    leaves, spec = pytree.tree_flatten(value) if is_source else ([], None)
-    head: list[Any] = [[_describe(leaf) for leaf in leaves], spec]
-    with warnings.catch_warnings():
-        # Of torch 2.13's own reading of the structure, on each rank.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        dist.broadcast_object_list(head, source, group=group, device=torch.device("cpu"))
-    described, spec = head
-    got = []
-    for place, (is_tensor, told) in enumerate(described):
-        if not is_tensor:
-            got.append(told)
-            continue
-        shape, dtype = told
-        held = leaves[place].detach().cpu().contiguous() if is_source else None
-        held = torch.empty(shape, dtype=dtype) if held is None else held
-        if held.numel():
-            dist.broadcast(held.reshape(-1).view(torch.uint8), source, group=group)
-        got.append(leaves[place] if is_source else held.to(device))
-    assert spec is not None
-    return pytree.tree_unflatten(got, spec)
-
-
-def _describe(leaf: Any) -> tuple[bool, Any]:
-    """A flag for tensors, and the shape and type of one, or the value itself."""
-    if isinstance(leaf, Tensor):
-        return True, (tuple(leaf.shape), leaf.dtype)
-    return False, leaf

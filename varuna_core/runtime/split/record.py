@@ -68,6 +68,9 @@ class Record:
     in_training: Record | None = None
     """Of a model given in eval mode."""
 
+    output: Any = None
+    """What the model returns, with None for each value."""
+
     loss: LossForm = field(default_factory=LossForm)
     """How the model returns its loss."""
 

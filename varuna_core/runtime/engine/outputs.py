@@ -1,0 +1,254 @@
+"""What the model returned for micro-batches, joined again: of a replica, and of a whole step.
+
+The parts of its outputs that a step is asked for are taken in the forward that adds up the loss, so
+once a micro-batch, and joined when the step is over. Single numbers are of the global batch:
+
+    a fraction       the mean over the samples
+    a whole number   the sum
+    a TokenMean      the mean over what it counts
+
+The rest is the replica's own, as `join_outputs` has it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from varuna_core.runtime.comm.agreement import find_mean
+from varuna_core.runtime.comm.values import map_leaves
+from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.loss import TokenMean, add_means
+
+Names = Sequence[str | int]
+"""Keys, attributes or places of outputs."""
+
+
+def join_outputs(outputs: Sequence[Any], sizes: Sequence[int], dims: Iterable[int]) -> Any:
+    """Join the outputs of micro-batches of `sizes` samples, in their order and structure.
+
+    A tensor is joined along the dimension that has the micro-batch's size, in each of them; where
+    several have, one of `dims`, the inputs', before others. A single fraction (a loss) becomes the
+    mean over the samples, and TokenMeans are added up. Other tensors are stacked, one entry a
+    micro-batch, or listed if their shapes differ; what is no tensor comes once if it is always the
+    same, else as a list.
+    """
+    if not outputs:
+        return None
+    spec, columns = _line_up(outputs)
+    order = [*dict.fromkeys(dims)]
+    joined = [_join_leaf(leaves, sizes, order) for leaves in columns]
+    return pytree.tree_unflatten(joined, spec)
+
+
+def is_mean(value: Any) -> bool:
+    return isinstance(value, TokenMean)
+
+
+def _join_leaf(leaves: Sequence[Any], sizes: Sequence[int], order: Sequence[int]) -> Any:
+    first = leaves[0]
+    if all(is_mean(leaf) for leaf in leaves):
+        return add_means(leaves)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        same = all(type(leaf) is type(first) and leaf == first for leaf in leaves[1:])
+        return first if same else list(leaves)
+    if all(not leaf.dim() for leaf in leaves) and first.is_floating_point():
+        weights = torch.tensor(sizes, dtype=torch.float64, device=first.device) / sum(sizes)
+        return (torch.stack(list(leaves)).double() * weights).sum().to(first.dtype)
+    for dim in (*order, *range(first.dim())):
+        if _grows(leaves, sizes, dim):
+            return torch.cat(list(leaves), dim)
+    alike = len({leaf.shape for leaf in leaves}) == 1
+    return torch.stack(list(leaves)) if alike else list(leaves)
+
+
+def _grows(leaves: Sequence[Tensor], sizes: Sequence[int], dim: int) -> bool:
+    """True if each has its micro-batch's size in this dimension, and all agree in the others."""
+    if any(leaf.dim() <= dim for leaf in leaves):
+        return False
+    rest = {(*leaf.shape[:dim], *leaf.shape[dim + 1 :]) for leaf in leaves}
+    return len(rest) == 1 and [leaf.shape[dim] for leaf in leaves] == list(sizes)
+
+
+def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
+    """Broadcast a value from the rank `source` to all of a group, tensors on `device`."""
+    if group is None:
+        return value
+    is_source = dist.get_rank() == source
+    leaves, spec = pytree.tree_flatten(value) if is_source else ([], None)
+    head: list[Any] = [[_describe(leaf) for leaf in leaves], spec]
+    with warnings.catch_warnings():
+        # Of torch 2.13's own reading of the structure, on each rank.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        dist.broadcast_object_list(head, source, group=group, device=torch.device("cpu"))
+    described, spec = head
+    got = []
+    for place, (is_tensor, told) in enumerate(described):
+        if not is_tensor:
+            got.append(told)
+            continue
+        shape, dtype = told
+        held = leaves[place].detach().cpu().contiguous() if is_source else None
+        held = torch.empty(shape, dtype=dtype) if held is None else held
+        if held.numel():
+            dist.broadcast(held.reshape(-1).view(torch.uint8), source, group=group)
+        got.append(leaves[place] if is_source else held.to(device))
+    assert spec is not None
+    return pytree.tree_unflatten(got, spec)
+
+
+def _describe(leaf: Any) -> tuple[bool, Any]:
+    """A flag for tensors, and the shape and type of one, or the value itself."""
+    if isinstance(leaf, Tensor):
+        return True, (tuple(leaf.shape), leaf.dtype)
+    return False, leaf
+
+
+# Of a step.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A single number of some samples, to be made that of all."""
+
+    total: Any
+    """The sum; of a TokenMean its rows of sums and counts."""
+
+    weight: float | None
+    """The samples that a fraction is the mean of; None for a sum."""
+
+    dtype: torch.dtype
+
+
+class StepOutputs:
+    """The parts of the outputs of one step, on ranks that hold the last stage."""
+
+    def __init__(self, names: Names) -> None:
+        if isinstance(names, str):
+            raise TypeError(f"outputs={names!r}: want several names, such as ({names!r},)")
+        self.names = names
+        self._kept: dict[int, dict[str | int, Any]] = {}
+
+    def check(self, output: Any) -> None:
+        """Refuse a name that what the dry run returned lacks, as far as that can be told."""
+        if isinstance(output, (Mapping, tuple, list)):
+            for name in self.names:
+                take_part(output, name)
+
+    def keep(self, number: int, output: Any) -> None:
+        """Take the parts of what the model returned for a micro-batch, without their graphs."""
+        parts = {name: take_part(output, name) for name in self.names}
+        self._kept[number] = map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, parts)
+
+    def join(
+        self, sizes: Sequence[int], dims: Iterable[int], device: torch.device, replicas: Any
+    ) -> dict[str | int, Any]:
+        """The parts of the whole step; `sizes` are those of the micro-batches, and `replicas` the
+        group that has the others' numbers."""
+        numbers = sorted(self._kept)
+        sizes, order = [sizes[number] for number in numbers], [*dict.fromkeys(dims)]
+        spec, columns = _line_up([self._kept.pop(number) for number in numbers])
+        mine = [_read_number(column, sizes) for column in columns]
+        told = _gather((spec, mine), replicas)
+        spec = next((spec for spec, _ in told if spec is not None), None)
+        if spec is None:  # no replica was given a sample
+            return dict.fromkeys(self.names)
+        if any(other not in (None, spec) for other, _ in told):
+            raise SplitError("the model returns other structures on some replicas than on others")
+        joined: list[Any] = []
+        for place in range(spec.num_leaves):
+            held = [numbers[place] for _, numbers in told if numbers]
+            if any(held):
+                joined.append(_add_up([number for number in held if number], device))
+            else:  # the replica's own, if it was given samples
+                joined.append(_join_leaf(columns[place], sizes, order) if columns else None)
+        made: dict[str | int, Any] = pytree.tree_unflatten(joined, spec)
+        return made
+
+
+def take_part(output: Any, name: str | int) -> Any:
+    """A part of what the model returned, by its key, attribute or place."""
+    try:
+        if isinstance(output, Mapping) and name in output:
+            return output[name]
+        if isinstance(name, int) and isinstance(output, (tuple, list)):
+            return output[name]
+        if isinstance(name, str) and not isinstance(output, Tensor):
+            return getattr(output, name)
+    except (IndexError, AttributeError):
+        pass
+    raise SplitError(
+        f"outputs asks for {name!r}, and the model returns {describe_parts(output)}: name keys of "
+        "a dict, attributes, or places in a tuple"
+    )
+
+
+def describe_parts(output: Any) -> str:
+    """What could be asked for."""
+    if isinstance(output, Mapping):
+        return "a dict with " + ", ".join(map(repr, output))
+    if isinstance(output, (tuple, list)):
+        fields = getattr(output, "_fields", None)
+        return f"{len(output)} values" + (f" ({', '.join(fields)})" if fields else "")
+    return f"a {type(output).__name__}"
+
+
+def _line_up(outputs: Sequence[Any]) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Their structure, and for each of its leaves those of all."""
+    flat = [pytree.tree_flatten(output, is_leaf=is_mean) for output in outputs]
+    if not flat:
+        return None, []
+    (_, spec), *others = flat
+    if any(other != spec for _, other in others):
+        raise SplitError(
+            "the model returns other structures for some micro-batches than for others"
+        )
+    return spec, [*zip(*(leaves for leaves, _ in flat), strict=True)]
+
+
+def _read_number(leaves: Sequence[Any], sizes: Sequence[int]) -> Number | None:
+    """The number that these leaves are of their samples; None if they are something else."""
+    first = leaves[0]
+    if all(is_mean(leaf) for leaf in leaves):
+        rows = torch.stack([leaf.totals() for leaf in leaves]).sum(0)
+        dtype = first.terms[0][0].dtype
+        dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        return Number(total=rows.cpu(), weight=None, dtype=dtype)
+    if not all(isinstance(leaf, Tensor) and not leaf.dim() for leaf in leaves):
+        return None
+    if first.is_complex():
+        return None
+    values = torch.stack(list(leaves))
+    if first.is_floating_point():
+        weights = torch.tensor(sizes, dtype=torch.float64, device=values.device)
+        total = (values.double() * weights).sum().cpu()
+        return Number(total=total, weight=float(sum(sizes)), dtype=first.dtype)
+    dtype = torch.int64 if first.dtype == torch.bool else first.dtype
+    return Number(total=values.sum().cpu(), weight=None, dtype=dtype)
+
+
+def _gather(mine: Any, group: Any) -> list[Any]:
+    if group is None:
+        return [mine]
+    told: list[Any] = [None] * dist.get_world_size(group)
+    with warnings.catch_warnings():
+        # Of torch 2.13's own reading of the structure, on each rank.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        dist.all_gather_object(told, mine, group=group)
+    return told
+
+
+def _add_up(held: Sequence[Number], device: torch.device) -> Tensor:
+    total = torch.stack([number.total for number in held]).sum(0)
+    if total.dim():
+        total = find_mean(total)
+    elif held[0].weight is not None:
+        total = total / sum(number.weight or 0.0 for number in held)
+    return total.to(device, held[0].dtype)
