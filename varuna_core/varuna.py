@@ -253,7 +253,9 @@ class Varuna(KeptInMemory):
 
         def run(microbatches: list[MicroBatch], size: int) -> tuple[Tensor, Any]:
             weights = LossWeights(form, self.agreement, self.engine.find_last())
-            totals = weights.start(microbatches, size, self._splitter.count_places(inputs))
+            places = self._splitter.count_places(inputs)
+            everywhere = self.engine.split_weight is not None
+            totals = weights.start(microbatches, size, places, everywhere)
             self._set_memory_limit()
             actions, ahead = self._plan(len(microbatches))
             scale = self.updates.scale

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -74,6 +75,16 @@ class PoisonGpt(models.Gpt):
         return x
 
 
+class FullLossGpt(models.Gpt):
+    """Its loss is in fp32, so that a scale may be more than fp16 holds."""
+
+    def compute_loss(self, x: Tensor, labels: Tensor | None) -> Tensor:
+        logits = self.head(self.norm(x)).float()
+        if labels is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
 class ReentrantGpt(models.Gpt):
     """One block, called more than once in a backward that starts backwards of its own."""
 
@@ -119,6 +130,7 @@ def build_optimizer(name: str, named: Mapping[str, nn.Parameter]) -> Any:
 def build_model(case: Case) -> nn.Module:
     torch.manual_seed(0)
     own = {"PoisonGpt": PoisonGpt, "NormNet": NormNet, "ReentrantGpt": ReentrantGpt}
+    own["FullLossGpt"] = FullLossGpt
     made: Callable[..., nn.Module] = own.get(case.model) or getattr(models, case.model)
     return made(**case.options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,9 @@ CASES: dict[int, list[Case]] = {
         Case(
             name="1x1 from too high a scale",
             stage_map="0;",
+            model="FullLossGpt",
             precision="fp16",
-            scaling={},
+            scaling={"init_loss_scale": 2.0**23},
             batches=[8] * 6,
             schedule_rate="before",
         ),
@@ -229,19 +231,24 @@ class ByHand:
         for begin in range(0, size, self.case.chunk_size):
             held = range(begin, min(begin + self.case.chunk_size, size))
             loss = self.model(**cut_batch(batch, size, held))
+            # Exact in half precision; the rest of the weight multiplies the gradients in fp32.
             if isinstance(loss, dict):  # a mean over tokens
                 loss, _ = loss["loss"]
-                loss.backward(torch.tensor(self.scale / TOKENS).to(loss.dtype))
+                weight, start = 1 / tokens if tokens else 1 / TOKENS, self.scale / TOKENS
                 total += loss.detach().double() / tokens
             else:
-                loss.backward(torch.tensor(len(held) / size * self.scale).to(loss.dtype))
-                total += loss.detach().double() * len(held) / size
+                weight = len(held) / size
+                start = 2.0 ** math.floor(math.log2(weight * self.scale))
+                if loss.dtype == torch.float16:
+                    start = min(start, 2.0**15)
+                total += loss.detach().double() * weight
+            loss.backward(torch.tensor(start).to(loss.dtype))
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
-                    summed[name] = summed.get(name, 0) + parameter.grad.float()
+                    gradient = parameter.grad.float() * (weight / start)
+                    summed[name] = summed.get(name, 0) + gradient
                     parameter.grad = None
-        factor = (TOKENS / tokens if tokens else 1.0) / self.scale
-        return total.float(), {name: g * factor for name, g in summed.items()}
+        return total.float(), summed
 
 
 @cache

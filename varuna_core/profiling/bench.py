@@ -38,7 +38,7 @@ from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.random_streams import kept_random_state
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients
-from varuna_core.runtime.optim.precision import Masters
+from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
 from varuna_core.runtime.split.record import Cut
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.schedule.actions import Action, Kind
@@ -291,7 +291,8 @@ class Bench:
             gradients_in={segment + 1: self.gradients_in},  # type: ignore[dict-item]
         )
         self.loss_scale = loss_scale
-        self.gradients = Gradients(self.masters, {}, links, self.device, factor=1 / loss_scale)
+        weight = MicroBatchWeight(factor=1 / loss_scale)
+        self.gradients = Gradients(self.masters, {}, links, self.device, weight=weight)
         self.clock = Clock(self.device)
         self.engine = Engine(
             [stage],

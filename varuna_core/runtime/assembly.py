@@ -30,7 +30,7 @@ from varuna_core.runtime.engine.plans import Plans, settle_stages
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients, list_shared
 from varuna_core.runtime.optim.hooks import ParameterHooks, list_parts
-from varuna_core.runtime.optim.precision import Masters
+from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
 from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners, share_values
 from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
@@ -94,10 +94,11 @@ def assemble(
     stages = make_stages(split, plans.stage_map.stages_of(place), sharding, settings)
     shared = list_shared(split.ties, plans.stage_map)
     links = connect_rank(plans.stage_map, rank, shared, sharding, settings)
-    masters, owners = make_masters(split, stages, shared, links, samples, settings)
+    weight = MicroBatchWeight(loss_type=split.record.loss.dtype)
+    masters, owners = make_masters(split, stages, shared, links, samples, settings, weight)
     placed = {} if sharding is None else sharding.placed
     hooks = ParameterHooks(masters, model, list_parts(masters.slices, placed))
-    gradients = Gradients(masters, shared, links, settings.device, owners, sharding, hooks=hooks)
+    gradients = Gradients(masters, shared, links, settings.device, owners, sharding, weight, hooks)
     return RankParts(
         place=place,
         replica=replica,
@@ -218,6 +219,7 @@ def make_masters(
     links: Links,
     samples: Sequence[range],
     settings: VarunaSettings,
+    weight: MicroBatchWeight,
 ) -> tuple[Masters, Owners | None]:
     """Make the weights equal on all ranks, and of them what the optimizer updates here."""
     full = stages.take_full()
@@ -225,7 +227,7 @@ def make_masters(
     slices = {}
     if settings.zero == 3 and links.replicas is not None:
         refuse_uneven(samples, settings.chunk_size)
-        slices = shard_modules(split, stages, full, links, settings.precision.half)
+        slices = shard_modules(split, stages, full, links, settings.precision.half, weight)
     owners = make_owners(settings.zero, links, stages.parameters(), shared, split.model)
     masters = Masters(
         stages.parameters(),
@@ -247,6 +249,7 @@ def build_engine(
 ) -> Engine:
     """The engine, which tells `gradients` of each gradient that it makes."""
     weight_grads = WeightGrads(gradients.note)
+    is_split = settings.precision.half is not None and not loss.num_terms
     engine = Engine(
         stages.stages,
         links,
@@ -257,6 +260,7 @@ def build_engine(
             gradients.before if links.replicas is not None and not gradients.at_once else None
         ),
         after_gradients=gradients.backward_done,
+        split_weight=gradients.weight.split if is_split else None,
         meter=GraphMeter(settings.chunk_size) if settings.recompute == "auto" else None,
         loss=loss,
     )

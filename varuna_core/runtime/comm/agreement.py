@@ -54,12 +54,15 @@ class Agreement:
         self._counting: Any = None
         self._all_heard = 0
 
-    def start(self, size: int, more: Sequence[float] = ()) -> Callable[[], list[float]]:
+    def start(
+        self, size: int, more: Sequence[float] = (), everywhere: bool = False
+    ) -> Callable[[], list[float]]:
         """Begin to add up the samples that the replicas were given, and `more` figures; the last
-        stage will ask for the sums."""
-        if self.links.replicas is None or not self.holds_last:
+        stage will ask for the sums, or all stages."""
+        if self.links.replicas is None or not (self.holds_last or everywhere):
             return lambda: [size, *more]
-        heard = max(self._replica_heard, self.hear())
+        # Only the last stage's tells of signals, one of them of its replica's.
+        heard = max(self._replica_heard, self.hear()) if self.holds_last else 0
         total = torch.tensor([heard, size, *more], dtype=torch.float64)
         self._counting = dist.all_reduce(total, group=self.links.replicas, async_op=True)
 
@@ -97,6 +100,8 @@ class Agreement:
         """
         loss = torch.zeros((), dtype=summed.dtype, device=summed.device)
         self._all_heard = 0
+        if self._counting is not None:
+            totals()
         if self.holds_last:
             count = totals()[0]
             if summed.dim():

@@ -104,9 +104,15 @@ class Engine:
         before_gradients: BeforeGradients | None = None,
         after_gradients: Callable[[], None] = lambda: None,
         meter: GraphMeter | None = None,
+        split_weight: Callable[[float, float], float] | None = None,
         loss: LossForm | None = None,
     ) -> None:
-        """`after_gradients` is called after each B and each W; `loss` is what the model returns."""
+        """`after_gradients` is called after each B and each W; `loss` is what the model returns.
+
+        `split_weight` makes of the weight of a micro-batch and the loss scale what the loss's
+        backward starts from; it is called before gradients are made, on every stage. Without it
+        that is their product. A TokenMean's weights are not split.
+        """
         self.links, self.seed, self.trace = links, seed, trace
         self.loss_form = loss or LossForm()
         self.stages = {stage.index: connect_stage(stage, links) for stage in stages}
@@ -114,7 +120,7 @@ class Engine:
         self.device = stages[0].device
         self.weight_grads = weight_grads or WeightGrads()
         self.before_gradients, self.after_gradients = before_gradients, after_gradients
-        self.meter = meter
+        self.meter, self.split_weight = meter, split_weight
         self._held: dict[tuple[int, int], HeldMicroBatch] = {}
         self._handed: dict[tuple[bool, int, int], Crossing] = {}
         self._step = self._total = 0
@@ -337,6 +343,8 @@ class Engine:
         held.received = held.output = None
 
     def _backward_weights(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        if self.split_weight is not None:
+            self._split_weight(micro)
         for work in self._held.pop((connected.stage.index, number)).work:
             work()
         self.after_gradients()
@@ -347,6 +355,8 @@ class Engine:
         if connected.is_last:
             self._backward_loss(held.output, micro)
         else:
+            if self.split_weight is not None:
+                self._split_weight(micro)
             gradients = self._take(
                 connected.gradients_in, (False, connected.stage.index, number)
             ).tensors
@@ -366,8 +376,11 @@ class Engine:
 
     def _backward_loss(self, loss: Tensor | TokenMean, micro: MicroBatch) -> None:
         if not isinstance(loss, TokenMean):
-            weight = micro.size / self._total_samples()
-            torch.autograd.backward(loss, torch.full_like(loss, weight * self._loss_scale))
+            if self.split_weight is not None:
+                seed = self._split_weight(micro)
+            else:
+                seed = micro.size / self._total_samples() * self._loss_scale
+            torch.autograd.backward(loss, torch.full_like(loss, seed))
             return
         if self._weigh is not None:
             weights = self._weigh()
@@ -380,6 +393,10 @@ class Engine:
         ]
         if seeds:  # where nothing counts a model may return a zero of its own
             torch.autograd.backward([total for total, _ in seeds], [seed for _, seed in seeds])
+
+    def _split_weight(self, micro: MicroBatch) -> float:
+        assert self.split_weight is not None
+        return self.split_weight(micro.size / self._total_samples(), self._loss_scale)
 
     def _total_samples(self) -> int:
         if not self._total:

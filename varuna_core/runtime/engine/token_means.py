@@ -33,14 +33,19 @@ class LossWeights:
         self._weights: list[float] = []
 
     def start(
-        self, microbatches: Sequence[MicroBatch], size: int, num_places: int
+        self,
+        microbatches: Sequence[MicroBatch],
+        size: int,
+        num_places: int,
+        everywhere: bool = False,
     ) -> Callable[[], list[float]]:
-        """Begin to count over the replicas; `num_places` are about the tokens of the batch."""
+        """Begin to count over the replicas; `num_places` are about the tokens of the batch.
+        With `everywhere` all stages are told the sums."""
         if self.form.is_counted and self.last is not None:
             self._figures = count_inputs(self.last, microbatches, self.form.num_terms)
         elif self.form.num_terms:
             self._figures = [float(num_places)] * self.form.num_terms
-        self._totals = self.agreement.start(size, self._figures)
+        self._totals = self.agreement.start(size, self._figures, everywhere)
         return self._totals
 
     def weigh(self) -> list[float]:

@@ -29,7 +29,7 @@ from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.wire import GLOO
 from varuna_core.runtime.engine.weight_grads import PutOffProduct
 from varuna_core.runtime.optim.hooks import ParameterHooks
-from varuna_core.runtime.optim.precision import Masters
+from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
 from varuna_core.runtime.optim.zero import Owners, pack
 from varuna_core.runtime.split.split import TiedWeight
 
@@ -131,14 +131,13 @@ class Gradients:
         device: torch.device,
         owners: Owners | None = None,
         sharding: Sharding | None = None,
-        factor: float = 1.0,
+        weight: MicroBatchWeight | None = None,
         hooks: ParameterHooks | None = None,
     ) -> None:
-        """`factor` multiplies each gradient as it comes, to undo a loss scale; `begin` sets it
-        anew. With `sharding` the parameters are one rank's shares of layers."""
+        """With `sharding` the parameters are one rank's shares of layers."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
-        self.factor = factor
+        self.weight = weight or MicroBatchWeight()
         self.hooks = hooks or ParameterHooks(masters)
         self.at_once = owners is not None and owners.at_once
         """Sum after each backward, so that nobody keeps what another owns."""
@@ -229,7 +228,7 @@ class Gradients:
                 f"parameter {self._names[id(thawed)]!r} was frozen when Varuna was made: the split "
                 "counts on it; let it be trained before, and freeze it after"
             )
-        self.factor = factor
+        self.weight.factor = factor
         self.hooks.rest(self.note)
         self._carried = [
             (p, master.grad) for p, master in self.masters.pairs if master.grad is not None
@@ -273,7 +272,7 @@ class Gradients:
 
     def note(self, parameter: nn.Parameter) -> None:
         """This parameter has just got a gradient, from autograd or from a put-off product."""
-        key = id(self.masters.take_gradient(parameter, self.factor))
+        key = id(self.masters.take_gradient(parameter, self.weight.factor))
         if self._learning:
             (self._repeating if key in self._fired else self._seen).add(key)
             self._fired.add(key)
@@ -326,7 +325,7 @@ class Gradients:
         if not self.at_once:
             self._sum_replicas()
         for rows in self.masters.slices.values():
-            rows.collect_gradient(self.factor)
+            rows.collect_gradient()
         for place, master in self.masters.pairs:
             place.grad = self._summed.pop(id(place), place.grad)
             if not master.requires_grad:  # its owner has frozen it for now

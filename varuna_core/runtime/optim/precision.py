@@ -10,6 +10,7 @@ them: averages over many batches are lost in 8 bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -71,6 +72,32 @@ def choose_precision(fp16: bool, precision: str | None) -> Precision:
     if fp16 and precision not in (None, "fp16"):
         raise ValueError(f"fp16=True and precision {precision!r}: say one of them")
     return Precision(name="fp16" if fp16 else precision or "fp32")
+
+
+@dataclass(kw_only=True)
+class MicroBatchWeight:
+    """The weight of the micro-batch whose gradients come, as two factors.
+
+    A loss in half precision rounds what its backward starts from: a weight of 3/7 to 8 bits, and
+    of a large loss scale it makes infinity. So that starts from a power of two, and the rest of
+    the weight multiplies the gradients where they add up in fp32. It takes the loss scale away
+    again too.
+    """
+
+    loss_type: torch.dtype | None = None
+    """Of the loss as the dry run had it."""
+
+    factor: float = 1.0
+    """Multiplies each gradient as it comes."""
+
+    def split(self, weight: float, loss_scale: float) -> float:
+        """What the loss's backward starts from."""
+        exponent = math.floor(math.log2(weight * loss_scale))
+        if self.loss_type is torch.float16:
+            exponent = max(-14, min(15, exponent))
+        seed = 2.0**exponent
+        self.factor = weight / seed
+        return seed
 
 
 class Masters:

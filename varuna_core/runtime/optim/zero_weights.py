@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from varuna_core.checkpoint.format.box import Box
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.wire import GLOO
+from varuna_core.runtime.optim.precision import MicroBatchWeight
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.split.stage import Stage
 
@@ -48,17 +49,21 @@ class Slice:
         """It answers for what of the state is not in rows, such as a count of steps."""
         return self.box.volume > 0 and self.box.offset[0] == 0
 
-    def collect_gradient(self, factor: float) -> None:
-        """Take the gradient of the step, summed over the replicas, times `factor`."""
+    def collect_gradient(self) -> None:
+        """Take the gradient of the step, summed over the replicas."""
         gradient: Any = self.sharded.grad
         self.sharded.grad = None
         if gradient is not None:
-            rows = gradient.to_local()
-            self.own.grad = rows if factor == 1.0 else rows * factor
+            self.own.grad = gradient.to_local()
 
 
 def shard_modules(
-    split: Split, part: RankStages, full: dict[str, Tensor], links: Links, half: torch.dtype | None
+    split: Split,
+    part: RankStages,
+    full: dict[str, Tensor],
+    links: Links,
+    half: torch.dtype | None,
+    weight: MicroBatchWeight,
 ) -> dict[str, Slice]:
     """Shard what can be of the rank's stages, by name; the stages then own the rest.
 
@@ -95,7 +100,7 @@ def shard_modules(
             module.set_reduce_scatter_unused_params(True)
             # torch asks for subclasses of what it does not export, and calls them.
             module.set_custom_all_gather(_Gather(links))  # type: ignore[arg-type]
-            module.set_custom_reduce_scatter(_Scatter(links))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_Scatter(links, weight))  # type: ignore[arg-type]
             for name in names:
                 sharded = stage.module.get_parameter(name)
                 segment = min(split.segments[name])
@@ -124,6 +129,10 @@ class _Gather(_Messages):
 
 
 class _Scatter(_Messages):
+    def __init__(self, links: Links, weight: MicroBatchWeight) -> None:
+        super().__init__(links)
+        self.weight = weight
+
     def __call__(
         self,
         output_tensor: Tensor,
@@ -133,6 +142,8 @@ class _Scatter(_Messages):
         async_op: bool = False,
     ) -> Any:
         group = self.links.replicas
+        if self.weight.factor != 1.0:  # of half precision, summed in fp32
+            input_tensor.mul_(self.weight.factor)
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
 

@@ -110,6 +110,9 @@ class LossForm:
     path: Path | None = None
     """Where the loss stands; None: the dry run returned none."""
 
+    dtype: torch.dtype | None = None
+    """Of a mean over the samples."""
+
     num_terms: int = 0
     """Of a TokenMean; 0 for a mean over the samples."""
 
@@ -143,7 +146,8 @@ def read_form(output: Any, is_counted: bool) -> LossForm:
             f"the first backward: give the model a method {COUNTS}(**inputs) that returns "
             f"the {terms} counts of the batch"
         )
-    return LossForm(path=path, num_terms=terms, is_counted=is_counted, problem=problem)
+    dtype = follow(output, path).dtype if mean is None else None
+    return LossForm(path=path, dtype=dtype, num_terms=terms, is_counted=is_counted, problem=problem)
 
 
 class AmbiguousLoss(SplitError):

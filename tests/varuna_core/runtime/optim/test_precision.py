@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.small import LEGAL, ConvNet, Gpt, TiedGpt, chain, make_images, make_inputs
-from tests.ranks.precision_rank import Foreign
-from varuna_core import Varuna
+from tests.ranks.precision_rank import Foreign, FullLossGpt
+from varuna_core import CutPoint, Varuna
 from varuna_core.runtime.optim.precision import Masters, choose_precision
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.split.weights import parameters_on_meta
@@ -154,7 +154,7 @@ def test_fp16_wants_its_optimizer() -> None:
 
 @pytest.mark.parametrize("kind", ["torch", "foreign"])
 def test_an_overflow_makes_the_optimizers_step_do_nothing(kind: str) -> None:
-    varuna = build(fp16=True)
+    varuna = build(FullLossGpt(), fp16=True)
     optimizer: Any = Foreign(varuna.parameters(), 0.1)
     if kind == "torch":
         optimizer = torch.optim.AdamW(varuna.parameters())
@@ -192,3 +192,55 @@ def test_a_gradient_after_the_last_one_is_an_error_with_a_name() -> None:
     gradients.note(head)
     with pytest.raises(RuntimeError, match=r"'head\.weight' got another gradient"):
         gradients.note(head)
+
+
+# Weights of micro-batches.
+
+
+class MeanOfOnes(nn.Module):
+    """Each gradient is 1, whatever the batch, and the loss in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        self.cut = CutPoint()
+        with torch.no_grad():
+            self.first.weight.fill_(1)
+            self.second.weight.fill_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.cut(self.first(x))).mean()
+
+
+@pytest.mark.parametrize("way", ["1f1b", "zero_bubble", "zbv", "interleaved"])
+@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("size", [7, 5, 11])
+def test_micro_batches_have_their_exact_weights_in_half_precision(
+    precision: str, way: str, size: int
+) -> None:
+    stages = 2 if way in ("zbv", "interleaved") else 1
+    x = {"x": torch.ones(size, 1)}
+    varuna = Varuna(
+        MeanOfOnes(), "0;", x, size, 3, device="cpu",
+        precision=precision, schedule=way, stages_per_rank=stages,
+    )  # fmt: skip
+    varuna.set_optimizer(torch.optim.SGD(varuna.parameters(), lr=0.1), init_loss_scale=8.0)
+    _, overflow = varuna.step(x)
+    assert not overflow
+    for name, master in varuna.masters().items():
+        torch.testing.assert_close(master.grad, torch.ones(1, 1), rtol=1e-6, atol=0, msg=name)
+
+
+@pytest.mark.parametrize(
+    "scaling", [{"loss_scale": 2.0**24}, {"init_loss_scale": 2.0**20}, {"loss_scale": 1000.1}]
+)
+def test_a_scale_beyond_the_range_of_a_half_precision_loss_is_no_overflow(
+    scaling: dict[str, Any],
+) -> None:
+    x = {"x": torch.ones(7, 1)}
+    varuna = Varuna(MeanOfOnes(), "0;", x, 7, 3, device="cpu", precision="fp16")
+    varuna.set_optimizer(torch.optim.SGD(varuna.parameters(), lr=0.1), **scaling)
+    _, overflow = varuna.step(x)
+    assert not overflow
+    for name, master in varuna.masters().items():
+        torch.testing.assert_close(master.grad, torch.ones(1, 1), rtol=1e-6, atol=0, msg=name)
