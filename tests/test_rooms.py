@@ -42,6 +42,7 @@ BELOW = {
         "varuna_core/schedule",
         "varuna_core/agent/processes",
         "varuna_core/checkpoint/store",
+        "varuna_core/checkpoint/foreign",
         "varuna_core/planner/model",
         "varuna_core/runtime/split",
         "varuna_core/agent/setup",

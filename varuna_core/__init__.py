@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from varuna_core import trace as trace
+    from varuna_core.checkpoint.foreign.weight_files import open_weights as open_weights
     from varuna_core.data.place import DataPlace as DataPlace
     from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
     from varuna_core.profiling.profiler import Profiler as Profiler
@@ -29,6 +30,7 @@ _LAZY = {
     "TokenMean": "varuna_core.runtime.split.loss",
     "Varuna": "varuna_core.varuna",
     "cut_before": "varuna_core.runtime.split.cut",
+    "open_weights": "varuna_core.checkpoint.foreign.weight_files",
     "with_loss": "varuna_core.runtime.split.criterion",
 }
 _MODULES = {"leaving": "varuna_core.runtime.saving.leaving", "trace": "varuna_core.trace"}

@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,13 @@ def train(folder: Path, rank: int, world: int) -> None:
     dist.destroy_process_group()
 
 
-def fork(folder: Path, rank: int, world: int) -> int:
+def fork(folder: Path, rank: int, world: int, run: Callable[[Path, int, int], None] = train) -> int:
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        train(folder, rank, world)
+        run(folder, rank, world)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from varuna_core.programs.weight_files import open_weights
+from varuna_core.checkpoint.foreign.weight_files import open_weights
 from varuna_core.runtime.split.cut import CutPoint
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.split.weights import parameters_on_meta

@@ -54,16 +54,35 @@ def _build_parser() -> argparse.ArgumentParser:
 
     export = commands.add_parser("export", help="weights and buffers as one plain state dict")
     export.add_argument("path", type=Path, help=where + ": then the newest")
-    export.add_argument("target", type=Path, help="a file that ends in .safetensors or .pt")
+    export.add_argument(
+        "target", type=Path, help="a file that ends in .safetensors or .pt; with --hf a new folder"
+    )
     export.add_argument("--iteration", type=int)
+    export.add_argument("--hf", action="store_true", help="a folder for from_pretrained")
+    export.add_argument("--config", type=Path, help="--hf: the model's config.json, or its folder")
+    export.add_argument("--heads", type=int, help="--hf: of a built-in program, if not stored")
+    export.add_argument("--vocab", type=int, help="--hf: leave out later words (padding)")
+    export.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="--hf"
+    )
+    export.add_argument("--shard-mb", type=int, default=5000, help="--hf: largest file, in MB")
     export.set_defaults(run=_export)
 
     take = commands.add_parser("import", help="a checkpoint of a plain state dict's weights")
-    take.add_argument("source", type=Path, help="a safetensors file, or one of torch.save")
+    take.add_argument(
+        "source", type=Path, help="a safetensors file, one of torch.save, or Hugging Face's folder"
+    )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
     take.add_argument("--iteration", type=int, default=0)
     tied = "names of one tensor; once for each group"
     take.add_argument("--tied", nargs="+", action="append", default=[], metavar="NAME", help=tied)
+    take.add_argument(
+        "--program",
+        choices=("pretrain_gpt", "pretrain_bert"),
+        help="for this built-in program, of a folder of GPT-2 or BERT",
+    )
+    take.add_argument("--vocab", type=int, help="--program: add words whose weights are zeros")
+    take.add_argument("--sequence", type=int, help="--program: leave out later positions")
     take.set_defaults(run=_import)
     return parser
 
@@ -156,17 +175,49 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    folder = _find_folder(options.path, options.iteration)
+    if options.hf:
+        from varuna_core.checkpoint.foreign.huggingface import export_folder
+
+        made = export_folder(
+            folder,
+            options.target,
+            config=options.config,
+            heads=options.heads,
+            vocab=options.vocab,
+            dtype=options.dtype,
+            shard_bytes=options.shard_mb * 10**6,
+        )
+        print(f"{folder} in {options.target}: {', '.join(made)}")
+        if "config.json" not in made:
+            print("no config.json: say --config, or copy the model's there")
+        return 0
     from varuna_core.checkpoint.store.exchange import export_checkpoint
 
-    folder = _find_folder(options.path, options.iteration)
     count = export_checkpoint(folder, options.target)
     print(f"{count} tensors of {folder} in {options.target}")
     return 0
 
 
 def _import(options: argparse.Namespace) -> int:
-    from varuna_core.checkpoint.store.exchange import import_checkpoint
+    source, store, iteration = options.source, options.store, options.iteration
+    if source.is_dir():
+        from varuna_core.checkpoint.foreign.huggingface import import_folder
 
-    made = import_checkpoint(options.source, options.store, options.iteration, options.tied)
-    print(f"{options.source} is {made}")
+        made = import_folder(
+            source,
+            store,
+            iteration=iteration,
+            ties=options.tied,
+            program=options.program,
+            vocab=options.vocab,
+            sequence=options.sequence,
+        )
+    elif options.program is not None:
+        raise ValueError(f"{source}: --program wants Hugging Face's folder, with its config.json")
+    else:
+        from varuna_core.checkpoint.store.exchange import import_checkpoint
+
+        made = import_checkpoint(source, store, iteration, options.tied)
+    print(f"{source} is {made}")
     return 0

@@ -258,6 +258,9 @@ class Trainer:
         try:
             if not is_copied:
                 self.model.load_checkpoint(folder)
+            if self.model.data_position is None:
+                self._begin_with_imported(folder)
+                return
             self._expect_same_batch(self.model.data_position["consumed"])
             self.source.check_state(self.model.data_position["order"])
             self.taken = int(self.model.user_state["taken"])
@@ -271,6 +274,16 @@ class Trainer:
                     f"this run saved iteration {self.training.saved} in {folder}, and it is "
                     "there no more: is the disk there? To train from the beginning, submit anew"
                 ) from None
+        self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
+
+    def _begin_with_imported(self, folder: str) -> None:
+        """Weights that `python -m varuna_core.checkpoint import` put there, and nothing else."""
+        if self.model.iteration:
+            raise ProgramError(
+                f"iteration {self.model.iteration} in {folder} does not say which samples it has "
+                "seen: import weights with --iteration 0, for a training from its first sample"
+            )
+        self.lines.tell_choice(f"begins with the weights in {folder}")
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
 
     def _open_memory(self, environ: Mapping[str, str] = os.environ) -> bool:
@@ -342,7 +355,8 @@ class Trainer:
         """For the next checkpoint, whoever asks for it."""
         consumed = step * self.training.global_batch_size
         self.model.data_position = {"consumed": consumed, "order": self.order}
-        self.model.user_state = {"taken": self.taken}
+        program, heads = self.training.program, self.training.heads
+        self.model.user_state = {"taken": self.taken, "model": {"program": program, "heads": heads}}
 
     def _save(self) -> None:
         training = self.training

@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -39,9 +40,9 @@ TORCH = (".pt", ".pth", ".bin")
 def export_checkpoint(folder: Path, target: Path) -> int:
     """Weights and buffers in one file, tied ones under each of their names; how many names."""
     with CheckpointReader(folder) as reader:
-        names = list(dict.fromkeys([*reader.state.shapes, *_list_names(reader)]))
+        names = list(dict.fromkeys([*reader.state.shapes, *list_stored_names(reader)]))
         leads = find_leads(reader.state.ties)
-        entries = [_read_later(reader, name) for name in names]
+        entries = [name_stored(reader, name) for name in names]
         write_state_dict(target, entries, leads, {"iteration": str(reader.iteration)})
     return len(names)
 
@@ -80,11 +81,12 @@ def write_state_dict(
     sync_folder(target.parent)
 
 
-def _list_names(reader: CheckpointReader) -> list[str]:
+def list_stored_names(reader: CheckpointReader) -> list[str]:
     return [*reader.names(WEIGHT), *reader.names(BUFFER)]
 
 
-def _read_later(reader: CheckpointReader, name: str) -> Entry:
+def name_stored(reader: CheckpointReader, name: str) -> Entry:
+    """An entry of a whole tensor of a checkpoint, read when it is written."""
     shape = reader.shape(name)
     word = next(word for word, dtype in DTYPES.items() if dtype == reader.dtype(name))
     return Entry(
@@ -110,20 +112,38 @@ def import_checkpoint(
         tensors = _load_torch(source)
         ties = [*ties, *_find_ties(tensors)]
         entries = [make_entry(WEIGHT, name, tensor) for name, tensor in tensors.items()]
-    held = {entry.name: entry for entry in entries}
+    return save_weights(store, entries, ties, iteration, source.name)
+
+
+def save_weights(
+    store: Path,
+    entries: Sequence[Entry],
+    ties: Sequence[Sequence[str]],
+    iteration: int,
+    source: str,
+    optimizer: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """A checkpoint of these, and of the optimizer's entries that are among them; its folder.
+
+    Names after the first of a tie need not be there. `optimizer` holds what `take_state` returned.
+    """
+    held = {entry.name: entry for entry in entries if entry.kind == WEIGHT}
     for names in ties:
         _check_tie(held, names)
     later = {name for names in ties for name in names[1:]}
+    shapes = {name: entry.shape for name, entry in held.items()}
+    shapes |= {name: shapes[names[0]] for names in ties for name in names}
     writer = CheckpointWriter(store, job=f"import-{uuid4().hex[:12]}")
     writer.save(
         CheckpointPart(
             iteration=iteration,
             segments={0: [entry for entry in entries if entry.name not in later]},
+            optimizer={name: tree for name, tree in optimizer.items() if name not in later},
             state=TrainingState(
                 partition="",
-                shapes={name: entry.shape for name, entry in held.items()},
+                shapes=shapes,
                 ties=[list(names) for names in ties],
-                user={"imported from": source.name},
+                user={"imported from": source},
             ),
         )
     )
@@ -197,11 +217,10 @@ def _find_ties(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 
 
 def _check_tie(held: Mapping[str, Entry], names: Sequence[str]) -> None:
-    for name in names:
-        if name not in held:
-            raise CheckpointError(f"tied {name!r} is not in the file")
+    if names[0] not in held:
+        raise CheckpointError(f"tied {names[0]!r} is not in the file")
     first = held[names[0]]
-    for name in names[1:]:
+    for name in filter(held.__contains__, names[1:]):
         other = held[name]
         if other.shape != first.shape or not torch.equal(other.load(), first.load()):
             raise CheckpointError(f"{names[0]!r} and {name!r} are not equal, so they are not tied")

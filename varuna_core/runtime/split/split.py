@@ -283,7 +283,13 @@ class Split:
         rank's other stages, are taken over: a tied weight is one parameter there too. With
         `sharding` the stage's own are this rank's shares.
         """
-        weights = Weights(model=self.model, state_dict=state_dict, seed=seed, init=init)
+        weights = Weights(
+            model=self.model,
+            state_dict=state_dict,
+            seed=seed,
+            init=init,
+            groups=dict.fromkeys(self.groups.values()),
+        )
         held = self.stages[index]
         plan, stubbed = plan_stubs(self.record, held.start, list_owners(self.model))
         own, early, replaced, full = self._make_parameters(

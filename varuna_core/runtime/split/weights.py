@@ -17,16 +17,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.record import tensor_names
+from varuna_core.runtime.split.stored import describe_misfit, match_model
 
 Init = Callable[[str, Tensor], None]
 """Fills the tensor of this name in place, drawing from torch's default generator."""
@@ -64,11 +65,12 @@ class Weights:
         state_dict: Mapping[str, Tensor] | None = None,
         seed: int | None = None,
         init: Init | None = None,
+        groups: Iterable[Sequence[str]] | None = None,
     ) -> None:
+        """`groups` are the names of each parameter, if not as they are tied in the model."""
         self.model, self.state_dict, self.seed, self.init = model, state_dict, seed, init
-        # Of the names alone: `in` may load what it looks for.
-        self._stored = frozenset(state_dict or ())
-        self._persistent = model.state_dict().keys()
+        groups = tensor_names(model).values() if groups is None else groups
+        self._stored = {} if state_dict is None else match_model(model, groups, state_dict)
         self._skeleton: nn.Module | None = None
 
     def make(self, names: tuple[str, ...], original: Tensor) -> Tensor:
@@ -76,10 +78,8 @@ class Weights:
         if self.state_dict is not None:
             for name in names:
                 if name in self._stored:
-                    return self._fit(name, self.state_dict[name], original)
-            if not self._persistent.isdisjoint(names):
-                some = ", ".join(map(repr, islice(self.state_dict, 3)))
-                raise SplitError(f"the state dict has no {names[0]!r}; it has {some} and so on")
+                    stored = self._stored[name]
+                    return self._fit(stored, self.state_dict[stored], original)
         if self.seed is not None and (original.is_meta or isinstance(original, nn.Parameter)):
             return self._initialise(names, original)
         if original.is_meta:
@@ -91,10 +91,7 @@ class Weights:
 
     def _fit(self, name: str, value: Tensor, original: Tensor) -> Tensor:
         if value.shape != original.shape:
-            raise SplitError(
-                f"{name!r} is {list(value.shape)} in the state dict, {list(original.shape)} in "
-                "the model"
-            )
+            raise SplitError(describe_misfit(name, value.shape, original.shape))
         return value.detach().to(dtype=original.dtype, copy=True)
 
     def _initialise(self, names: tuple[str, ...], original: Tensor) -> Tensor:

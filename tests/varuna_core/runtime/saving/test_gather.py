@@ -14,8 +14,8 @@ from tests.ranks.gather_rank import BATCH, STEPS, Case, build_model, make_batch,
 from tests.ranks.start import collect, start_ranks
 from tests.ranks.train_rank import MOMENTUM, RATE
 from varuna_core import Varuna
+from varuna_core.checkpoint.foreign.weight_files import open_weights
 from varuna_core.checkpoint.store.exchange import export_checkpoint
-from varuna_core.programs.weight_files import open_weights
 
 CASES: dict[int, list[Case]] = {
     2: [

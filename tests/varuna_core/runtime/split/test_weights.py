@@ -197,10 +197,17 @@ def test_whole_numbers_that_no_rule_fills_are_refused() -> None:
 
 
 def test_a_name_that_the_state_dict_lacks_is_refused() -> None:
-    """Not drawn in silence: a prefix too many would leave the whole model untrained."""
-    state = {f"module.{name}": value for name, value in Gpt().state_dict().items()}
-    with pytest.raises(SplitError, match=r"has no 'wte.weight'; it has 'module.wte.weight', "):
+    """Not drawn in silence: that would leave the whole model untrained."""
+    state = {f"other.{name}x": value for name, value in Gpt().state_dict().items()}
+    with pytest.raises(
+        SplitError, match=r"has none of 'wte.weight', .*; it has 'other.wte.weightx'"
+    ):
         split_model(Gpt(), INPUTS, 1).make_stage(0, state_dict=state, seed=1)
+    state = Gpt().state_dict()
+    del state["wte.weight"]
+    for stage in range(2):  # on the rank that would not read it, too
+        with pytest.raises(SplitError, match=r"has no 'wte.weight'; it has 'wpe"):
+            split_model(Gpt(), INPUTS, 2).make_stage(stage, state_dict=state, seed=1)
     tied = models.TiedGpt()
     state = tied.state_dict()
     del state["wte.weight"]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from varuna_core.checkpoint.foreign.weight_files import WeightFileError, open_weights
 from varuna_core.checkpoint.format.entries import DTYPES
-from varuna_core.programs.weight_files import WeightFileError, open_weights
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -62,6 +62,47 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / f"{name}.safetensors", {"x": torch.ones(1)})
     with pytest.raises(WeightFileError, match=r"'x' is in .*a\.safetensors and in .*b\."):
+        open_weights(tmp_path)
+
+
+def write_sharded(folder: Path, **files: dict[str, Tensor]) -> None:
+    """As Hugging Face saves a large model."""
+    listed = {}
+    for word, tensors in files.items():
+        write(folder / f"{word}.safetensors", tensors)
+        listed |= dict.fromkeys(tensors, f"{word}.safetensors")
+    index = {"metadata": {"total_size": 1}, "weight_map": listed}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_of_a_folder_with_an_index_its_files_alone_are_read(tmp_path: Path) -> None:
+    write_sharded(tmp_path, one={"x": torch.ones(2)}, two={"y": torch.zeros(3)})
+    write(tmp_path / "consolidated.safetensors", {"x": torch.zeros(5), "z": torch.zeros(5)})
+    stored = open_weights(tmp_path)
+    assert set(stored) == {"x", "y"} and stored["x"].tolist() == [1, 1]
+    assert stored.shape_of("y") == (3,)
+    (tmp_path / "two.safetensors").unlink()
+    with pytest.raises(WeightFileError, match=r"two.safetensors is missing, and model.*lists it"):
+        open_weights(tmp_path)
+    write(tmp_path / "two.safetensors", {"other": torch.zeros(3)})
+    with pytest.raises(WeightFileError, match=r"two.safetensors holds no 'y'"):
+        open_weights(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(WeightFileError, match="not an index of safetensors files"):
+        open_weights(tmp_path)
+
+
+def test_of_a_folder_with_one_model_file_that_one_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", {"x": torch.ones(2)})
+    write(tmp_path / "adapter_model.safetensors", {"x": torch.zeros(2)})
+    assert open_weights(tmp_path)["x"].tolist() == [1, 1]
+
+
+def test_a_folder_of_other_files_says_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(
+        WeightFileError, match=r"no \*.safetensors .* it has pytorch_model.bin: give"
+    ):
         open_weights(tmp_path)
 
 

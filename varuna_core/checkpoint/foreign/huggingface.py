@@ -1,0 +1,355 @@
+"""Hugging Face's folders (safetensors, config.json) to our checkpoints, and the other way.
+
+    import   folder ─► a checkpoint of weights, under their names or a built-in program's
+    export   a checkpoint of any layout ─► model-00001-of-00003.safetensors ..., index, config.json
+
+Tensor by tensor: neither way holds more than one of them, in two copies where it is turned. A model
+that the built-in program would compute otherwise is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from varuna_core.checkpoint.foreign.names import (
+    TIES,
+    Place,
+    Program,
+    Sizes,
+    find_place,
+    find_program,
+    list_differences,
+    list_shapes,
+    read_sizes,
+    render_config,
+)
+from varuna_core.checkpoint.foreign.weight_files import INDEX, SINGLE, StoredWeights, open_weights
+from varuna_core.checkpoint.format.box import Box, whole
+from varuna_core.checkpoint.format.document import sync_folder
+from varuna_core.checkpoint.format.entries import DTYPES, Entry, write_file
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.format.manifest import WEIGHT
+from varuna_core.checkpoint.store.exchange import list_stored_names, name_stored, save_weights
+from varuna_core.checkpoint.store.reader import CheckpointReader
+
+CONFIG = "config.json"
+BESIDE = ("generation_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")
+"""What is copied from the folder of a config."""
+
+TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Of an exported model, as its config spells them."""
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+SHARD_BYTES = 5 * 10**9
+
+
+# Import.
+
+
+def import_folder(
+    source: Path,
+    store: Path,
+    *,
+    iteration: int = 0,
+    ties: Sequence[Sequence[str]] = (),
+    program: Program | None = None,
+    vocab: int | None = None,
+    sequence: int | None = None,
+) -> Path:
+    """A checkpoint of the folder's weights alone, which any layout loads; its own folder.
+
+    For a built-in `program` they get its names and layout. `vocab` then adds words with weights of
+    zero, whose logits count in the loss; `sequence` leaves out later positions.
+    """
+    stored = open_weights(source)
+    if program is None:
+        entries = [_take_stored(stored, name, name) for name in stored]
+        return save_weights(store, entries, ties, iteration, source.name)
+    config = read_config(source)
+    _refuse_differences(program, config, source)
+    sizes, _ = read_sizes(program, config)
+    held = list_shapes(program, sizes)
+    entries = [
+        _resize(_take_ours(program, stored, name, shape, source), sizes, vocab, sequence)
+        for name, shape in held.items()
+        if name != TIES[program][1]
+    ]
+    return save_weights(store, entries, [*ties, TIES[program]], iteration, source.name)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of a folder, or the file itself."""
+    file = path / CONFIG if path.is_dir() else path
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read as a config.json: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} is no config.json: it holds a {type(found).__name__}")
+    return found
+
+
+def _refuse_differences(program: Program, config: Mapping[str, Any], source: Path) -> None:
+    differences = list_differences(program, config)
+    if differences:
+        raise CheckpointError(
+            f"{source} is of a model that {program} computes otherwise: {'; '.join(differences)}. "
+            "Train the model itself, with cut_before and open_weights"
+        )
+
+
+def _take_stored(stored: StoredWeights, theirs: str, name: str) -> Entry:
+    laid = stored.describe(theirs)
+    return Entry(
+        kind=WEIGHT,
+        name=name,
+        shape=laid.extent,
+        box=whole(laid.extent),
+        dtype=laid.dtype,
+        load=lambda: stored[theirs],
+    )
+
+
+def _take_ours(
+    program: Program, stored: StoredWeights, name: str, shape: tuple[int, ...], source: Path
+) -> Entry:
+    """One of our tensors, made of theirs when it is written."""
+    place = find_place(program, name)
+    found = [_find_theirs(stored, part) for part in place.parts]
+    if None in found and place.also:
+        found = [_find_theirs(stored, other) for other in place.also]
+    parts = [_take_stored(stored, theirs, name) for theirs in found if theirs is not None]
+    if len(parts) < len(place.parts):
+        lost = next(part for part, there in zip(place.parts, found, strict=True) if there is None)
+        kind = "GPT2LMHeadModel" if program == "pretrain_gpt" else "BertForPreTraining"
+        raise CheckpointError(f"{source} has no {lost!r}: {program} wants a {kind}'s")
+    wanted = _shape_theirs(place, shape)
+    for theirs, part in zip(found, parts, strict=True):
+        if part.shape != wanted:
+            raise CheckpointError(
+                f"{theirs!r} is {list(part.shape)} in {source}, its config says {list(wanted)}"
+            )
+        if part.dtype != parts[0].dtype:
+            raise CheckpointError(f"{theirs!r} is {part.dtype}, {found[0]!r} is {parts[0].dtype}")
+    return replace(parts[0], shape=shape, box=whole(shape), load=lambda: _join(place, parts))
+
+
+def _shape_theirs(place: Place, shape: tuple[int, ...]) -> tuple[int, ...]:
+    first, *rest = shape
+    cut = (first // len(place.parts), *rest)
+    return cut[::-1] if place.transposed else cut
+
+
+def _join(place: Place, parts: Sequence[Entry]) -> Tensor:
+    tensors = [part.load() for part in parts]
+    made = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    return made.t().contiguous() if place.transposed else made
+
+
+def _find_theirs(stored: StoredWeights, name: str) -> str | None:
+    """As it is in the file: of a model without its head, or as BERT's first files name norms."""
+    older = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+    older = older.replace("LayerNorm.bias", "LayerNorm.beta")
+    spelled = (name, name.partition(".")[2], older, older.partition(".")[2])
+    return next((one for one in spelled if stored.holds(one)), None)
+
+
+def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None) -> Entry:
+    """With rows of zeros for more words, without those of later positions."""
+    if entry.name in ("tokens.weight", "token_head.decoder.bias") and vocab not in (
+        None,
+        sizes.vocab,
+    ):
+        if vocab < sizes.vocab:
+            raise CheckpointError(f"vocab {vocab}: the folder has {sizes.vocab} words")
+        return _with_rows(entry, vocab)
+    if entry.name == "positions.weight" and sequence not in (None, sizes.sequence):
+        if sequence > sizes.sequence:
+            raise CheckpointError(f"sequence {sequence}: the folder has {sizes.sequence} positions")
+        return _with_rows(entry, sequence)
+    return entry
+
+
+def _with_rows(entry: Entry, rows: int) -> Entry:
+    shape = (rows, *entry.shape[1:])
+
+    def load() -> Tensor:
+        made, held = torch.zeros(shape, dtype=DTYPES[entry.dtype]), entry.load()
+        made[: len(held)] = held[:rows]
+        return made
+
+    return replace(entry, shape=shape, box=whole(shape), load=load)
+
+
+# Export.
+
+
+def export_folder(
+    folder: Path,
+    target: Path,
+    *,
+    config: Path | None = None,
+    heads: int | None = None,
+    vocab: int | None = None,
+    dtype: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """The checkpoint in this folder as a new folder for `from_pretrained`; what it is made of.
+
+    A built-in program's weights get Hugging Face's names and a config; others keep theirs, with the
+    `config` of the model, a file or a folder. `vocab` leaves out words that were added.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{target} is there already and not empty: name a new folder")
+    if config is not None:
+        read_config(config)  # before anything is written
+    part = target.with_name(f".{target.name}.{uuid4().hex}.part")
+    part.mkdir(parents=True)
+    try:
+        with CheckpointReader(folder) as reader:
+            entries, made = _take_model(reader, config, heads, vocab, dtype)
+            entries = [_cast(entry, TYPES[dtype]) for entry in entries]
+            _write_shards(part, entries, shard_bytes)
+        if made is not None:
+            (part / CONFIG).write_text(json.dumps(made, indent=2) + "\n")
+        if config is not None and config.is_dir():
+            for pattern in BESIDE:
+                for path in config.glob(pattern):
+                    shutil.copyfile(path, part / path.name)
+        sync_folder(part)
+        os.rename(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    sync_folder(target.parent)
+    return sorted(path.name for path in target.iterdir())
+
+
+def _take_model(
+    reader: CheckpointReader,
+    config: Path | None,
+    heads: int | None,
+    vocab: int | None,
+    dtype: str,
+) -> tuple[list[Entry], dict[str, Any] | None]:
+    """Entries under their names, tied ones once, and the config."""
+    shapes = reader.state.shapes or {name: reader.shape(name) for name in list_stored_names(reader)}
+    later = {name for names in reader.state.ties for name in names[1:]}
+    found = find_program(shapes)
+    given = None if config is None else read_config(config)
+    if found is None:
+        if heads is not None or vocab is not None:
+            raise CheckpointError(
+                f"{reader.folder} is of no built-in program: heads and vocab are for those"
+            )
+        made = None if given is None else {**given, "dtype": dtype}
+        if made is not None:
+            made.pop("torch_dtype", None)  # as it was called before
+        return [name_stored(reader, name) for name in shapes if name not in later], made
+    program, sizes = found
+    if given is not None:
+        _refuse_differences(program, given, reader.folder)
+        heads = heads or read_sizes(program, given)[1]
+    heads = heads or _find_heads(reader)
+    if sizes.hidden % heads:
+        raise CheckpointError(f"{heads} heads do not divide the model's width of {sizes.hidden}")
+    kept = sizes.vocab if vocab is None else vocab
+    if not 0 < kept <= sizes.vocab:
+        raise CheckpointError(f"vocab {kept}: the checkpoint has {sizes.vocab} words")
+    entries = [
+        entry
+        for name in shapes
+        if name not in later
+        for entry in _take_theirs(reader, program, name, kept)
+    ]
+    return entries, render_config(program, replace(sizes, vocab=kept), heads, dtype)
+
+
+def _find_heads(reader: CheckpointReader) -> int:
+    user = reader.state.user
+    model = user.get("model") if isinstance(user, dict) else None
+    heads = model.get("heads") if isinstance(model, dict) else None
+    if not isinstance(heads, int):
+        raise CheckpointError(
+            f"{reader.folder} does not say how many attention heads its model has: add --heads"
+        )
+    return heads
+
+
+def _take_theirs(
+    reader: CheckpointReader, program: Program, name: str, vocab: int
+) -> Iterator[Entry]:
+    """Their tensors of one of ours, each read when it is written."""
+    place = find_place(program, name)
+    rows, *rest = reader.shape(name)
+    if name in ("tokens.weight", "token_head.decoder.bias"):
+        rows = vocab
+    count = rows // len(place.parts)
+    theirs = place.also[:1] or place.parts
+    for number, part in enumerate(theirs):
+        box = Box((number * count, *[0] * len(rest)), (count, *rest))
+        shape = box.extent[::-1] if place.transposed else box.extent
+        yield replace(
+            name_stored(reader, name),
+            name=part,
+            shape=shape,
+            box=whole(shape),
+            load=_load_box(reader, name, box, place.transposed),
+        )
+
+
+def _load_box(
+    reader: CheckpointReader, name: str, box: Box, transposed: bool
+) -> Callable[[], Tensor]:
+    def load() -> Tensor:
+        held = reader.read(name, box=box)
+        return held.t().contiguous() if transposed else held
+
+    return load
+
+
+def _cast(entry: Entry, word: str) -> Entry:
+    """Fractions in another type; whole numbers as they are."""
+    if entry.dtype == word or entry.dtype not in FLOATS:
+        return entry
+    return replace(entry, dtype=word, load=lambda: entry.load().to(DTYPES[word]))
+
+
+def deal_shards(entries: Sequence[Entry], shard_bytes: int) -> list[list[Entry]]:
+    """In their order, each of at most so many bytes, or of one tensor that is larger."""
+    shards: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if shards[-1] and size + entry.num_bytes > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(entry)
+        size += entry.num_bytes
+    return shards
+
+
+def _write_shards(folder: Path, entries: Sequence[Entry], shard_bytes: int) -> None:
+    shards = deal_shards(entries, shard_bytes)
+    names = (
+        [SINGLE]
+        if len(shards) == 1
+        else [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
+    )
+    with ThreadPoolExecutor(1) as beside:
+        for name, held in zip(names, shards, strict=True):
+            write_file(folder / name, held, {}, beside).result()
+    if len(shards) > 1:
+        listed = {e.name: name for name, held in zip(names, shards, strict=True) for e in held}
+        total = sum(entry.num_bytes for entry in entries)
+        index = {"metadata": {"total_size": total}, "weight_map": listed}
+        (folder / f"model{INDEX}").write_text(json.dumps(index, indent=2) + "\n")

@@ -1,0 +1,126 @@
+"""Weights in safetensors files, read one tensor at a time when asked for.
+
+    Varuna(model, ..., state_dict=open_weights("gpt2-xl/"))
+
+The format is that of checkpoints' own files (checkpoint/format/tensorfile.py). Only headers are
+read at first; a stage that takes its own tensors reads no others. Any other
+mapping of names to tensors serves as well, such as `torch.load(path, mmap=True)`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from varuna_core.checkpoint.format.entries import DTYPES
+from varuna_core.checkpoint.format.errors import DamagedCheckpoint
+from varuna_core.checkpoint.format.tensorfile import Laid, read_head
+
+INDEX = ".safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class WeightFileError(ValueError):
+    """A file of weights cannot be read; the message names it."""
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """Names to tensors; each access reads the tensor again."""
+
+    def __init__(self, places: Mapping[str, tuple[Path, Laid]]) -> None:
+        self._places = places
+
+    def __getitem__(self, name: str) -> Tensor:
+        path, laid = self._places[name]
+        content, dtype = bytearray(laid.num_bytes), DTYPES[laid.dtype]
+        with path.open("rb") as file:
+            file.seek(laid.start)
+            if file.readinto(content) != laid.num_bytes:
+                raise WeightFileError(f"{path}: ends within {name!r}")
+        if not content:
+            return torch.empty(laid.extent, dtype=dtype)
+        return torch.frombuffer(content, dtype=dtype).view(laid.extent)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def holds(self, name: str) -> bool:
+        """True if it is there; `in` reads it."""
+        return name in self._places
+
+    def describe(self, name: str) -> Laid:
+        """Type, shape and size; nothing is read."""
+        return self._places[name][1]
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self.describe(name).extent
+
+
+def open_weights(*paths: str | Path) -> StoredWeights:
+    """The tensors of these safetensors files; of a folder those that its index lists, or its
+    model.safetensors, or else all such files in it."""
+    places: dict[str, tuple[Path, Laid]] = {}
+    for path in map(Path, paths):
+        listed = _list_files(path) if path.is_dir() else {path: None}
+        for file, names in listed.items():
+            for laid in _read_file(file, names):
+                if laid.key in places:
+                    raise WeightFileError(f"{laid.key!r} is in {places[laid.key][0]} and in {file}")
+                places[laid.key] = file, laid
+    return StoredWeights(places)
+
+
+def _list_files(folder: Path) -> Mapping[Path, set[str] | None]:
+    """The files of a folder, and which names of each count; None is all."""
+    indices = sorted(folder.glob(f"*{INDEX}"))
+    if len(indices) > 1:
+        raise WeightFileError(f"{indices[0]} and {indices[1].name}: name the files of one of them")
+    if indices:
+        return _read_index(indices[0])
+    if (folder / SINGLE).is_file():
+        return {folder / SINGLE: None}
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        others = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))]
+        hint = f"; it has {others[0]}: give torch.load(..., mmap=True) of it" if others else ""
+        raise WeightFileError(f"{folder}: no *.safetensors in this folder{hint}")
+    return dict.fromkeys(found)
+
+
+def _read_index(index: Path) -> Mapping[Path, set[str] | None]:
+    try:
+        listed = json.loads(index.read_text())["weight_map"]
+        files: dict[Path, set[str] | None] = {
+            index.parent / name: set() for name in listed.values()
+        }
+        for name, file in listed.items():
+            names = files[index.parent / file]
+            assert names is not None
+            names.add(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightFileError(f"{index}: not an index of safetensors files ({error})") from error
+    for file in files:
+        if not file.is_file():
+            raise WeightFileError(f"{file} is missing, and {index.name} lists it")
+    return files
+
+
+def _read_file(file: Path, names: set[str] | None) -> list[Laid]:
+    try:
+        _, tensors = read_head(file)
+    except DamagedCheckpoint as error:
+        raise WeightFileError(str(error)) from error
+    lost = sorted((names or set()) - {laid.key for laid in tensors})
+    if lost:
+        raise WeightFileError(f"{file} holds no {lost[0]!r}, and its folder's index lists it there")
+    for laid in tensors:
+        if laid.dtype not in DTYPES:
+            raise WeightFileError(f"{file}: {laid.key!r} is of type {laid.dtype}, not read here")
+    return [laid for laid in tensors if names is None or laid.key in names]
