@@ -90,6 +90,7 @@ class Varuna(KeptInMemory):
         costs: Costs | FromConf | None = FROM_CONF,
         zero: int | FromConf = FROM_CONF,
         offload: str | FromConf | None = FROM_CONF,
+        keep_fp32: Sequence[str] = (),
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
 
@@ -102,6 +103,7 @@ class Varuna(KeptInMemory):
         `state_dict` holds weights to start from. `from_cache` is Varuna's and has no effect: the
         dry run is made at each start. `costs` are by default what the plan of the conf's partition
         knows; all ranks must be given the same. `zero` and `offload="optimizer"` are zero.py's.
+        `keep_fp32` names inputs and modules that stay in fp32 in half precision (precision.py).
         `tensor` ranks share each layer, by `tensor_plan` or the model's own `tensor_parallel_plan`.
         """
         if dummy_inputs is FROM_CONF:
@@ -142,7 +144,7 @@ class Varuna(KeptInMemory):
         settings = VarunaSettings(
             batch_size=batch,
             chunk_size=chunk,
-            precision=conf.choose_precision(fp16, precision),
+            precision=conf.choose_precision(fp16, precision).keeping(keep_fp32),
             schedule=order,
             stages_per_rank=count_stages(order, per_rank),
             device=its_device,

@@ -121,6 +121,9 @@ def cut_model(
     model: nn.Module, dummies: Mapping[str, Any], ranks: StageMap, settings: VarunaSettings
 ) -> Split:
     """Split the model into the stages of all ranks, in the precision that was asked for."""
+    settings.precision.check_names(model, dummies)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        settings.precision.warn_of_lost_numbers(dummies)
     return split_model(
         model,
         settings.precision.cast(dummies),
@@ -129,6 +132,7 @@ def cut_model(
         shared_weights=settings.shared_weights,
         device=settings.device,
         types=settings.precision.choose_types(model),
+        kept=settings.precision.find_kept(model),
     )
 
 

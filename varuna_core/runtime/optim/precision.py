@@ -5,25 +5,32 @@ optimizer:    updates the masters, which are all that `parameters()` gives
 next step:    masters ─► half weights
 
 Batch norm keeps its parameters and statistics in fp32, as torch's kernels for half inputs take
-them: averages over many batches are lost in 8 bits.
+them: averages over many batches are lost in 8 bits. So do modules that the user names
+(split/kept.py); inputs that are named are not cast.
 """
 
 from __future__ import annotations
 
+import difflib
+import logging
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
-from varuna_core.runtime.comm.values import map_leaves
+from varuna_core.runtime.split.kept import KeptModules
 
 if TYPE_CHECKING:
     from varuna_core.runtime.optim.zero_weights import Slice
+
+log = logging.getLogger(__name__)
 
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -34,6 +41,13 @@ class Precision:
     """The number type that a user asked for."""
 
     name: str
+    keep: tuple[str, ...] = ()
+    """Patterns of names of inputs and modules that stay in fp32."""
+
+    def keeping(self, names: Sequence[str]) -> Precision:
+        if isinstance(names, str):
+            raise ValueError(f"keep_fp32 is a list of names: [{names!r}]")
+        return replace(self, keep=tuple(names))
 
     @property
     def half(self) -> torch.dtype | None:
@@ -45,24 +59,94 @@ class Precision:
         if self.half is None:
             return {}
         full, half = set(), {}
-        for module in model.modules():
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
+        kept: dict[int, str] = {}
+        others: dict[int, str] = {}
+        for path, module in model.named_modules():
+            is_kept = self._keeps(path)
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is None or tensor.dtype not in FLOATS:
                     continue
-                if isinstance(module, _BatchNorm):
+                (kept if is_kept else others)[id(tensor)] = f"{path}.{name}".lstrip(".")
+                if isinstance(module, _BatchNorm) or is_kept:
                     full.add(id(tensor))
                 half[id(tensor)] = self.half
+        for key in kept.keys() & others.keys():
+            raise ValueError(
+                f"keep_fp32 keeps {kept[key]!r}, which is one tensor with {others[key]!r} of a "
+                "module that it does not keep: keep both modules, or neither"
+            )
         return half | dict.fromkeys(full, torch.float32)
+
+    def find_kept(self, model: nn.Module) -> KeptModules:
+        """The modules that are to stay in fp32, of those within others the outer ones."""
+        if self.half is None or not self.keep:
+            return KeptModules()
+        found: list[str] = []
+        for path, _ in model.named_modules():
+            if self._keeps(path) and not any(path.startswith(f"{name}.") for name in found):
+                found.append(path)
+        return KeptModules(names=tuple(found), half=self.half)
+
+    def check_names(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Refuse a pattern that nothing matches."""
+        leaves = [name for name, _ in _list_leaves(inputs)]
+        modules = [path for path, _ in model.named_modules() if path]
+        for pattern in self.keep:
+            if not any(_matches(name, pattern) for name in (*leaves, *modules)):
+                near = difflib.get_close_matches(pattern, modules, 3, 0.5) or modules[:3]
+                raise ValueError(
+                    f"keep_fp32 names {pattern!r}, which is neither an input nor a module: inputs "
+                    f"are {', '.join(map(repr, leaves))}; modules are {', '.join(map(repr, near))} "
+                    "and so on"
+                )
 
     def cast(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """A batch with its fractions in half precision, as the weights that they will meet."""
         half = self.half
+        if half is None:
+            return dict(inputs)
 
-        def cast_one(leaf: Any) -> Any:
+        def cast_one(path: Any, leaf: Any) -> Any:
             floating = isinstance(leaf, Tensor) and leaf.dtype in FLOATS
-            return leaf.to(half) if floating and half is not None else leaf
+            keep = floating and bool(self.keep) and self._keeps(_spell(path))
+            return leaf.to(half) if floating and not keep else leaf
 
-        return dict(map_leaves(cast_one, dict(inputs)))
+        return dict(pytree.tree_map_with_path(cast_one, dict(inputs)))
+
+    def warn_of_lost_numbers(self, inputs: Mapping[str, Any]) -> None:
+        """Warn of whole numbers, such as time steps, that are others in half precision."""
+        for name, leaf in _list_leaves(inputs):
+            if self.half is None or not isinstance(leaf, Tensor) or leaf.dtype not in FLOATS:
+                continue
+            values = leaf.detach()
+            lost = (values == values.round()) & (values.to(self.half).to(values.dtype) != values)
+            lost &= values.isfinite()
+            if not self._keeps(name) and bool(lost.any()):
+                first = values[lost][0]
+                log.warning(
+                    "input %r has whole numbers that %s does not hold: %g becomes %g. "
+                    "keep_fp32=[%r] leaves it as it is",
+                    name, self.name, first, first.to(self.half), name,
+                )  # fmt: skip
+
+    def _keeps(self, path: str) -> bool:
+        return any(_matches(path, pattern) for pattern in self.keep)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """True if the pattern names this, or what it lies in; `*` stands within one word."""
+    words, wanted = path.split("."), pattern.split(".")
+    return len(words) >= len(wanted) and all(map(fnmatchcase, words, wanted))
+
+
+def _list_leaves(inputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    leaves, _ = pytree.tree_flatten_with_path(dict(inputs))
+    return [(_spell(path), leaf) for path, leaf in leaves]
+
+
+def _spell(path: Any) -> str:
+    """The path to an input: `when.steps.0`."""
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
 
 
 def choose_precision(fp16: bool, precision: str | None) -> Precision:

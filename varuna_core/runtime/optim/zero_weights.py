@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from varuna_core.checkpoint.format.box import Box
 from varuna_core.runtime.comm.links import Links
@@ -193,9 +192,8 @@ def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_ha
             return False
         if not uses or not all(split.record.is_within(call, calls) for _, call in uses):
             return False
-    norms = any(isinstance(inner, _BatchNorm) for inner in module.modules())
     types = {parameter.dtype for parameter in held.values()}
-    return bool(held) and len(types) == 1 and not (is_half and norms)
+    return bool(held) and len(types) == 1 and not (is_half and torch.float32 in types)
 
 
 def refuse_optimizer(optimizer: Any) -> None:

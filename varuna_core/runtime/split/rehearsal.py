@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
 from varuna_core.runtime.split.cut import CutBefore, CutPoint, SplitError, StageEnd, unpack, watch
 from varuna_core.runtime.split.inputs import storage_of
+from varuna_core.runtime.split.kept import NOTHING_KEPT, KeptModules
 from varuna_core.runtime.split.loss import COUNTS, read_form
 from varuna_core.runtime.split.record import Call, Cut, OperationMode, Record, tensor_names
 
@@ -103,6 +104,7 @@ class Rehearsal:
         device: torch.device,
         real: bool,
         types: Mapping[int, torch.dtype] = MappingProxyType({}),
+        kept: KeptModules = NOTHING_KEPT,
     ) -> None:
         self.real, self.device, self.types = real, device, types
         self.mode: Any = None
@@ -118,6 +120,7 @@ class Rehearsal:
             if not real or buffer.is_meta or id(buffer) in self.types:
                 replaced[id(buffer)] = self._stand_in(buffer)
         self.model = copy_model(model, replaced)
+        kept.install(self.model)
         self.names = tensor_names(self.model)
         self.modules = {id(m): name for name, m in self.model.named_modules()}
         for module in self.model.modules():
@@ -312,20 +315,21 @@ def rehearse(
     inputs: Mapping[str, Any],
     device: torch.device,
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
+    kept: KeptModules = NOTHING_KEPT,
 ) -> tuple[Rehearsal, Record]:
     """Run the model dry, on fake tensors, or for real where it cannot run on them.
 
     `types` are those of parameters and buffers, by id, where they are not the model's own.
     """
     try:
-        rehearsal = Rehearsal(model, device, False, types)
+        rehearsal = Rehearsal(model, device, False, types, kept)
         record = rehearsal.run(inputs)
     except SplitError:
         raise
     except (
         Exception
     ):  # whatever a model raises on fake tensors; the real run tells if it is its own
-        rehearsal = Rehearsal(model, device, True, types)
+        rehearsal = Rehearsal(model, device, True, types, kept)
         record = rehearsal.run(inputs)
     if not model.training:
         _add_training(rehearsal, record, inputs)

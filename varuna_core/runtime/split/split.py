@@ -23,6 +23,7 @@ from varuna_core.records.layout import balance, parse_partition
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.check import PoisonCheck
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.kept import NOTHING_KEPT, KeptModules
 from varuna_core.runtime.split.record import Record, tensor_names
 from varuna_core.runtime.split.rehearsal import Rehearsal, copy_model, rehearse
 from varuna_core.runtime.split.stage import Stage, plan_stubs
@@ -228,6 +229,9 @@ class Split:
     types: Mapping[int, torch.dtype]
     """Of parameters and buffers in a stage, by the original's id; else as in the model."""
 
+    kept: KeptModules
+    """Those that stay in fp32 in half precision."""
+
     costs: tuple[float, ...]
     """Of each segment: nominal seconds, or what the caller measured."""
 
@@ -297,6 +301,7 @@ class Split:
         )
         replaced |= self._make_buffers(index, weights, stubbed, sharding)
         module = copy_model(self.model, replaced)
+        self.kept.install(module)
         stage = Stage(
             index=index,
             segments=held,
@@ -457,6 +462,7 @@ def split_model(
     costs: Sequence[float] | None = None,
     device: torch.device | str = "cpu",
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
+    kept: KeptModules = NOTHING_KEPT,
 ) -> Split:
     """Run `model(**dummy_inputs)` dry and share its segments out to the stages.
 
@@ -465,7 +471,7 @@ def split_model(
     `types`, by id, are what parameters and buffers become in a stage.
     """
     device = torch.device(device)
-    rehearsal, record = rehearse(model, dummy_inputs, device, types)
+    rehearsal, record = rehearse(model, dummy_inputs, device, types, kept)
     groups = group_names(model, shared_weights or ())
     used_costs = tuple(record.costs if costs is None else costs)
     if len(used_costs) != len(record.costs):
@@ -489,6 +495,7 @@ def split_model(
         rehearsal=rehearsal,
         record=record,
         types=types,
+        kept=kept,
         costs=used_costs,
         stages=tuple(stages),
         groups=groups,

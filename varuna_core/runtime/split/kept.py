@@ -1,0 +1,56 @@
+"""Modules that stay in fp32 in a model of half precision.
+
+    half ─► widened ─► the module, its parameters and buffers in fp32 ─► half
+
+It is as with batch norm, which torch's kernels treat so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.runtime.comm.values import map_leaves
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptModules:
+    """The modules of a model that are kept, by name, and the type of the rest."""
+
+    names: tuple[str, ...] = ()
+    """The outermost ones alone: within them nothing is converted."""
+
+    half: torch.dtype | None = None
+
+    def install(self, model: nn.Module) -> None:
+        """Convert what enters and leaves them, of a copy of the model: after the user's hooks on
+        the one side, before them on the other."""
+        for name in self.names:
+            module = model.get_submodule(name)
+            module.register_forward_pre_hook(widen, with_kwargs=True)
+            module.register_forward_hook(partial(narrow, self.half), prepend=True)
+
+
+NOTHING_KEPT = KeptModules()
+
+
+def widen(module: nn.Module, args: tuple[Any, ...], by_name: Mapping[str, Any]) -> Any:
+    def convert(leaf: Any) -> Any:
+        return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf
+
+    return map_leaves(convert, (args, by_name))
+
+
+def narrow(half: torch.dtype | None, module: nn.Module, args: Any, output: Any) -> Any:
+    def convert(leaf: Any) -> Any:
+        is_full = isinstance(leaf, Tensor) and leaf.dtype == torch.float32
+        return leaf.to(half) if is_full else leaf
+
+    return map_leaves(convert, output)
