@@ -70,10 +70,13 @@ def _build_parser() -> argparse.ArgumentParser:
 
     take = commands.add_parser("import", help="a checkpoint of a plain state dict's weights")
     take.add_argument(
-        "source", type=Path, help="a safetensors file, one of torch.save, or Hugging Face's folder"
+        "source",
+        type=Path,
+        help="a safetensors file, one of torch.save, a folder of Hugging Face's or of Varuna's",
     )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
-    take.add_argument("--iteration", type=int, default=0)
+    number = "0 if not given; of Varuna's the newest, and it keeps its own"
+    take.add_argument("--iteration", type=int, help=number)
     tied = "names of one tensor; once for each group"
     take.add_argument("--tied", nargs="+", action="append", default=[], metavar="NAME", help=tied)
     take.add_argument(
@@ -83,6 +86,12 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     take.add_argument("--vocab", type=int, help="--program: add words whose weights are zeros")
     take.add_argument("--sequence", type=int, help="--program: leave out later positions")
+    take.add_argument(
+        "--optimizer",
+        choices=("AdamW", "Adam", "SGD", "Lamb"),
+        help="of Varuna's: take the optimizer's state too, for this class",
+    )
+    take.add_argument("--rest", type=Path, help="of Varuna's: a state dict with what it left out")
     take.set_defaults(run=_import)
     return parser
 
@@ -200,7 +209,22 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    source, store, iteration = options.source, options.store, options.iteration
+    source, store, iteration = options.source, options.store, options.iteration or 0
+    if source.is_dir():
+        from varuna_core.checkpoint.foreign.varuna import find_folder, import_varuna
+
+        folder = find_folder(source, options.iteration)
+        if folder is not None:
+            made = import_varuna(
+                folder, store, optimizer=options.optimizer, rest=options.rest, ties=options.tied
+            )
+            print(f"{folder} is {made}")
+            if options.optimizer is None:
+                print("its weights alone: say --optimizer for the optimizer's state too")
+            return 0
+    for word in ("optimizer", "rest"):
+        if getattr(options, word) is not None:
+            raise ValueError(f"{source}: --{word} is for checkpoints of Varuna")
     if source.is_dir():
         from varuna_core.checkpoint.foreign.huggingface import import_folder
 

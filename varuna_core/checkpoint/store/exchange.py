@@ -106,13 +106,19 @@ def import_checkpoint(
 
     Names that share memory in the file of `torch.save` are tied; `ties` says so of others.
     """
-    if source.suffix == SAFETENSORS:
-        entries = _open_safetensors(source)
-    else:
-        tensors = _load_torch(source)
-        ties = [*ties, *_find_ties(tensors)]
-        entries = [make_entry(WEIGHT, name, tensor) for name, tensor in tensors.items()]
+    entries, shared = read_entries(source)
+    ties = [*ties, *shared]
     return save_weights(store, entries, ties, iteration, source.name)
+
+
+def read_entries(source: Path) -> tuple[list[Entry], list[list[str]]]:
+    """The tensors of a file, and which names of one of `torch.save` share memory."""
+    if source.suffix == SAFETENSORS:
+        return _open_safetensors(source), []
+    tensors = _load_torch(source)
+    return [make_entry(WEIGHT, name, tensor) for name, tensor in tensors.items()], _find_ties(
+        tensors
+    )
 
 
 def save_weights(

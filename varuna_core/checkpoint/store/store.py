@@ -78,7 +78,10 @@ def find_complete(store: Path, iteration: int | None = None) -> Complete:
 def _describe_rest(store: Path, names: list[str]) -> str:
     for name in sorted(names):
         if any(inside.startswith("opt-") for inside in list_names(store / name)):
-            return f"; {name} holds pickles of the Varuna of old, which are not read"
+            return (
+                f"; {name} holds pickles of the Varuna of old: python -m varuna_core.checkpoint "
+                f"import {store / name} NEW makes one of ours in the folder NEW"
+            )
     aside = sorted(name for name in names if name.endswith(".damaged"))
     rest = sorted(set(names) - set(aside))
     text = f"; incomplete: {', '.join(rest)}" if rest else ""
