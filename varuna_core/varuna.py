@@ -36,6 +36,7 @@ from varuna_core.runtime.engine.microbatch import (
     MicroBatch,
     find_first,
 )
+from varuna_core.runtime.engine.named_inputs import Inputs
 from varuna_core.runtime.engine.outputs import (
     Names,
     StepOutputs,
@@ -65,7 +66,7 @@ class Varuna(KeptInMemory):
         self,
         model: nn.Module,
         stage_to_rank_map: str | Sequence[Sequence[int]] | FromConf = FROM_CONF,
-        dummy_inputs: Mapping[str, Any] | GetBatch | FromConf = FROM_CONF,
+        dummy_inputs: Inputs | GetBatch | FromConf = FROM_CONF,
         batch_size: int | FromConf = FROM_CONF,
         chunk_size: int | FromConf = FROM_CONF,
         fp16: bool | FromConf = FROM_CONF,
@@ -92,7 +93,8 @@ class Varuna(KeptInMemory):
         offload: str | FromConf | None = FROM_CONF,
         keep_fp32: Sequence[str] = (),
     ) -> None:
-        """`batch_size` is that of all replicas, `chunk_size` a micro-batch's.
+        """`batch_size` is that of all replicas, `chunk_size` a micro-batch's. Inputs are a dict by
+        the names of the model's forward, or a list in their order.
 
         What is left out is the conf's in a run of vjob (runtime/arguments.py), where the ranks
         meet over gloo if the script has not seen to it. By hand there are no sizes then, and no
@@ -177,6 +179,7 @@ class Varuna(KeptInMemory):
 
         self.plans, self.stage_map = parts.plans, parts.plans.stage_map
         self.exchange, self._splitter = parts.exchange, parts.splitter
+        self._names = parts.names
         self.last_grad_norm: Tensor | None = None
         """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
 
@@ -215,13 +218,13 @@ class Varuna(KeptInMemory):
 
     @overload
     def step(
-        self, inputs: Mapping[str, Any], clip_grad_max_norm: float | None = None
+        self, inputs: Inputs, clip_grad_max_norm: float | None = None
     ) -> tuple[Tensor, bool]: ...
 
     @overload
     def step(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Inputs,
         clip_grad_max_norm: float | None = None,
         *,
         outputs: Names,
@@ -229,7 +232,7 @@ class Varuna(KeptInMemory):
 
     def step(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Inputs,
         clip_grad_max_norm: float | None = None,
         *,
         outputs: Names | None = None,
@@ -255,7 +258,7 @@ class Varuna(KeptInMemory):
 
         def run(microbatches: list[MicroBatch], size: int) -> tuple[Tensor, Any]:
             weights = LossWeights(form, self.agreement, self.engine.find_last())
-            places = self._splitter.count_places(inputs)
+            places = self._splitter.count_places(self._names.name(inputs))
             everywhere = self.engine.split_weight is not None
             totals = weights.start(microbatches, size, places, everywhere)
             self._set_memory_limit()
@@ -303,7 +306,7 @@ class Varuna(KeptInMemory):
         overflow = self.updates.skipping
         return (loss, overflow) if asked is None else (loss, overflow, parts)
 
-    def evaluate(self, inputs: Mapping[str, Any], outputs: bool | Literal["last"] = False) -> Any:
+    def evaluate(self, inputs: Inputs, outputs: bool | Literal["last"] = False) -> Any:
         """The mean loss of the global batch without gradients, the same on every rank.
 
         With `outputs` instead what the model returns, of the replica's batch, as
@@ -335,6 +338,16 @@ class Varuna(KeptInMemory):
             raise ValueError(f"outputs {outputs!r}: want False, True or 'last'")
         return self._guarded(inputs, collect if outputs else run, bounded=False)
 
+    def forward(self, *inputs: Any, **by_name: Any) -> Any:
+        """What the model returns for the replica's batch, without gradients: the evaluation of a
+        plain script as it stands. It is `evaluate(inputs, outputs=True)`, on every rank."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "Varuna trains on whole batches: call step(inputs), which runs forward and "
+                "backward; under torch.no_grad() model(inputs) returns what the model returns"
+            )
+        return self.evaluate(self._names.bind(inputs, by_name), outputs=True)
+
     def close(self) -> None:
         """Wait for checkpoints on their way and take leave of the other ranks; done at exit too."""
         if self._steps is not None:
@@ -346,7 +359,7 @@ class Varuna(KeptInMemory):
 
     def _guarded(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Inputs,
         run: Callable[[list[MicroBatch], int], Any],
         bounded: bool = True,
     ) -> Any:
@@ -354,6 +367,7 @@ class Varuna(KeptInMemory):
         if self.links.closed:
             raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
         try:
+            inputs = self._names.name(inputs)
             size = self._splitter.count(inputs)
             place = self.replica, self.stage_map.num_replicas
             first = find_first(size, self.batch_size, self.samples, *place, bounded=bounded)

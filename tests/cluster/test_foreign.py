@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import Vjob
-from tests.foreign.programs import PROGRAMS, train_plainly
+from tests.foreign.programs import DISTURBED, PROGRAMS, train_plainly
 from tests.foreign.story import Story, begin
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -50,7 +50,7 @@ def test_ported_programs_lose_a_node_and_have_the_losses_of_their_originals(
     for library in ("torch", "transformers"):
         pytest.importorskip(library, reason=f"{library} is not installed")
     stories = []
-    for program in PROGRAMS.values():
+    for program in map(PROGRAMS.__getitem__, DISTURBED):
         (tmp_path / program.name).mkdir()
         vjob = Vjob(tmp_path / program.name, clean_lab.env)
         stories.append(begin(program, vjob, CLUSTER, num_nodes=3))

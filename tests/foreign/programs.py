@@ -1,4 +1,4 @@
-"""Three programs of other people's manner, each as it was and as it was ported, and their losses.
+"""Programs of other people's manner, each as it was and as it was ported, and their losses.
 
 `plain.py` trains in one process and knows nothing of us; `ported.py` is its copy with as few lines
 changed as Varuna needs.
@@ -6,6 +6,7 @@ changed as Varuna needs.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
 import re
@@ -105,16 +106,22 @@ def read_resnet(text: str) -> dict[str, float]:
     return found
 
 
+def read_llama(text: str) -> dict[str, float]:
+    found = re.findall(r"((?:validate )?step: \d+)  loss: (\S+)", text)
+    return {name: float(loss) for name, loss in found}
+
+
 PROGRAMS = {
     program.name: program
     for program in (
         Program(
             name="nanogpt",
             title="GPT, as nanoGPT trains one",
-            plain=("--data_dir=text", f"--max_iters={STEPS}"),
-            ported='[--data_dir=text, "--max_iters=${train.steps}", '
-            '"--out_dir=${train.checkpoint.folder}"]',
-            train=f"steps: {STEPS}",
+            plain=("--data_dir=text", f"--max_iters={STEPS}", "--eval_iters=8"),
+            ported='[--data_dir=text, "--max_iters=${train.steps}", --eval_iters=2, '
+            '"--out_dir=${train.checkpoint.folder}", --gradient_accumulation_steps=1, '
+            '"--batch_size=${train.global_batch_size}"]',
+            train=f"steps: {STEPS}, global_batch_size: 8, micro_batch_size: 2",
             partition="3-1",
             read=read_gpt,
         ),
@@ -122,7 +129,9 @@ PROGRAMS = {
             name="huggingface",
             title="Hugging Face's GPT-2, as `run_clm_no_trainer` trains it",
             plain=("--dataset=text", f"--max_train_steps={STEPS}"),
-            ported='[--dataset=text, "--max_train_steps=${train.steps}"]',
+            ported='[--dataset=text, "--max_train_steps=${train.steps}", '
+            "--gradient_accumulation_steps=1, "
+            '"--per_device_train_batch_size=${train.global_batch_size}"]',
             train=f"steps: {STEPS}, global_batch_size: 8, micro_batch_size: 2",
             partition="1-3",
             read=read_huggingface,
@@ -131,13 +140,26 @@ PROGRAMS = {
             name="resnet",
             title="ResNet with batch norm, as PyTorch's ImageNet example trains one",
             plain=("images", "--epochs=3"),
-            ported="[images, --epochs, '3']",
-            train=f"steps: {STEPS}",
+            ported="[images, --epochs, '3', --accumulate, '1']",
+            train=f"steps: {STEPS}, global_batch_size: 16, micro_batch_size: 4",
             partition="3-1",
             read=read_resnet,
         ),
+        Program(
+            name="llama",
+            title="A Llama, in the manner of torchtitan's trainer",
+            plain=("--data=text", f"--steps={STEPS}"),
+            ported='[--data=text, "--steps=${train.steps}"]',
+            train=f"steps: {STEPS}, global_batch_size: 8, micro_batch_size: 2",
+            partition="2-2",
+            read=read_llama,
+        ),
     )
 }
+
+
+DISTURBED = ("nanogpt", "huggingface", "resnet")
+"""Those that are also cancelled, submitted again, and lose a rank or a node."""
 
 
 def write_data(folder: Path) -> None:
@@ -208,14 +230,94 @@ def read_losses(program: Program, *runs: RunFolder) -> dict[str, float]:
     return found
 
 
+CHECKPOINTS = re.compile(
+    r"checkpoint|resume|save_on_signal|state_dict|rng_state|user_state|set_scheduler|output_dir"
+    r"|acc1|steps_per_epoch|model\.iteration|best_val_loss = \d|(completed_steps|start_epoch) = \d"
+    r"|^ *step = 0"
+)
+"""Statements that save, load, leave on a signal, and go on at the place in the data."""
+
+
+def list_of_checkpoints(text: str) -> set[int]:
+    """Lines, from 0, of the statements that are there for checkpoints; of an `if`, its body too."""
+    lines, found = text.splitlines(), set()
+
+    def is_meant(node: ast.stmt) -> bool:
+        if isinstance(node, ast.If):
+            return bool(CHECKPOINTS.search(lines[node.lineno - 1])) or all(map(is_meant, node.body))
+        if hasattr(node, "body"):
+            return False
+        whole = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        return bool(CHECKPOINTS.search(whole))
+
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and is_meant(node):
+            assert node.end_lineno is not None
+            found |= set(range(node.lineno - 1, node.end_lineno))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Lines that a port takes out of one place of the original, and those that it puts there."""
+
+    is_for_checkpoints: bool
+    gone: list[str]
+    new: list[str]
+
+    @property
+    def size(self) -> int:
+        """A line that is another one counts once."""
+        return max(len(self.gone), len(self.new))
+
+
 @cache
+def list_changes(program: Program) -> tuple[Change, ...]:
+    """The changes in their order; empty lines are none."""
+    plain, ported = ((program.folder / name).read_text() for name in ("plain.py", "ported.py"))
+    before, after = plain.splitlines(), ported.splitlines()
+    marked = list_of_checkpoints(plain), list_of_checkpoints(ported)
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    found = []
+    for word, *bounds in matcher.get_opcodes():
+        if word == "equal":
+            continue
+        for kind in (False, True):
+            gone, new = (
+                [lines[at] for at in range(*span) if lines[at].strip() and (at in held) is kind]
+                for lines, span, held in zip(
+                    (before, after), (bounds[:2], bounds[2:]), marked, strict=True
+                )
+            )
+            if gone or new:
+                found.append(Change(is_for_checkpoints=kind, gone=gone, new=new))
+    return tuple(found)
+
+
 def count_changes(program: Program) -> tuple[int, int, int]:
-    """Lines of the original, those that the port lacks, and those that it has besides."""
-    plain, ported = (
-        (program.folder / name).read_text().splitlines() for name in ("plain.py", "ported.py")
-    )
-    marks = [line[0] for line in difflib.ndiff(plain, ported)]
-    return len(plain), marks.count("-"), marks.count("+")
+    """Lines of the original; lines changed to train and evaluate; and for checkpoints."""
+    sizes = {kind: 0 for kind in (False, True)}
+    for change in list_changes(program):
+        sizes[change.is_for_checkpoints] += change.size
+    total = len((program.folder / "plain.py").read_text().splitlines())
+    return total, sizes[False], sizes[True]
+
+
+def render_changes(program: Program) -> str:
+    """What the port changes, for the documents: of what checkpoints need, the new lines."""
+
+    def render(changes: list[Change], marks: str) -> list[str]:
+        shown = []
+        for change in changes:
+            lines = [f"-{line}" for line in change.gone if "-" in marks]
+            shown.append("\n".join([*lines, *(f"+{line}" for line in change.new)]))
+        return [text for text in shown if text]
+
+    changes = list_changes(program)
+    train = render([change for change in changes if not change.is_for_checkpoints], "+-")
+    save = render([change for change in changes if change.is_for_checkpoints], "+")
+    text = "\n".join(train) + "\n@@ checkpoints @@\n" + "\n".join(save)
+    return f"```diff\n{text}\n```"
 
 
 def render_conf(program: Program, cluster: str, path: str, checkpoints: str = "checkpoints") -> str:

@@ -294,11 +294,10 @@ class ConfArguments:
     # The device.
 
     def choose_local_rank(self, given: int) -> int:
-        """The GPU of a rank that names none: its own in a run of vjob."""
-        conf_value = self.environ.get(LOCAL_RANK, "")
-        is_run = self.environ.get(LAYOUT_VARIABLES["parallel.order"])
-        if given < 0 and is_run and conf_value.isdecimal() and torch.cuda.is_available():
-            return int(conf_value) % torch.cuda.device_count()
+        """The GPU of a rank that names none: its own by LOCAL_RANK, which vjob and torchrun set."""
+        found = self.environ.get(LOCAL_RANK, "")
+        if given < 0 and found.isdecimal() and torch.cuda.is_available():
+            return int(found) % torch.cuda.device_count()
         return given
 
 

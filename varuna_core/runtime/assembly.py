@@ -26,6 +26,7 @@ from varuna_core.runtime.engine.microbatch import (
     deal_samples,
     read_dummies,
 )
+from varuna_core.runtime.engine.named_inputs import InputNames, Inputs
 from varuna_core.runtime.engine.plans import Plans, settle_stages
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients, list_shared
@@ -59,6 +60,7 @@ class RankParts:
     samples: range
     """Of the global batch, this replica's."""
 
+    names: InputNames
     splitter: BatchSplitter
     split: Split
     plans: Plans
@@ -79,15 +81,17 @@ class RankParts:
 def assemble(
     model: nn.Module,
     stage_to_rank_map: str | Sequence[Sequence[int]],
-    dummy_inputs: Mapping[str, Any] | GetBatch,
+    dummy_inputs: Inputs | GetBatch,
     settings: VarunaSettings,
 ) -> RankParts:
     """Make all parts of this rank."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     ranks = parse_stage_map(stage_to_rank_map, world, settings.tensor).slice(rank % settings.tensor)
     place, replica = ranks.find(rank)
-    dummies, splitter = read_dummies(dummy_inputs, settings.chunk_size)
-    split = cut_model(take_plain(model), dummies, ranks, settings)
+    model = take_plain(model)
+    names = InputNames(model)
+    dummies, splitter = read_dummies(names.name_all(dummy_inputs), settings.chunk_size)
+    split = cut_model(model, dummies, ranks, settings)
     samples = deal_samples(settings.batch_size, settings.chunk_size, ranks.num_replicas)
     plans = plan_schedule(split, ranks, samples, settings)
     sharding = share_layers(split, plans.stage_map, rank, settings)
@@ -103,6 +107,7 @@ def assemble(
         place=place,
         replica=replica,
         samples=samples[replica],
+        names=names,
         splitter=splitter,
         split=split,
         plans=plans,

@@ -1,6 +1,6 @@
 """Trains a GPT-2 of Hugging Face's on tokens of a text, from random weights.
 
-$ vjob submit conf.yaml
+$ python plain.py --dataset text --max_train_steps 20
 """
 
 import argparse
@@ -66,6 +66,7 @@ def main():
     args = parse_args()
     logging.basicConfig(format="%(asctime)s - %(levelname)s - %(message)s", level=logging.INFO)
     set_seed(args.seed)
+    device = torch.device("cpu")  # of batches, which Varuna moves
 
     config = GPT2Config(
         vocab_size=args.vocab_size,
@@ -82,7 +83,7 @@ def main():
         use_cache=False,
     )
     model = GPT2LMHeadModel(config)
-    cut_before(model.transformer.h, model.transformer.ln_f)
+    cut_before(model, "transformer.h.*", "transformer.ln_f")
 
     train_dataset = Blocks(os.path.join(args.dataset, "train.bin"), args.block_size)
     eval_dataset = Blocks(os.path.join(args.dataset, "val.bin"), args.block_size)
@@ -91,7 +92,7 @@ def main():
         train_dataset,
         shuffle=True,
         collate_fn=default_data_collator,
-        batch_size=model.batch_size,
+        batch_size=args.per_device_train_batch_size,
         drop_last=True,
         generator=torch.Generator().manual_seed(args.seed),
     )
@@ -114,6 +115,7 @@ def main():
         },
     ]
     optimizer = torch.optim.AdamW(optimizer_grouped_parameters, lr=args.learning_rate)
+    model.set_optimizer(optimizer)
     lr_scheduler = get_scheduler(
         name=args.lr_scheduler_type,
         optimizer=optimizer,
@@ -121,10 +123,7 @@ def main():
         num_training_steps=args.max_train_steps,
     )
 
-    model.set_optimizer(optimizer)
-    model.set_scheduler(lr_scheduler)
-    model.save_on_signal()
-    updates_per_epoch = len(train_dataloader)
+    updates_per_epoch = len(train_dataloader) // args.gradient_accumulation_steps
     num_train_epochs = math.ceil(args.max_train_steps / updates_per_epoch)
 
     logger.info("***** Running training *****")
@@ -132,10 +131,13 @@ def main():
     logger.info(f"  Num Epochs = {num_train_epochs}")
     logger.info(f"  Total optimization steps = {args.max_train_steps}")
 
+    model.set_scheduler(lr_scheduler)
+    model.save_on_signal()
     completed_steps = model.load_checkpoint(missing_ok=True)
-    resume_step = completed_steps
+    resume_step = completed_steps * args.gradient_accumulation_steps
 
     step = 0
+    total_loss = 0.0
     for epoch in range(num_train_epochs):
         model.train()
         for batch in train_dataloader:
@@ -146,18 +148,23 @@ def main():
                 continue
             batch = {name: tensor[model.samples] for name, tensor in batch.items()}
             loss, _ = model.step(batch)
-            optimizer.step()
-            lr_scheduler.step()
-            model.zero_grad()
-            completed_steps += 1
-            logger.info(f"step {completed_steps}/{args.max_train_steps} loss {loss:.6f}")
-            if completed_steps % args.checkpointing_steps == 0:
-                model.checkpoint()
+            total_loss += loss.item()
+            if step % args.gradient_accumulation_steps == 0:
+                optimizer.step()
+                lr_scheduler.step()
+                optimizer.zero_grad()
+                completed_steps += 1
+                logger.info(f"step {completed_steps}/{args.max_train_steps} loss {total_loss:.6f}")
+                total_loss = 0.0
+                if completed_steps % args.checkpointing_steps == 0:
+                    model.checkpoint()
 
         model.eval()
         losses = []
         for batch in eval_dataloader:
-            losses.append(model.evaluate(batch).item())
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
+            with torch.no_grad():
+                losses.append(model(**batch).loss.item())
         eval_loss = sum(losses) / len(losses)
         logger.info(
             f"epoch {epoch}: perplexity: {math.exp(eval_loss):.4f} eval_loss: {eval_loss:.6f}"

@@ -1,6 +1,6 @@
 """Trains a small GPT on train.bin and val.bin, which hold tokens as uint16.
 
-$ vjob submit conf.yaml
+$ python plain.py --data_dir=text --max_iters=100
 """
 
 import math
@@ -133,7 +133,7 @@ class GPT(nn.Module):
             return self.lm_head(x[:, [-1], :]), None
         logits = self.lm_head(x)
         loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
-        return loss
+        return logits, loss
 
     def configure_optimizers(self):
         params = [p for p in self.parameters() if p.requires_grad]
@@ -147,7 +147,7 @@ class GPT(nn.Module):
 
 os.makedirs(out_dir, exist_ok=True)
 torch.manual_seed(1337)
-device = "cpu"  # of batches
+device = "cpu"  # of batches, which Varuna moves
 
 
 def get_batch(split):
@@ -161,17 +161,10 @@ def get_batch(split):
     return x.to(device), y.to(device)
 
 
-model = GPT()
-cut_before(model.transformer.h, model.transformer.ln_f)
+model = cut_before(GPT(), "transformer.h.*", "transformer.ln_f")
 sample = torch.zeros(1, block_size, dtype=torch.long)
-model = Varuna(
-    model,
-    dummy_inputs={"idx": sample, "targets": sample},
-    batch_size=gradient_accumulation_steps * batch_size,
-    chunk_size=batch_size,
-)
-optimizer = GPT.configure_optimizers(model)
-model.set_optimizer(optimizer)
+model = Varuna(model, dummy_inputs=[sample, sample])
+optimizer = model.set_optimizer(model.module.configure_optimizers())
 model.save_on_signal(out_dir)
 iter_num, best_val_loss = model.load_checkpoint(out_dir, missing_ok=True), 1e9
 if iter_num > 0:
@@ -179,6 +172,7 @@ if iter_num > 0:
     torch.set_rng_state(model.data_position)
 
 
+@torch.no_grad()
 def estimate_loss():
     out = {}
     model.eval()
@@ -186,7 +180,7 @@ def estimate_loss():
         losses = torch.zeros(eval_iters)
         for k in range(eval_iters):
             X, Y = get_batch(split)
-            loss = model.evaluate({"idx": X, "targets": Y})
+            _, loss = model(X, Y)
             losses[k] = loss.item()
         out[split] = losses.mean().item()
     model.train()
@@ -219,12 +213,14 @@ while True:
     if iter_num >= max_iters:
         break
 
-    batches = [get_batch("train") for _ in range(gradient_accumulation_steps)]
-    X, Y = (torch.cat(part)[model.samples] for part in zip(*batches, strict=True))
-    loss, _ = model.step({"idx": X, "targets": Y}, clip_grad_max_norm=grad_clip)
-    lossf = loss.item()
+    lossf = 0.0
+    for _ in range(gradient_accumulation_steps):
+        X, Y = get_batch("train")
+        loss, _ = model.step([X[model.samples], Y[model.samples]], clip_grad_max_norm=grad_clip)
+        loss = loss / gradient_accumulation_steps
+        lossf += loss.item()
     optimizer.step()
-    model.zero_grad()
+    optimizer.zero_grad(set_to_none=True)
 
     t1 = time.time()
     dt, t0 = t1 - t0, t1

@@ -1,6 +1,6 @@
 """Trains a ResNet with batch norm on images.pt and labels.pt, in the size of CIFAR's.
 
-$ vjob submit conf.yaml
+$ python plain.py images --epochs 2
 """
 
 import argparse
@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from varuna_core import Varuna, cut_before
+from varuna_core import Varuna, cut_before, with_loss
 
 parser = argparse.ArgumentParser(description="Training of a ResNet")
 parser.add_argument("data", metavar="DIR", help="path to dataset")
@@ -85,37 +85,23 @@ class ResNet(nn.Module):
         return self.fc(x)
 
 
-class WithLoss(nn.Module):
-    def __init__(self, model, criterion):
-        super().__init__()
-        self.model, self.criterion = model, criterion
-
-    def forward(self, images, target):
-        output = self.model(images)
-        return {"loss": self.criterion(output, target), "output": output}
-
-
 def main():
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    device = torch.device("cpu")  # of batches
+    device = torch.device("cpu")  # of batches, which Varuna moves
 
-    model = ResNet().to(device)
-    cut_before(*model.layer1, *model.layer2, *model.layer3, model.avgpool)
-    model = Varuna(
-        WithLoss(model, nn.CrossEntropyLoss()),
-        dummy_inputs={"images": torch.zeros(2, 3, 16, 16), "target": torch.zeros(2).long()},
-        batch_size=args.batch_size,
-        chunk_size=args.batch_size // args.accumulate,
-    )
+    model = cut_before(ResNet(), "layer?.*", "avgpool")
+    criterion = nn.CrossEntropyLoss().to(device)
+    sample = [torch.zeros(2, 3, 16, 16), torch.zeros(2, dtype=torch.long)]
+    model = Varuna(with_loss(model, criterion), dummy_inputs=sample)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, momentum=args.momentum, weight_decay=args.wd
     )
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-
     model.set_optimizer(optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     model.set_scheduler(scheduler)
     model.save_on_signal()
+
     train_dataset, val_dataset = (
         TensorDataset(
             torch.load(os.path.join(args.data, split, "images.pt")),
@@ -124,21 +110,22 @@ def main():
         for split in ("train", "val")
     )
     val_loader = DataLoader(val_dataset, batch_size=args.batch_size)
-
     steps_per_epoch = len(train_dataset) // args.batch_size
     start_epoch = model.load_checkpoint(missing_ok=True) // steps_per_epoch
+
     for epoch in range(start_epoch, args.epochs):
         shuffle = torch.Generator().manual_seed(args.seed + epoch)
         train_loader = DataLoader(
             train_dataset, batch_size=args.batch_size, shuffle=True, generator=shuffle
         )
-        train(train_loader, model, optimizer, epoch, device, args)
-        validate(val_loader, model, device, args)
+        train(train_loader, model, criterion, optimizer, epoch, device, args)
+        acc1 = validate(val_loader, model, criterion, device, args)
         scheduler.step()
+        model.user_state = {"acc1": acc1}
         model.checkpoint()
 
 
-def train(train_loader, model, optimizer, epoch, device, args):
+def train(train_loader, model, criterion, optimizer, epoch, device, args):
     batch_time = AverageMeter("Time", ":6.3f")
     losses = AverageMeter("Loss", ":.6f")
     progress = ProgressMeter(len(train_loader), [batch_time, losses], f"Epoch: [{epoch}]")
@@ -148,9 +135,12 @@ def train(train_loader, model, optimizer, epoch, device, args):
         if epoch * len(train_loader) + i < model.iteration:  # trained on already
             continue
         images, target = images.to(device), target.to(device)
-        model.zero_grad()
-        mine = {"images": images[model.samples], "target": target[model.samples]}
-        whole = model.step(mine)[0].item()
+        optimizer.zero_grad()
+        whole = 0.0
+        parts = zip(images.chunk(args.accumulate), target.chunk(args.accumulate), strict=True)
+        for part_images, part_target in parts:
+            loss, _ = model.step([part_images[model.samples], part_target[model.samples]])
+            whole += loss.item()
         optimizer.step()
         losses.update(whole, images.size(0))
         batch_time.update(time.time() - end)
@@ -159,7 +149,7 @@ def train(train_loader, model, optimizer, epoch, device, args):
             progress.display(i + 1)
 
 
-def validate(val_loader, model, device, args):
+def validate(val_loader, model, criterion, device, args):
     losses = AverageMeter("Loss", ":.6f", Summary.AVERAGE)
     top1 = AverageMeter("Acc@1", ":6.2f", Summary.AVERAGE)
     progress = ProgressMeter(len(val_loader), [losses, top1], "Test: ")
@@ -167,8 +157,8 @@ def validate(val_loader, model, device, args):
     with torch.no_grad():
         for images, target in val_loader:
             images, target = images.to(device), target.to(device)
-            found = model.evaluate({"images": images, "target": target}, outputs=True)
-            output, loss = found["output"], found["loss"]
+            output = model(images)
+            loss = criterion(output, target)
             losses.update(loss.item(), images.size(0))
             top1.update(accuracy(output, target), images.size(0))
     progress.display_summary()
