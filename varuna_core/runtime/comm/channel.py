@@ -42,7 +42,7 @@ from torch import Tensor
 
 from varuna_core.runtime.comm.failure import ChannelClosed, describe_error
 from varuna_core.runtime.comm.values import Crossing, Structure
-from varuna_core.runtime.comm.wire import HEAD_TAG, Wire
+from varuna_core.runtime.comm.wire import HEAD_TAG, Wire, find_strides, make_dense
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,9 @@ def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelC
 
 @dataclass(kw_only=True, slots=True)
 class MessageLayout:
-    """The shapes, types and structure of a message, without the values."""
+    """The shapes, types, strides and structure of a message, without the values."""
 
-    specs: list[tuple[torch.Size, torch.dtype] | None]
+    specs: list[tuple[torch.Size, torch.dtype, tuple[int, ...] | None] | None]
     structure: Structure | None
 
     def __eq__(self, other: object) -> bool:
@@ -104,7 +104,8 @@ def describe_message(
     tensors: Sequence[Tensor | None], structure: Structure | None
 ) -> MessageLayout:
     return MessageLayout(
-        specs=[None if t is None else (t.shape, t.dtype) for t in tensors], structure=structure
+        specs=[None if t is None else (t.shape, t.dtype, find_strides(t)) for t in tensors],
+        structure=structure,
     )
 
 
@@ -126,6 +127,7 @@ class Sender:
         """Hand over the tensors; what they hold must not change before `flush`."""
         while len(self._under_way) >= self.capacity:
             self._wait_for_oldest()
+        tensors = [t if t is None else make_dense(t) for t in tensors]
         layout = describe_message(tensors, structure)
         works: list[tuple[Any, Tensor]] = []
         if layout != self._layout:

@@ -43,6 +43,39 @@ def choose_backend(store: Any, key: str, rank: int, world_size: int, gpu: str) -
 HEAD_TAG = 1
 
 
+# Memory order. Dropout draws in it, so that a tensor must come as it went (channels_last too).
+
+
+def make_dense(tensor: Tensor) -> Tensor:
+    """The same values in the order of their memory, without gaps; mostly the tensor itself."""
+    if tensor.is_contiguous():
+        return tensor
+    return tensor if _lay_flat(tensor).is_contiguous() else tensor.detach().clone()
+
+
+def lay_flat(tensor: Tensor) -> Tensor:
+    """A contiguous view of a dense tensor: its dimensions in the order of its memory."""
+    return tensor if tensor.is_contiguous() else _lay_flat(tensor).contiguous()
+
+
+def _lay_flat(tensor: Tensor) -> Tensor:
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+
+
+def find_strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """None where they are the usual ones."""
+    return None if tensor.is_contiguous() else tensor.stride()
+
+
+def make_room(spec: Any, **options: Any) -> Tensor:
+    """Memory for a tensor of this shape, type and strides."""
+    shape, dtype, strides = spec
+    if strides is None:
+        return torch.empty(shape, dtype=dtype, **options)
+    return torch.empty_strided(shape, strides, dtype=dtype, **options)
+
+
 class Wire:
     """One direction between two ranks, through CPU memory."""
 
@@ -61,7 +94,7 @@ class Wire:
 
     def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
         """Begin to send a stage's tensor."""
-        return self.post(tensor.detach().contiguous())
+        return self.post(lay_flat(tensor.detach()))
 
     # The receiver's side, in its thread.
 
@@ -73,10 +106,10 @@ class Wire:
 
     def make(self, specs: Sequence[Any]) -> list[Any]:
         """Allocate room for a message; None where there is no tensor."""
-        return [None if s is None else torch.empty(s[0], dtype=s[1]) for s in specs]
+        return [None if s is None else make_room(s) for s in specs]
 
     def receive(self, tensors: Sequence[Tensor]) -> None:
-        works = [self.group.recv([tensor], self._place, 0) for tensor in tensors]
+        works = [self.group.recv([lay_flat(tensor)], self._place, 0) for tensor in tensors]
         for work in works:
             work.wait()
 
@@ -103,15 +136,14 @@ class PinnedWire(Wire):
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
 
     def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
-        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        staged.copy_(tensor.detach(), non_blocking=True)
+        flat = lay_flat(tensor.detach())
+        staged = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+        staged.copy_(flat, non_blocking=True)
         torch.cuda.current_stream(self.device).synchronize()
         return self.post(staged)
 
     def make(self, specs: Sequence[Any]) -> list[Any]:
-        return [
-            None if s is None else torch.empty(s[0], dtype=s[1], pin_memory=True) for s in specs
-        ]
+        return [None if s is None else make_room(s, pin_memory=True) for s in specs]
 
     def bring(self, tensors: list[Any]) -> list[Any]:
         with torch.cuda.stream(self.stream):
@@ -135,10 +167,7 @@ class NcclWire(Wire):
 
     def make(self, specs: Sequence[Any]) -> list[Any]:
         with torch.cuda.stream(self.stream):
-            return [
-                None if s is None else torch.empty(s[0], dtype=s[1], device=self.device)
-                for s in specs
-            ]
+            return [None if s is None else make_room(s, device=self.device) for s in specs]
 
     def receive(self, tensors: Sequence[Tensor]) -> None:
         with torch.cuda.stream(self.stream):

@@ -122,7 +122,9 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(input, weight)
         # What is saved may come back as another tensor (saved_tensors_hooks): not the parameter.
         ctx.weight, ctx.bias, ctx.grads = weight, bias, grads
-        return F.linear(input, weight, bias)
+        out = F.linear(input, weight, bias)
+        # A view made in here may not be changed in place, which torch's own output may (2.13).
+        return torch.ops.aten._unsafe_view.default(out, out.shape) if out._is_view() else out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -57,22 +57,21 @@ class PoisonCheck:
         if stage.segments.start == 0 or not stage.segments:
             return
         sources = [*stage.stubs, *stage.early]
-        with kept_buffers(stage.module):
-            try:
-                clean = self._forward(())
-                self.wavers = differ(clean, self._forward(()))
-            except SplitError:
-                raise
-            except Exception as error:  # the values that enter the stage here are made up
-                log.warning("stage %d: not checked for leaks: %s", stage.index, error)
-                return
-            if any(has_nan(t.dtype) and bool(t.isnan().any()) for t in clean):
-                log.warning(
-                    "stage %d: not wholly checked for leaks: it makes NaN of made-up values",
-                    stage.index,
-                )
-            if self._leaks(sources, clean):
-                raise LeakError(self._explain(sources, clean))
+        try:
+            clean = self._forward(())
+            self.wavers = differ(clean, self._forward(()))
+        except SplitError:
+            raise
+        except Exception as error:  # the values that enter the stage here are made up
+            log.warning("stage %d: not checked for leaks: %s", stage.index, error)
+            return
+        if any(has_nan(t.dtype) and bool(t.isnan().any()) for t in clean):
+            log.warning(
+                "stage %d: not wholly checked for leaks: it makes NaN of made-up values",
+                stage.index,
+            )
+        if self._leaks(sources, clean):
+            raise LeakError(self._explain(sources, clean))
 
     def _leaks(self, sources: Sequence[str], clean: list[Tensor]) -> bool:
         failures = []
@@ -104,6 +103,7 @@ class PoisonCheck:
         try:
             with (
                 torch.no_grad(),
+                kept_buffers(stage.module),  # each run begins with the same ones
                 torch.random.fork_rng(devices=self._devices()),
                 stage.loaded(self.inputs, lambda name: self._maker(name in poisoned)),
             ):

@@ -129,12 +129,13 @@ class Rehearsal:
                 module.register_forward_hook(self._leave)
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
-        """Fake, or for a real run the tensor itself; a real run of a meta tensor takes zeros."""
+        """Fake, or for a real run the parameter itself, and a copy of a buffer, which the run may
+        change; a real run of a meta tensor takes zeros."""
         dtype = self.types.get(id(tensor), tensor.dtype)
         if self.real and not tensor.is_meta:
-            if dtype == tensor.dtype:
+            if dtype == tensor.dtype and isinstance(tensor, nn.Parameter):
                 return tensor
-            made = tensor.detach().to(dtype)
+            made = tensor.detach().to(dtype, copy=True)
         elif self.real:
             made = torch.zeros((), dtype=dtype).expand(tensor.shape)
         else:

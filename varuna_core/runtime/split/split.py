@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from varuna_core.records.layout import balance, parse_partition
-from varuna_core.runtime.comm.values import map_leaves
+from varuna_core.runtime.comm.values import leaves_of, map_leaves
 from varuna_core.runtime.split.check import PoisonCheck
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.kept import NOTHING_KEPT, KeptModules
@@ -76,10 +76,17 @@ def group_names(
 
 
 def assign_segments(
-    model: nn.Module, record: Record, groups: Mapping[str, tuple[str, ...]]
+    model: nn.Module,
+    record: Record,
+    groups: Mapping[str, tuple[str, ...]],
+    may_vary: bool = False,
 ) -> dict[str, frozenset[int]]:
     """The segments that use each parameter and buffer; an unused one lies with its module or
-    neighbour."""
+    neighbour.
+
+    With `may_vary` other batches may use other parameters: those that the dry run did not use, and
+    of whose place nothing is known, lie everywhere, as weights that are shared.
+    """
     seen = {name: {segment for segment, _ in uses} for name, uses in record.uses.items()}
     found: dict[str, frozenset[int]] = {}
     last = 0
@@ -87,7 +94,11 @@ def assign_segments(
     names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
     for name in names:
         used = set().union(*(seen.get(other, set()) for other in groups.get(name, (name,))))
-        used = used or _segments_of_module(record, name) or {last}
+        used = used or _segments_of_module(record, name)
+        if not used and may_vary and name in groups:
+            found[name] = frozenset(range(len(record.cuts) + 1))
+            continue
+        used = used or {last}
         found[name], last = frozenset(used), max(used)
     return found
 
@@ -317,6 +328,7 @@ class Split:
             full=full,
         )
         stage.install(plan, self.inputs)
+        stage.refuse_calls(self._list_strange(index, own))
         if check:
             moved = map_leaves(
                 lambda x: x.to(self.device) if isinstance(x, Tensor) else x, dict(self.inputs)
@@ -325,6 +337,21 @@ class Split:
         if sharding is not None:
             sharding.install(stage, own)
         return stage
+
+    def _list_strange(self, index: int, own: Mapping[str, nn.Parameter]) -> list[str]:
+        """Modules that the dry run did not use, and of which the stage lacks something."""
+        known = {call.module for call in self.record.calls}
+        found = []
+        for path, module in self.model.named_modules():
+            dot = path + "." if path else ""
+            mine = [dot + n for n, _ in module.named_parameters(recurse=False)]
+            buffers = [dot + n for n, _ in module.named_buffers(recurse=False)]
+            if path in known or not self.record.uses.keys().isdisjoint([*mine, *buffers]):
+                continue
+            lacks = any(name not in own for name in mine)
+            if lacks or any(self.buffer_owner(name) != index for name in buffers):
+                found.append(path)
+        return found
 
     def _make_parameters(
         self,
@@ -484,7 +511,10 @@ def split_model(
     except ValueError as error:
         raise SplitError(str(error)) from None
     owners, frozen = list_owners(model), list_frozen(model, record, groups)
-    segments = assign_segments(model, record, groups)
+    # A model branches on what is in tensors, or on words and numbers beside them.
+    given = leaves_of(dict(dummy_inputs))
+    may_vary = record.real or any(not isinstance(leaf, Tensor) for leaf in given)
+    segments = assign_segments(model, record, groups, may_vary)
     segments = hold_frozen(record, groups, stages, segments, owners, frozen)
     refuse_changes(record, stages, segments, groups, owners)
     refuse_unseen_changes(record, stages, owners)

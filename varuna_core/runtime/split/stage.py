@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -383,6 +384,19 @@ class Stage:
             self.stubs[name] = stub = Stub(module.forward, self.switch, self._advance)
             module.forward = stub
             rest_hooks(module, stub)
+
+    def refuse_calls(self, names: Sequence[str]) -> None:
+        """Refuse a call of these modules in the stage: it has not their weights, or answers not for
+        their buffers."""
+        for name in names:
+            self.module.get_submodule(name).register_forward_pre_hook(partial(self._refuse, name))
+
+    def _refuse(self, name: str, module: nn.Module, args: Any) -> None:
+        if not self.switch.on and (self.is_first or self._received is not None):
+            raise SplitError(
+                f"module {name!r} is called in stage {self.index}, which does not hold it: the dry "
+                "run did not call it; let the dummy inputs use every module"
+            )
 
     @contextmanager
     def loaded(self, inputs: Mapping[str, Any], make_for: Callable[[str], Make]) -> Iterator[None]:
