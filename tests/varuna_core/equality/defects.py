@@ -1,0 +1,135 @@
+"""Known defects, to be put back: the machine must find each.
+
+A defect is a name, what it was, the patch that brings the old behaviour back inside the ranks, and
+what a draw has that shows it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.varuna_core.equality import model
+from tests.varuna_core.equality.model import HALF_KEPT, Drawn
+from tests.varuna_core.equality.spec import Spec
+from varuna_core import varuna
+from varuna_core.runtime.engine import engine
+from varuna_core.runtime.optim.hooks import ParameterHooks
+from varuna_core.runtime.split import split
+from varuna_core.runtime.split.inputs import FreshInputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defect:
+    """One way in which numbers were wrong."""
+
+    what: str
+    patch: Callable[[], AbstractContextManager[None]]
+    shows: Callable[[Spec], bool]
+
+
+@contextmanager
+def change(place: Any, name: str, value: Any) -> Iterator[None]:
+    kept = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, kept)
+
+
+DEFECTS: dict[str, Defect] = {}
+
+
+def put_back(name: str) -> AbstractContextManager[None]:
+    return DEFECTS[name].patch()
+
+
+def list_options(spec: Spec) -> dict[str, Any]:
+    """Arguments of Varuna that the model needs to be what it is in plain half precision."""
+    if spec.precision == "fp32" or not spec.has("time"):
+        return {}
+    return {"keep_fp32": ["more." * spec.nested + name for name in HALF_KEPT]}
+
+
+# The defects.
+
+
+@contextmanager
+def change_inputs_in_place() -> Iterator[None]:
+    def make(self: FreshInputs, given: Any) -> Any:
+        return given
+
+    with (
+        change(FreshInputs, "make", make),
+        change(varuna, "refuse_unforeseen", lambda noted: None),
+        change(split, "refuse_unseen_changes", lambda *args: None),
+    ):
+        yield
+
+
+@contextmanager
+def leave_hooks_of_half() -> Iterator[None]:
+    real = ParameterHooks.run_before
+
+    def run_before(self: ParameterHooks) -> None:
+        if all(place is parameter for parameter, place in self.masters.list_places()):
+            real(self)
+
+    with change(ParameterHooks, "run_before", run_before):
+        yield
+
+
+@contextmanager
+def round_weights() -> Iterator[None]:
+    real = engine.Engine.__init__
+
+    def start(self: Any, *args: Any, **options: Any) -> None:
+        real(self, *args, **{**options, "split_weight": None})
+
+    with change(engine.Engine, "__init__", start):
+        yield
+
+
+@contextmanager
+def cast_all() -> Iterator[None]:
+    with change(sys.modules[__name__], "list_options", lambda spec: {}):
+        yield
+
+
+@contextmanager
+def mean_means() -> Iterator[None]:
+    with change(model, "choose_kind", lambda spec: model.MeanOfMeans if spec.tokens else Drawn):
+        yield
+
+
+DEFECTS |= {
+    "inputs_in_place": Defect(
+        what="inputs changed in place under recompute, and in several stages",
+        patch=change_inputs_in_place,
+        shows=lambda spec: spec.has("frac_in_place"),
+    ),
+    "hooks_in_half": Defect(
+        what="hooks on parameters are silent in half precision",
+        patch=leave_hooks_of_half,
+        shows=lambda spec: spec.hooks is not None and spec.precision != "fp32",
+    ),
+    "rounded_weights": Defect(
+        what="the weight of a micro-batch is rounded to half precision",
+        patch=round_weights,
+        shows=lambda spec: spec.precision != "fp32" and not spec.full_loss,
+    ),
+    "cast_inputs": Defect(
+        what="all fractions among the inputs are cast to half precision",
+        patch=cast_all,
+        shows=lambda spec: spec.has("time") and spec.precision != "fp32",
+    ),
+    "mean_of_means": Defect(
+        what="a mean over tokens is taken by micro-batch",
+        patch=mean_means,
+        shows=lambda spec: spec.tokens,
+    ),
+}

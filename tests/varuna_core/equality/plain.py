@@ -1,0 +1,246 @@
+"""The plain model, trained by hand in one process: no code of ours but the seeds of dropout.
+
+In fp64 it is the truth; in the draw's own precision it says how far rounding alone leads from it.
+The truth is of whole batches, unless the model's result depends on its micro-batches (batch norm,
+dropout, a branch on data): then those of the layout are run, each replica with buffers of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tests.varuna_core.equality.model import (
+    HALF_KEPT,
+    Drawn,
+    TwoMeans,
+    bend,
+    build_model,
+    cut_batch,
+    is_bent,
+    make_batch,
+)
+from tests.varuna_core.equality.spec import NUM_STEPS, SAVED_AFTER, Piece, Spec, deal, list_pieces
+from varuna_core.runtime.engine.random_streams import build_seeder
+from varuna_core.runtime.optim.optimizers import Lamb
+from varuna_core.runtime.split.cut import announce_segments
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+SEED, RATE, MOMENTUM = 7, 0.05, 0.9
+LAMB_NORM = 0.5
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """What a training left, by the plain model's names."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+    overflows: list[bool] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Of the first step, clipped."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+
+def build_optimizer(name: str, parameters: Any) -> Any:
+    """As a user writes it. A large epsilon: rounding of a gradient near zero stays as small."""
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3, weight_decay=0.1)
+    if name == "lamb":
+        return Lamb(parameters, lr=0.01, eps=1e-3, max_grad_norm=LAMB_NORM)
+    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM)
+
+
+class Plain:
+    """One training."""
+
+    def __init__(self, spec: Spec, leg: int, precision: str, noise: int = 0) -> None:
+        """With `noise` the first weights differ in the last place."""
+        self.spec, self.precision = spec, precision
+        self.layouts = spec.list_layouts(leg)
+        self.half = HALVES.get(precision)
+        self.full = torch.float64 if precision == "fp64" else torch.float32
+        self.whole = precision == "fp64" and not spec.depends_on_chunks
+        self.model: Drawn = build_model(spec).to(self.full)
+        if noise:
+            self.shake(noise)
+        self.parameters = dict(self.model.named_parameters())
+        self.masters = self.parameters
+        if self.half is not None:
+            made = {n: p.detach().clone() for n, p in self.parameters.items()}
+            self.masters = {
+                n: nn.Parameter(value, self.parameters[n].requires_grad)
+                for n, value in made.items()
+            }
+            self.model.to(self.half)
+            for module in self.model.modules():
+                if isinstance(module, _BatchNorm):
+                    module.float()
+        self.optimizer = build_optimizer(spec.optimizer, list(self.masters.values()))
+        scaled = precision == "fp16"
+        self.dynamic = spec.loss_scale == "dynamic"
+        self.scale = (2.0**10 if self.dynamic else float(spec.loss_scale)) if scaled else 1.0
+        self.buffers: dict[int, dict[str, Tensor]] = {}
+        """Of replicas but the first, whose are the model's own."""
+
+        self.started: dict[str, Tensor] = {}
+        """Buffers that all replicas begin with."""
+
+        self.keep_start()
+
+    @torch.no_grad()
+    def shake(self, noise: int) -> None:
+        draw = torch.Generator().manual_seed(noise)
+        unit = {"bf16": 2.0**-8, "fp16": 2.0**-11}.get(self.precision, 2.0**-23)
+        for parameter in self.model.parameters():
+            sign = torch.randint(0, 2, parameter.shape, generator=draw) * 2 - 1
+            parameter.mul_(1 + unit * sign)
+
+    def keep_start(self) -> None:
+        self.buffers.clear()
+        self.started = {n: b.detach().clone() for n, b in self.model.named_buffers()}
+
+    def train(self) -> Trained:
+        result = Trained()
+        for step in range(NUM_STEPS):
+            if step == SAVED_AFTER and self.layouts[step] is not self.layouts[0]:
+                self.keep_start()  # all start from what the first replica saved
+            loss, gradients = self.compute(step)
+            found = [g.double().square().sum() for g in gradients.values()]
+            norm = torch.stack(found).sum().sqrt() if found else torch.zeros(())
+            overflow = self.precision == "fp16" and not bool(norm.isfinite())
+            result.losses.append(loss)
+            result.norms.append(norm)
+            result.overflows.append(overflow)
+            if not overflow:
+                self.update(norm, gradients)
+            elif self.dynamic:
+                self.scale /= 2
+            if not step:
+                result.gradients = {n: g.detach().clone() for n, g in gradients.items()}
+        result.weights = {n: p.detach().clone() for n, p in self.masters.items()}
+        result.buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
+        return result
+
+    def update(self, norm: Tensor, gradients: dict[str, Tensor]) -> None:
+        if self.spec.clip is not None:
+            factor = (self.spec.clip / (norm + 1e-6)).clamp(max=1.0)
+            for gradient in gradients.values():
+                gradient.mul_(factor)
+            norm = norm * factor
+        for name, master in self.masters.items():
+            master.grad = gradients.get(name)
+        if isinstance(self.optimizer, Lamb):
+            self.optimizer.grad_norm = norm
+        self.optimizer.step()
+        for master in self.masters.values():
+            master.grad = None
+
+    def compute(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and the unscaled gradients in the masters' precision."""
+        if self.half is not None:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(self.masters[name])
+        batch, size = self.cast(make_batch(self.spec, step)), self.spec.batches[step]
+        pieces = list_pieces(self.spec, self.layouts[step], step)
+        assert sum(len(h) for h in deal(self.spec, self.layouts[step], step)) == size
+        if self.whole:
+            pieces = [Piece(replica=0, begin=0, stop=size)]
+        totals = self.count(batch, size)
+        summed: dict[str, Tensor] = {}
+        loss = torch.zeros((), dtype=torch.float64)
+        for piece in pieces:
+            parts = self.run(batch, size, piece, step, totals)
+            for number, (weight, value) in enumerate(parts, 1):
+                seed = torch.full_like(value, self.scale)
+                value.backward(seed, retain_graph=number < len(parts))
+                loss += value.detach().double() * weight
+                self.add_up(summed, weight / self.scale)
+        if self.spec.hooks:
+            for name, gradient in summed.items():
+                if is_bent(name, self.parameters[name]):
+                    summed[name] = bend(gradient)
+        return loss, summed
+
+    def add_up(self, summed: dict[str, Tensor], factor: float) -> None:
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                given = parameter.grad.to(self.full) * factor
+                summed[name] = summed[name] + given if name in summed else given
+                parameter.grad = None
+
+    def run(
+        self, batch: dict[str, Any], size: int, piece: Piece, step: int, totals: list[float]
+    ) -> list[tuple[float, Tensor]]:
+        """The means of a micro-batch, each with its weight in the loss."""
+        held = range(piece.begin, piece.stop)
+        with self.buffers_of(piece.replica):
+            seeder = build_seeder(SEED, step, piece.begin)
+            with announce_segments(seeder):
+                output = self.model(**cut_batch(batch, size, held))
+        if isinstance(output, dict):
+            output = output["loss"]
+        if self.spec.tokens:
+            return self.weigh(output, totals)
+        if isinstance(output, tuple):
+            output = output[0]
+        return [(len(held) / size, getattr(output, "loss", output))]
+
+    def weigh(self, output: Any, totals: list[float]) -> list[tuple[float, Tensor]]:
+        means = [output] if isinstance(output, tuple) else output.terms
+        return [
+            (float(count) / total, summed / count)
+            for (summed, count), total in zip(means, totals, strict=True)
+            if int(count)
+        ]
+
+    def count(self, batch: dict[str, Any], size: int) -> list[float]:
+        """What each mean of the loss is divided by."""
+        labels = batch["labels"]
+        if isinstance(self.model, TwoMeans):
+            return [float(count) for count in self.model.loss_counts(labels)]
+        return [float((labels >= 0).sum())]
+
+    def buffers_of(self, replica: int) -> Any:
+        return _Buffers(self, replica)
+
+    def cast(self, inputs: Any, name: str = "") -> Any:
+        if isinstance(inputs, dict):
+            return {key: self.cast(value, key) for key, value in inputs.items()}
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+            return inputs
+        if self.half is not None and name in HALF_KEPT:
+            return inputs.clone()
+        return inputs.to(self.full if self.half is None else self.half, copy=True)
+
+
+class _Buffers:
+    """The model has the buffers of one replica."""
+
+    def __init__(self, plain: Plain, replica: int) -> None:
+        self.plain, self.replica = plain, replica
+        self.kept: dict[str, Tensor] = {}
+
+    def __enter__(self) -> None:
+        if self.replica:
+            self.kept = self.take()
+            self.put(self.plain.buffers.get(self.replica) or self.plain.started)
+
+    def __exit__(self, *error: object) -> None:
+        if self.replica:
+            self.plain.buffers[self.replica] = self.take()
+            self.put(self.kept)
+
+    def take(self) -> dict[str, Tensor]:
+        return {n: b.detach().clone() for n, b in self.plain.model.named_buffers()}
+
+    def put(self, values: dict[str, Tensor]) -> None:
+        for name, buffer in self.plain.model.named_buffers():
+            buffer.data.copy_(values[name])

@@ -1,0 +1,48 @@
+"""What the machine found: the smallest draw that showed it, by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.varuna_core.equality.spec import Block, Layout, Spec
+from tests.varuna_core.equality.worlds import Worlds
+
+
+def blocks(*kinds: str) -> tuple[Block, ...]:
+    """A word a block; a bar before it is a cut."""
+    return tuple(
+        Block(kind=kind.lstrip("|"), form="one" if kind.startswith("|") else None) for kind in kinds
+    )
+
+
+FOUND = {
+    "a dry run on values leaves batch norm's averages alone in half precision": Spec(
+        blocks=blocks("|norm", "|branch"), layout=Layout(), precision="fp16"
+    ),
+    "a branch that the dry run did not take trains where it lies": Spec(
+        blocks=blocks("|branch", "|linear"),
+        layout=Layout(pipeline=2, partition="2-1"),
+        batch_size=3,
+        batches=(3, 2, 1),
+        chunk_size=1,
+        seed=2,
+    ),
+    "a branch on a word among the inputs trains where it lies": Spec(
+        blocks=blocks("|switch", "|linear"), layout=Layout(pipeline=2, partition="2-1")
+    ),
+    "what a linear layer gives may be changed in place where products are put off": Spec(
+        blocks=blocks("|linear", "in_place"), layout=Layout(schedule="zero_bubble")
+    ),
+    "dropout falls alike on what crossed a cut in another memory order": Spec(
+        blocks=blocks("conv", "|dropout"), layout=Layout(pipeline=2, partition="1-1")
+    ),
+    "a result that a buffer of the stage changes from run to run is no leak": Spec(
+        blocks=blocks("|count"), layout=Layout(pipeline=2, partition="1-1")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found_by_the_machine(worlds: Worlds, name: str) -> None:
+    ((_, _, verdict),) = worlds.run([FOUND[name]])
+    assert verdict.status == "equal", f"{verdict.message}\n{verdict.trace}"
