@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ class Case:
     offload: str | None = None
     schedule: str = "1f1b"
     stages_per_rank: int = 1
+    dies: bool = False
+    """The last rank does, in the middle; this ends the process of all."""
 
 
 def build_model(case: Case, seed: int = 0) -> nn.Module:
@@ -134,6 +137,22 @@ def fail(varuna: Varuna, folder: Path, rank: int) -> list[str]:
     return said
 
 
+def lose_the_last(case: Case, rank: int) -> None:
+    varuna = open_varuna(case)
+    if rank == dist.get_world_size() - 1:
+        take = varuna.saving._take_model
+
+        def die_in_the_middle() -> Any:
+            held = take()
+            return [
+                *held[:-1],
+                type(held[-1])(**{**vars(held[-1]), "load": lambda: os._exit(3)}),
+            ]
+
+        varuna.saving._take_model = die_in_the_middle  # type: ignore[method-assign]
+    varuna.gather_state_dict()
+
+
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     faulthandler.dump_traceback_later(DEADLINE_S - 20, exit=True)
@@ -141,7 +160,11 @@ def main() -> None:
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):
-        train(Case(**fields), folder, rank)
+        case = Case(**fields)
+        if case.dies:
+            lose_the_last(case, rank)
+            return
+        train(case, folder, rank)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from tests.models import small as models
 from varuna_core import Varuna
 from varuna_core.checkpoint.cli import main
+from varuna_core.checkpoint.foreign import varuna as varuna_folders
 from varuna_core.checkpoint.foreign.varuna import import_varuna
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.store.reader import CheckpointReader
@@ -305,6 +307,23 @@ def test_files_of_the_format_before_zip_are_read_too(tmp_path: Path, training: T
         name = "blocks.1.up.weight"
         wanted: Tensor = training.model.state_dict()[name]
         assert torch.equal(reader.read(name), wanted)
+
+
+def test_files_are_read_twice_at_most_and_one_at_a_time(
+    tmp_path: Path, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for what is in them, once where it is written."""
+    folder = write_varuna(training, tmp_path / "old", replicas=2)
+    read: Counter[str] = Counter()
+
+    def count(path: Path) -> dict[str, Any]:
+        read[path.name] += 1
+        return read_pickle(path)
+
+    read_pickle = varuna_folders.read_pickle
+    monkeypatch.setattr(varuna_folders, "read_pickle", count)
+    import_varuna(folder, tmp_path / "new", optimizer="AdamW")
+    assert len(read) == 2 * 4 * 2 + 1 and max(read.values()) == 2, read
 
 
 def test_flags_for_others_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ import pickle
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpo
 from varuna_core.checkpoint.format.manifest import WEIGHT
 from varuna_core.checkpoint.format.plain import to_plain
 from varuna_core.checkpoint.store.exchange import read_entries, save_weights
+from varuna_core.checkpoint.store.reader import OPTIMIZER
 from varuna_core.checkpoint.store.torch_state import take_state
 
 FOLDER = re.compile(r"varuna_ckpt_(\d+)")
@@ -154,19 +156,32 @@ def import_varuna(
     for what Varuna did not save: buffers, and parameters of the model's root. The iteration is that
     of the folder's name, if none is given.
     """
-    found = list_files(folder)
-    params = _read_all(found.params, folder)
+    found, pickles = list_files(folder), _Pickles()
+    params = _list_params(found.params, folder, pickles)
     _expect_marked(found, len(params), folder)
-    entries = [make_entry(WEIGHT, name, tensor) for name, tensor in params.items()]
+    entries = list(params.values())
     if rest is not None:
         entries += [entry for entry in read_entries(rest)[0] if entry.name not in params]
     trees: dict[str, Any] = {}
     if optimizer is not None:
         leads = {name: names[0] for names in ties for name in names}
-        made, trees = _take_optimizer(found, folder, params, optimizer, leads)
+        made, trees = _take_optimizer(found, folder, params, optimizer, leads, pickles)
         entries += made
     number = found.iteration if iteration is None else iteration
     return save_weights(store, entries, ties, number, str(folder), trees)
+
+
+class _Pickles:
+    """The contents of files, of one at a time."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Path, dict[str, Any]] | None = None
+
+    def read(self, path: Path) -> dict[str, Any]:
+        if self._last is None or self._last[0] != path:
+            self._last = None
+            self._last = path, read_pickle(path)
+        return self._last[1]
 
 
 def _expect_marked(found: Found, held: int, folder: Path) -> None:
@@ -184,24 +199,35 @@ def _expect_marked(found: Found, held: int, folder: Path) -> None:
         )
 
 
-def _read_all(files: Mapping[int, Sequence[Path]], folder: Path) -> dict[str, Tensor]:
-    held: dict[str, Tensor] = {}
+def _list_params(
+    files: Mapping[int, Sequence[Path]], folder: Path, pickles: _Pickles
+) -> dict[str, Entry]:
+    """Every parameter, read again when it is written."""
+    held: dict[str, Entry] = {}
     origin: dict[str, Path] = {}
     for path in (path for paths in files.values() for path in paths):
-        for name, value in read_pickle(path).items():
+        for name, value in pickles.read(path).items():
             if not isinstance(value, Tensor):
                 raise CheckpointError(
                     f"{path}: {name!r} is a {type(value).__name__}, not a parameter"
                 )
-            if name in held and not torch.equal(held[name], value):
+            if name not in held:
+                load = partial(_load_again, pickles, path, name)
+                held[name] = replace(make_entry(WEIGHT, name, value), load=load)
+                origin[name] = path
+            elif not torch.equal(_Pickles().read(origin[name])[name], value):
                 raise CheckpointError(
                     f"{name!r} differs in {origin[name]} and in {path.name}: they are of two saves"
                 )
-            held.setdefault(name, value.detach())
-            origin.setdefault(name, path)
     if not held:
         raise DamagedCheckpoint(f"{folder} holds no parameters")
     return held
+
+
+def _load_again(pickles: _Pickles, path: Path, name: str, key: str | None = None) -> Tensor:
+    found = pickles.read(path)[name]
+    tensor: Tensor = found if key is None else found[key]
+    return tensor.detach()
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -240,9 +266,10 @@ def _load(path: Path) -> Any:
 def _take_optimizer(
     found: Found,
     folder: Path,
-    params: Mapping[str, Tensor],
+    params: Mapping[str, Entry],
     kind: str,
     leads: Mapping[str, str],
+    pickles: _Pickles,
 ) -> tuple[list[Entry], dict[str, Any]]:
     """Entries of the state's tensors, and the rest by parameter."""
     if kind not in OPTIMIZERS:
@@ -254,15 +281,20 @@ def _take_optimizer(
     entries: list[Entry] = []
     trees: dict[str, Any] = {}
     for path in (path for paths in found.state.values() for path in paths):
-        for name, state in read_pickle(path).items():
+        for name, state in pickles.read(path).items():
             if name in trees or leads.get(name, name) != name:
                 continue
             if name not in params:
                 raise CheckpointError(f"{path}: {name!r} has a state and no parameter")
-            made, tree = take_state(
-                name, params[name], _fit_state(path, name, state, params[name], kind, step)
-            )
-            entries += made
+            fitted = _fit_state(path, name, state, params[name].shape, kind, step)
+            like = torch.empty(params[name].shape, device="meta")
+            made, tree = take_state(name, like, fitted)
+            for entry in made:
+                key = entry.kind.removeprefix(OPTIMIZER)
+                if entry.shape == params[name].shape and key in state:
+                    load = partial(_load_again, pickles, path, name, key)
+                    entry = replace(entry, load=load)
+                entries.append(entry)
             trees[name] = {"optimizer": kind, "options": options, "state": tree}
     return entries, trees
 
@@ -282,7 +314,7 @@ def _read_common(path: Path) -> tuple[Any, int | None]:
 
 
 def _fit_state(
-    path: Path, name: str, state: Any, parameter: Tensor, kind: str, step: int | None
+    path: Path, name: str, state: Any, shape: tuple[int, ...], kind: str, step: int | None
 ) -> dict[str, Any]:
     """As torch's optimizer of that name holds it: the step is a tensor of its own."""
     if not isinstance(state, dict):
@@ -294,10 +326,10 @@ def _fit_state(
                 f"{path}: the state of {name!r} has no {key!r}, which {kind} needs; "
                 f"it has {', '.join(map(repr, made)) or 'nothing'}"
             )
-        if tuple(made[key].shape) != tuple(parameter.shape):
+        if tuple(made[key].shape) != shape:
             raise CheckpointError(
                 f"{path}: {key!r} of {name!r} is {list(made[key].shape)}, its parameter "
-                f"{list(parameter.shape)}"
+                f"{list(shape)}"
             )
     if kind != "SGD":
         counted = made.get("step", step)

@@ -114,6 +114,17 @@ def test_an_error_of_one_rank_is_that_of_all(
     assert not list(folders[size].glob("*.part")), "nothing is left of what failed"
 
 
+def test_a_rank_that_dies_meanwhile_ends_all(tmp_path: Path) -> None:
+    """Rank 0 too, which waits for it and is no neighbour of it in the pipeline."""
+    case = Case(name="dies", stage_map="0,1;2,3;", zero=1, dies=True)
+    write_cases(tmp_path, [case])
+    with start_ranks("tests.ranks.gather_rank", 4, str(tmp_path)) as ranks:
+        *others, (code, _) = collect(ranks, 100)
+    assert code == 3
+    for code, said in others:
+        assert code == 1 and "RankFailed" in said, said
+
+
 def test_one_process_gathers_what_it_has(tmp_path: Path) -> None:
     case = Case(name="alone", stage_map="0;", model="ConvNet")
     varuna = Varuna(build_model(case), "0;", make_batch(case, 0), BATCH, 2, device="cpu")
