@@ -29,6 +29,7 @@ from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
 from varuna_core.runtime.assembly import assemble
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
+from varuna_core.runtime.comm.links import join_ranks
 from varuna_core.runtime.engine.engine import Trace
 from varuna_core.runtime.engine.graph_memory import agree_on_memory, find_limit
 from varuna_core.runtime.engine.microbatch import (
@@ -112,7 +113,7 @@ class Varuna(KeptInMemory):
             raise TypeError("Varuna needs dummy_inputs: a sample batch, or get_batch(size, device)")
         conf = ConfArguments()
         if conf.must_join(stage_to_rank_map):
-            dist.init_process_group("gloo")
+            join_ranks()
         world = dist.get_world_size() if dist.is_initialized() else 1
         layout, shared = conf.choose_layout(stage_to_rank_map, tensor, world)
         stages = parse_stage_map(layout, world, shared)

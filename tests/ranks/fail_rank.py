@@ -11,14 +11,19 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.models.small import Gpt, make_inputs
+from tests.models.small import Gpt, TiedGpt, make_inputs
 from varuna_core import Varuna
+from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 HANG_TIMEOUT_S = 20.0
+SAVES = {"saves": 8.0, "limits 77": 77.0}
+"""How many seconds a rank waits for another one; a save of the first rank takes half as much again.
+"""
 
 
 class FailingGpt(Gpt):
@@ -32,6 +37,19 @@ class FailingGpt(Gpt):
         return super().run_block(number, x)
 
 
+write = CheckpointWriter.save
+
+
+def save_slowly(writer: CheckpointWriter, *args: Any) -> Any:
+    time.sleep(SAVES["saves"] * 1.5)
+    return write(writer, *args)
+
+
+def find_limit(group: Any) -> float:
+    """Seconds after which a collective of the group fails."""
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+
 def main() -> None:
     folder, how, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     how, _, zero = how.partition(" zero ")
@@ -43,7 +61,7 @@ def main() -> None:
     torch.manual_seed(0)
     stage_map = "0,2;1,3;" if world == 4 else "".join(f"{r};" for r in range(world))
     varuna = Varuna(
-        FailingGpt(),
+        TiedGpt() if how.startswith("limits") else FailingGpt(),
         stage_map,
         make_inputs(),
         8,
@@ -51,8 +69,17 @@ def main() -> None:
         device="cpu",
         schedule="1f1b",
         zero=int(zero or 0),
-        hang_timeout_s=HANG_TIMEOUT_S if how == "hangs" else None,
+        hang_timeout_s=HANG_TIMEOUT_S if how == "hangs" else SAVES.get(how),
     )
+    if how.startswith("limits"):
+        links = varuna.links
+        groups = {"pipeline": links.pipeline, "replicas": links.replicas, "tensor": links.tensor}
+        groups |= {f"sharing {places}": group for places, group in links.sharing.items()}
+        for name, group in groups.items():
+            print(name, group and find_limit(group))
+        return
+    if how == "saves" and rank == 0:
+        CheckpointWriter.save = save_slowly  # type: ignore[method-assign]
     size = 8 // varuna.stage_map.num_replicas
     for step in range(4):
         if rank == 1 and step == 2:
@@ -65,6 +92,8 @@ def main() -> None:
             if how == "leaves":
                 return
         try:
+            if how == "saves" and step == 1:
+                varuna.checkpoint(f"{folder}/ckpt")
             varuna.step(make_inputs(size))
         except Exception as error:
             print(f"{time.time()} {type(error).__name__}: {error}", flush=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from tests.ranks.fail_rank import find_limit
 from tests.ranks.start import collect, start_ranks
+from varuna_core.runtime.comm.links import NO_TIMEOUT, join_ranks
 
 PROGRAM = "tests.ranks.fail_rank"
 
@@ -73,3 +76,37 @@ def test_a_run_without_close_ends_well(tmp_path: Path, how: str) -> None:
     with start_ranks(PROGRAM, 3, str(tmp_path), how) as ranks:
         for code, output in collect(ranks):
             assert code == 0 and output.endswith("step 3\n"), output
+
+
+@pytest.mark.parametrize("how", ["limits", "limits 77"])
+def test_all_collectives_have_the_limit_that_was_given_or_none(tmp_path: Path, how: str) -> None:
+    with start_ranks(PROGRAM, 4, str(tmp_path), how) as ranks:
+        for code, output in collect(ranks):
+            assert code == 0, output
+            found = dict(line.rsplit(" ", 1) for line in output.strip().splitlines())
+            assert found.keys() == {"pipeline", "replicas", "tensor", "sharing (0, 1)"}
+            limits = {name: float(limit) for name, limit in found.items() if limit != "None"}
+            assert limits.keys() == {"pipeline", "replicas", "sharing (0, 1)"}
+            for name, limit in limits.items():
+                assert limit == 77 if "77" in how else limit > 30 * 24 * 3600, name
+
+
+def test_a_save_that_takes_longer_than_the_limit_ends_no_run(tmp_path: Path) -> None:
+    """The first replica alone writes; the other one's next step waits for it."""
+    with start_ranks(PROGRAM, 4, str(tmp_path), "saves") as ranks:
+        for code, output in collect(ranks):
+            assert code == 0 and output.endswith("step 3\n"), output
+
+
+def test_the_group_that_varuna_joins_has_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's half hour holds for the meeting alone."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "0")
+    join_ranks()
+    try:
+        assert find_limit(dist.distributed_c10d._get_default_group()) == NO_TIMEOUT.total_seconds()
+    finally:
+        dist.destroy_process_group()

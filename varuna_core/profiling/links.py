@@ -235,7 +235,7 @@ def _measure_sum(
     crew: Crew, transport: Transport, ranks: Sequence[int], sizes: Sequence[int]
 ) -> dict[int, float]:
     """The slowest rank's median for each size, on all ranks."""
-    group = dist.new_group(list(ranks), backend=transport.backend)
+    group = dist.new_group(list(ranks), backend=transport.backend, timeout=NO_TIMEOUT)
     times: dict[int, float] = {}
     error: BaseException | None = None
     if crew.rank in ranks:

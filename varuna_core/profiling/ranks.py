@@ -21,6 +21,7 @@ import torch.distributed as dist
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import find_gpu
 from varuna_core.runtime.comm.failure import RankFailed
+from varuna_core.runtime.comm.links import NO_TIMEOUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,8 @@ class Crew:
         self.rank = dist.get_rank() if is_joined else 0
         self.world_size = dist.get_world_size() if is_joined else 1
         self.device = device
-        self._group: Any = dist.new_group(backend="gloo") if self.world_size > 1 else None
+        alone = self.world_size == 1
+        self._group: Any = None if alone else dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
         self.places: list[ProfiledRank] = self.gather(
             ProfiledRank(
                 rank=self.rank,

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.records.layout import build_stages, encode_stage_map
+from varuna_core.runtime.comm.links import join_ranks
 
 
 class ProgramError(ValueError):
@@ -84,7 +85,7 @@ def refuse_missing_gpus(visible: str, built_for: str | None) -> None:
 def join(place: Place) -> None:
     """Meet the other ranks; what goes between GPUs is Varuna's to choose."""
     if place.world > 1:
-        dist.init_process_group("gloo")
+        join_ranks()
 
 
 def leave() -> None:

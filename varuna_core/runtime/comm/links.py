@@ -202,7 +202,7 @@ class _Wiring:
         """A group of these ranks; None where this one is not among them."""
         return self._make_group(ranks, self.timeout)
 
-    def _make_group(self, ranks: Sequence[int], timeout: timedelta | None) -> Any:
+    def _make_group(self, ranks: Sequence[int], timeout: timedelta) -> Any:
         group = dist.new_group(list(ranks), backend=self.transport.backend, timeout=timeout)
         return group if self.rank in ranks else None
 
@@ -235,8 +235,16 @@ class _Wiring:
         return Receiver(self.transport.make_wire(group, peer), peer, back, self.links.arrivals)
 
 
-def to_timeout(patience_s: float | None) -> timedelta | None:
-    return None if patience_s is None else timedelta(seconds=patience_s)
+def to_timeout(patience_s: float | None) -> timedelta:
+    """The limit of each group's collectives; torch's own would be half an hour."""
+    return NO_TIMEOUT if patience_s is None else timedelta(seconds=patience_s)
+
+
+def join_ranks() -> None:
+    """Meet the other ranks over gloo. torch's half hour is for that alone, not for what follows:
+    at the end, say, a rank waits for another one's last save."""
+    dist.init_process_group("gloo")
+    dist.distributed_c10d._set_pg_timeout(NO_TIMEOUT)
 
 
 def connect_sharing(

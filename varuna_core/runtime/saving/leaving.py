@@ -28,12 +28,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NoReturn
 
 from varuna_core.runtime.saving.preemption import NCCL_DUMPS
 
 CALLS = (signal.SIGUSR1, signal.SIGUSR2)
 """Not SIGTERM: it comes when another rank has failed, too, and then nobody answers."""
+
+NO_TIMEOUT = timedelta(days=365)
+"""Of the group in which ranks ask: one of them may save for longer than torch's half hour."""
 
 Agree = Callable[[bool], bool]
 """Gets this rank's answer, and returns True on all ranks if it was True on any."""
@@ -133,7 +137,7 @@ def _find_group(distributed: Any) -> Any:
     if distributed.get_backend() == "gloo":
         return None
     if _group is None:
-        _group = distributed.new_group(backend="gloo")
+        _group = distributed.new_group(backend="gloo", timeout=NO_TIMEOUT)
     return _group
 
 

@@ -94,7 +94,30 @@ class Saving:
         shard: bool = False,
         keep: int | None = None,
     ) -> PendingSave | None:
-        """This rank's part; with `tempdir` written beside training, and what to ask after it."""
+        """This rank's part; with `tempdir` written beside training, and what to ask after it.
+
+        Where waits have a limit all ranks return together, and the same error is raised on all:
+        the next step's waits are to be for steps, and not for a slow disk.
+        """
+        options: dict[str, Any] = {"shard": shard, "tempdir": tempdir, "keep": keep}
+        if self.links.arrivals.patience_s is None:
+            return self._save_part(progress, store, number, **options)
+        made: list[PendingSave | None] = []
+        self.consensus.run_on_all(
+            lambda: made.append(self._save_part(progress, store, number, **options))
+        )
+        return made[0]
+
+    def _save_part(
+        self,
+        progress: TrainingProgress,
+        store: Path,
+        number: int,
+        *,
+        shard: bool = False,
+        tempdir: Path | None = None,
+        keep: int | None = None,
+    ) -> PendingSave | None:
         writer = self._find_writer(store)
         writer.keep = keep
         writer.set_background(tempdir)
@@ -116,7 +139,7 @@ class Saving:
         """
 
         def write() -> None:
-            self.save(progress, store, number, **options)
+            self._save_part(progress, store, number, **options)
             self._writers[store].finish()
 
         def check() -> None:
