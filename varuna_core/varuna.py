@@ -259,7 +259,9 @@ class Varuna(KeptInMemory):
 
         def run(microbatches: list[MicroBatch], size: int) -> tuple[Tensor, Any]:
             weights = LossWeights(form, self.agreement, self.engine.find_last())
-            places = self._splitter.count_places(self._names.name(inputs))
+            places = 0
+            if form.is_weighed_after:
+                places = self._splitter.count_places(self._names.name(inputs))
             everywhere = self.engine.split_weight is not None
             totals = weights.start(microbatches, size, places, everywhere)
             self._set_memory_limit()

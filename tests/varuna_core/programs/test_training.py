@@ -76,6 +76,13 @@ def build_cases(folder: Path) -> list[Case]:
         cases.append(Case(name=f"dropout-{name}", stage_map=stage_map, training=laid))
         laid = replace(bert, partition=partition, schedule=schedule)
         cases.append(Case(name=f"bert-{name}", stage_map=stage_map, training=laid))
+    for name, partition, schedule, stage_map, size in (
+        ("large", "2-2", "1f1b", "0,2;1,3;", 3),
+        ("small", "1-1-1-1", "zero_bubble", "3;1;2;0;", 1),
+    ):
+        laid = replace(bert, partition=partition, schedule=schedule, micro_batch_size=size)
+        laid = replace(laid, dropout=0.0, **EVALUATED)
+        cases.append(Case(name=f"masks-{name}", stage_map=stage_map, training=laid))
     kept = replace(gpt, checkpoint_folder=str(folder / "ckpt"), checkpoint_every=2, dropout=0.1)
     whole = replace(kept, checkpoint_folder=None, partition="2-2")
     first = replace(kept, partition="1-3", zero=1)
@@ -217,6 +224,13 @@ def test_dropout_and_masks_do_not_depend_on_the_layout(folder: Path, name: str) 
     wide, deep = (read_results(folder, f"{name}-{kind}", WORLD)[0] for kind in ("wide", "deep"))
     expect_close(wide.losses, deep.losses)
     expect_close(wide.evaluated, deep.evaluated)
+
+
+def test_a_berts_losses_do_not_depend_on_its_micro_batches(folder: Path) -> None:
+    large, small = (read_results(folder, f"masks-{kind}", WORLD)[0] for kind in ("large", "small"))
+    expect_close(large.losses, small.losses)
+    expect_close(large.evaluated, small.evaluated)
+    assert large.evaluated
 
 
 def count_read(results: list[Result], steps: range) -> Counter[tuple[int, ...]]:

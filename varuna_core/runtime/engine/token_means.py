@@ -44,7 +44,7 @@ class LossWeights:
         if self.form.is_counted and self.last is not None:
             self._figures = count_inputs(self.last, microbatches, self.form.num_terms)
         elif self.form.num_terms:
-            self._figures = [float(num_places)] * self.form.num_terms
+            self._figures = [float(max(num_places, size))] * self.form.num_terms
         self._totals = self.agreement.start(size, self._figures, everywhere)
         return self._totals
 

@@ -146,8 +146,13 @@ def read_form(output: Any, is_counted: bool) -> LossForm:
             f"the first backward: give the model a method {COUNTS}(**inputs) that returns "
             f"the {terms} counts of the batch"
         )
-    dtype = follow(output, path).dtype if mean is None else None
-    return LossForm(path=path, dtype=dtype, num_terms=terms, is_counted=is_counted, problem=problem)
+    return LossForm(
+        path=path,
+        dtype=follow(output, path).dtype if mean is None else None,
+        num_terms=terms,
+        is_counted=is_counted and terms > 0,
+        problem=problem,
+    )
 
 
 class AmbiguousLoss(SplitError):
@@ -159,14 +164,17 @@ def find_loss(output: Any, path: Path | None = None) -> Tensor | TokenMean:
 
     A mean over the samples is one number; half-precision sums of a TokenMean are made fp32.
     """
-    if path is None or not leads_on(output, path):
-        path = locate_loss(output)
-    loss = follow(output, path)
-    if isinstance(loss, Tensor):
+    loss = None if path is None else follow(output, path)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss.reshape(())
-    read = _read_mean(loss)
-    assert read is not None
-    return TokenMean.of([(_widen(total).reshape(()), count) for total, count in read.terms])
+    mean = _read_mean(loss)
+    if mean is None:  # this output is another than the dry run's
+        loss = follow(output, locate_loss(output))
+        mean = _read_mean(loss)
+        if mean is None:
+            assert isinstance(loss, Tensor)
+            return loss.reshape(())
+    return TokenMean.of([(_widen(total).reshape(()), count) for total, count in mean.terms])
 
 
 def _widen(total: Tensor) -> Tensor:
@@ -247,20 +255,16 @@ def list_numbers(output: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def follow(output: Any, path: Path) -> Any:
-    """The part of an output to which a path leads."""
-    for key in path:
-        is_item = isinstance(key, int) or (isinstance(output, Mapping) and key in output)
-        output = output[key] if is_item else getattr(output, str(key))
-    return output
-
-
-def leads_on(output: Any, path: Path) -> bool:
-    """True if the path leads to a loss in this output, which may be another than the dry run's."""
+    """The part of an output to which a path leads; None where it leads nowhere."""
     try:
-        found = follow(output, path)
+        for key in path:
+            if isinstance(key, int) or (isinstance(output, (dict, Mapping)) and key in output):
+                output = output[key]
+            else:
+                output = getattr(output, key)
     except (LookupError, AttributeError, TypeError):
-        return False
-    return _is_number(found) or _read_mean(found) is not None
+        return None
+    return output
 
 
 def spell(path: Path) -> str:

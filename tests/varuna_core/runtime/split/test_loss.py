@@ -138,6 +138,16 @@ def test_counts_that_differ_from_the_forwards_are_refused() -> None:
         varuna.step(INPUTS)
 
 
+def test_a_plain_mean_may_have_a_method_of_that_name() -> None:
+    class Counting(Net):
+        def loss_counts(self) -> int:
+            raise AssertionError("nobody asks")
+
+    varuna = Varuna(Counting(FOUND["alone"]), "0;", INPUTS, 6, 2, device="cpu")
+    torch.testing.assert_close(varuna.step(INPUTS)[0], compute_plainly()[0])
+    varuna.close()
+
+
 def test_a_loss_that_the_dry_run_did_not_see_is_a_mean_over_the_samples() -> None:
     loss, gradient = compute_plainly()
     dummies = {"x": INPUTS["x"]}
