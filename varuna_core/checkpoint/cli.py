@@ -65,6 +65,9 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="--hf"
     )
+    export.add_argument(
+        "--prefix", default="", help="--hf: the part whose names begin so, as inner."
+    )
     export.add_argument("--shard-mb", type=int, default=5000, help="--hf: largest file, in MB")
     export.set_defaults(run=_export)
 
@@ -196,6 +199,7 @@ def _export(options: argparse.Namespace) -> int:
             vocab=options.vocab,
             dtype=options.dtype,
             shard_bytes=options.shard_mb * 10**6,
+            prefix=options.prefix,
         )
         print(f"{folder} in {options.target}: {', '.join(made)}")
         if "config.json" not in made:

@@ -231,6 +231,30 @@ def test_words_are_added_and_left_out_and_positions_left_out(tmp_path: Path) -> 
         export_folder(folder, tmp_path / "odd", heads=4, vocab=51)
 
 
+def test_a_part_of_the_model_that_trained_is_exported_by_its_prefix(tmp_path: Path) -> None:
+    shapes = {
+        "inner.b.w": (2,),
+        "inner.a.w": (3,),
+        "scale": (1,),
+        "head.w": (3,),
+        "inner.c.w": (3,),
+    }
+    tied = {"inner.a.w": torch.arange(3.0), "inner.b.w": torch.ones(2), "scale": torch.ones(1)}
+    writer = CheckpointWriter(tmp_path / "ckpt", job="a")
+    ties = [["head.w", "inner.a.w", "inner.c.w"]]
+    entries = [make_entry("weight", "head.w", tied.pop("inner.a.w"))]
+    entries += [make_entry("weight", name, tensor) for name, tensor in tied.items()]
+    state = TrainingState(partition="", shapes=shapes, ties=ties)
+    writer.save(CheckpointPart(iteration=3, segments={0: entries}, state=state))
+    writer.close()
+    words = ["export", "--hf", str(tmp_path / "ckpt"), str(tmp_path / "hf"), "--prefix", "inner."]
+    assert main(words) == 0
+    found = open_weights(tmp_path / "hf")
+    assert {name: found[name].tolist() for name in found} == {"a.w": [0, 1, 2], "b.w": [1, 1]}
+    with pytest.raises(CheckpointError, match=r"has no name that begins with 'other\.'"):
+        export_folder(tmp_path / "ckpt" / "varuna_ckpt_3", tmp_path / "no", prefix="other.")
+
+
 @pytest.mark.parametrize(
     ("program", "change", "said"),
     [

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from varuna_core.checkpoint.format.box import Box, whole
 from varuna_core.checkpoint.format.document import sync_folder
 from varuna_core.checkpoint.format.entries import DTYPES, Entry, write_file
 from varuna_core.checkpoint.format.errors import CheckpointError
-from varuna_core.checkpoint.format.manifest import WEIGHT
+from varuna_core.checkpoint.format.manifest import WEIGHT, find_leads
 from varuna_core.checkpoint.store.exchange import list_stored_names, name_stored, save_weights
 from varuna_core.checkpoint.store.reader import CheckpointReader
 
@@ -204,11 +204,13 @@ def export_folder(
     vocab: int | None = None,
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
+    prefix: str = "",
 ) -> list[str]:
     """The checkpoint in this folder as a new folder for `from_pretrained`; what it is made of.
 
     A built-in program's weights get Hugging Face's names and a config; others keep theirs, with the
-    `config` of the model, a file or a folder. `vocab` leaves out words that were added.
+    `config` of the model, a file or a folder. `vocab` leaves out words that were added, `prefix`
+    what does not begin so: the model was a part of the one that trained.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target} is there already and not empty: name a new folder")
@@ -218,7 +220,7 @@ def export_folder(
     part.mkdir(parents=True)
     try:
         with CheckpointReader(folder) as reader:
-            entries, made = _take_model(reader, config, heads, vocab, dtype)
+            entries, made = _take_model(reader, config, heads, vocab, dtype, prefix)
             entries = [_cast(entry, TYPES[dtype]) for entry in entries]
             _write_shards(part, entries, shard_bytes)
         if made is not None:
@@ -241,6 +243,7 @@ def _take_model(
     heads: int | None,
     vocab: int | None,
     dtype: str,
+    prefix: str,
 ) -> tuple[list[Entry], dict[str, Any] | None]:
     """Entries under their names, tied ones once, and the config."""
     shapes = reader.state.shapes or {name: reader.shape(name) for name in list_stored_names(reader)}
@@ -255,7 +258,9 @@ def _take_model(
         made = None if given is None else {**given, "dtype": dtype}
         if made is not None:
             made.pop("torch_dtype", None)  # as it was called before
-        return [name_stored(reader, name) for name in shapes if name not in later], made
+        return list(_take_named(reader, shapes, prefix)), made
+    if prefix:
+        raise CheckpointError(f"{reader.folder} is of a built-in program: no prefix {prefix!r}")
     program, sizes = found
     if given is not None:
         _refuse_differences(program, given, reader.folder)
@@ -273,6 +278,19 @@ def _take_model(
         for entry in _take_theirs(reader, program, name, kept)
     ]
     return entries, render_config(program, replace(sizes, vocab=kept), heads, dtype)
+
+
+def _take_named(reader: CheckpointReader, names: Iterable[str], prefix: str) -> Iterator[Entry]:
+    """Those that begin so, without that; tied ones once."""
+    leads = find_leads(reader.state.ties)
+    done: set[str] = set()
+    for name in names:
+        lead = leads.get(name, name)
+        if name.startswith(prefix) and lead not in done:
+            done.add(lead)
+            yield replace(name_stored(reader, name), name=name.removeprefix(prefix))
+    if not done:
+        raise CheckpointError(f"{reader.folder} has no name that begins with {prefix!r}")
 
 
 def _find_heads(reader: CheckpointReader) -> int:

@@ -44,6 +44,7 @@ def match_names(groups: Iterable[Sequence[str]], stored: Iterable[str]) -> dict[
             missing.append(names)
     if not missing:
         return found
+    there -= set(found.values())  # each is of one tensor
     tails = _index_tails(there)
     votes = Counter(
         prefix

@@ -66,6 +66,14 @@ def test_two_prefixes_that_would_do_are_refused() -> None:
         match_names(groups_of(*(f"block.{n}.x" for n in range(3))), stored)
 
 
+def test_a_stored_tensor_is_not_taken_for_two() -> None:
+    """Two towers, of which the file has one: the other is missing, not the same."""
+    assert match_names(groups_of("a.x", "b.x", "m.a.x", "m.b.x"), ["a.x", "b.x"]) == {
+        "a.x": "a.x",
+        "b.x": "b.x",
+    }
+
+
 class Lazy(Mapping[str, Tensor]):
     """Fails when a tensor is read."""
 
