@@ -189,6 +189,13 @@ ARCHITECTURES = (
     hugging("Llama", "LlamaForCausalLM", LLAMA, "model.layers.*"),
     hugging("Mistral", "MistralForCausalLM", {**LLAMA, "sliding_window": 4}, "model.layers.*"),
     hugging("Mixtral", "MixtralForCausalLM", EXPERTS, "model.layers.*"),
+    hugging(
+        "Mixtral, with a loss of its routers", "MixtralForCausalLM",
+        {**EXPERTS, "output_router_logits": True},
+        "model.layers.*",
+        refusal="would not do what the whole model does after cut . .*output_router_logits",
+        remedy="refused: hooks collect what that loss is made of, in all layers",
+    ),
     hugging("Qwen 2", "Qwen2ForCausalLM", LLAMA, "model.layers.*"),
     hugging("Qwen 3", "Qwen3ForCausalLM", {**LLAMA, "head_dim": 8}, "model.layers.*"),
     hugging("Gemma 2", "Gemma2ForCausalLM", {**LLAMA, "head_dim": 8}, "model.layers.*"),

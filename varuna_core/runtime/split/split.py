@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.kept import NOTHING_KEPT, KeptModules
 from varuna_core.runtime.split.record import Record, tensor_names
 from varuna_core.runtime.split.rehearsal import Rehearsal, copy_model, rehearse
+from varuna_core.runtime.split.replay import Replay
 from varuna_core.runtime.split.stage import Stage, plan_stubs
 from varuna_core.runtime.split.weights import Init, Weights
 
@@ -258,6 +260,11 @@ class Split:
     frozen: frozenset[str]
     """Parameters that nothing changes."""
 
+    @cached_property
+    def replay(self) -> Replay:
+        """Compares the stages with the whole model."""
+        return Replay(self.rehearsal, self.inputs)
+
     def owners(self, name: str) -> tuple[int, ...]:
         """The stages that hold this parameter or buffer."""
         return tuple(
@@ -334,6 +341,7 @@ class Split:
                 lambda x: x.to(self.device) if isinstance(x, Tensor) else x, dict(self.inputs)
             )
             PoisonCheck(stage, moved).run()
+            self.replay.check(index, held, plan, self.record)
         if sharding is not None:
             sharding.install(stage, own)
         return stage

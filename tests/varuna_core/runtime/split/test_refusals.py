@@ -282,3 +282,41 @@ def test_a_cache_outside_the_model_that_keeps_what_the_dry_run_made_is_told() ->
 
     with pytest.raises(SplitError, match="which the dry run left in a cache outside the model"):
         split_all(Keeping(), make_inputs(), 2)
+
+
+class Collecting(Gpt):
+    """A loss beside the model's, of what hooks have collected from a module within each block."""
+
+    def __init__(self, is_fitful: bool = False) -> None:
+        super().__init__()
+        self.is_fitful, self.calls = is_fitful, 0
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None, **ignored: Any) -> Any:
+        collected: list[Tensor] = []
+        hooks = [
+            block.up.register_forward_hook(lambda module, args, out: collected.append(out))
+            for block in self.blocks
+        ]
+        loss = super().forward(ids, labels)
+        for hook in hooks:
+            hook.remove()
+        self.calls += 1
+        if self.is_fitful and self.calls % 2:
+            return loss + 0.0
+        return loss if self.is_fitful else loss + torch.stack(collected).square().mean()
+
+
+def test_what_hooks_collect_before_a_cut_is_not_missed_in_silence() -> None:
+    split_all(Collecting(), make_inputs(), 1)
+    with pytest.raises(
+        SplitError, match=r"stage 1 would not do what the whole model does after"
+    ) as e:
+        split_all(Collecting(), make_inputs(), 2)
+    assert "stack to [4, 4, 8, 32] in the model's own forward becomes stack to [" in str(e.value)
+
+
+def test_a_model_that_does_other_work_each_time_is_not_compared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    split_all(Collecting(is_fitful=True), make_inputs(), 2)
+    assert "not compared: the model does other work each time" in caplog.text
