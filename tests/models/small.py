@@ -95,6 +95,18 @@ class LogitsFirstGpt(Gpt):
         return logits, loss, (logits.argmax(-1) == labels).float().mean()
 
 
+class SkippingGpt(Gpt):
+    """Where no token has a label it returns a zero that has no gradient."""
+
+    def compute_loss(self, x: Tensor, labels: Tensor | None) -> Any:
+        assert labels is not None
+        held = labels >= 0
+        if not held.any():
+            return TokenMean(torch.zeros(()), 0)
+        logits = self.head(self.norm(x))[held]
+        return TokenMean(F.cross_entropy(logits, labels[held], reduction="sum"), held.sum())
+
+
 class ToldGpt(Gpt):
     """Returns more than its loss: numbers, logits, a word."""
 

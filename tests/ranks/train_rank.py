@@ -23,7 +23,7 @@ from varuna_core import TokenMean, Varuna
 from varuna_core.runtime.engine import weight_grads
 
 RATE, MOMENTUM, SEED = 0.05, 0.9, 7
-MEANS = ("PaddedGpt", "TiedPaddedGpt", "TwoMeansGpt", "ToldGpt")
+MEANS = ("PaddedGpt", "TiedPaddedGpt", "TwoMeansGpt", "ToldGpt", "SkippingGpt")
 """Models whose loss is a mean over tokens."""
 
 

@@ -108,6 +108,8 @@ CASES: dict[int, list[Case]] = {
         *several("1x1 two in place", "0;", model="InPlaceGpt"),
     ],
     2: [
+        *each_schedule("2x1 skipping", "0;1;", model="SkippingGpt", **PADDED),
+        Case(name="1x2 skipping", stage_map="0,1;", model="SkippingGpt", **PADDED),
         *each_schedule("2x1 told", "0;1;", **TOLD),
         *several("2x1 told", "0;1;", recompute="full", **TOLD),
         Case(name="1x2 told", stage_map="0,1;", **TOLD),

@@ -160,6 +160,40 @@ def test_a_loss_that_the_dry_run_did_not_see_is_a_mean_over_the_samples() -> Non
         varuna.step(INPUTS)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "interleaved", "stages_per_rank": 2},
+        {"schedule": "zbv"},
+        {"schedule": "zero_bubble"},
+    ],
+)
+def test_a_micro_batch_without_tokens_may_return_a_zero_of_its_own(options: Any) -> None:
+    """No gradient comes of it, to any stage."""
+
+    class Skipping(Net):
+        def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+            assert y is not None
+            logits = self.layers[1](self.cut(self.layers[0](x)))
+            held = y >= 0
+            if not held.any():
+                return TokenMean(torch.zeros(()), 0)
+            loss = nn.functional.cross_entropy(logits[held], y[held], reduction="sum")
+            return TokenMean(loss, held.sum())
+
+    batch = {**INPUTS, "y": torch.tensor([-1, -1, 1, -1, 0, 1])}
+    plain = Skipping(FOUND["alone"])
+    loss = plain(**batch).mean()
+    loss.backward()
+    dummies = {**batch, "y": batch["y"].clamp(min=0)}
+    made = Skipping(FOUND["alone"])
+    varuna = Varuna(made, "0;", dummies, 6, 2, device="cpu", **options)
+    torch.testing.assert_close(varuna.step(batch)[0], loss.detach())
+    for name, master in varuna.masters().items():
+        torch.testing.assert_close(master.grad, plain.get_parameter(name).grad)
+    varuna.close()
+
+
 def test_a_step_in_which_nothing_counts_has_no_loss_and_no_gradient() -> None:
     def give(logits: Tensor, loss: Tensor, accuracy: Tensor) -> Any:
         return {"loss": (logits.sum() * 0, 0)}
