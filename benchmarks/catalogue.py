@@ -121,6 +121,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "2", "--steps", "4"),
     ),
     Benchmark(
+        name="rank_memory",
+        module="runtime.rank_memory",
+        title="Memory of a rank",
+        peer="its share: weights, gradients, optimizer state, live graphs",
+        needs=("torch",),
+        quick=("--case", "0", "--hidden", "512"),
+    ),
+    Benchmark(
         name="pipeline",
         module="pipeline",
         title="The runtime",

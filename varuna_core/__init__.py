@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
     from varuna_core.runtime.split.cut import cut_before as cut_before
     from varuna_core.runtime.split.loss import TokenMean as TokenMean
+    from varuna_core.runtime.split.weights import parameters_on_meta as parameters_on_meta
     from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _LAZY = {
     "Varuna": "varuna_core.varuna",
     "cut_before": "varuna_core.runtime.split.cut",
     "open_weights": "varuna_core.checkpoint.foreign.weight_files",
+    "parameters_on_meta": "varuna_core.runtime.split.weights",
     "with_loss": "varuna_core.runtime.split.criterion",
 }
 _MODULES = {"leaving": "varuna_core.runtime.saving.leaving", "trace": "varuna_core.trace"}

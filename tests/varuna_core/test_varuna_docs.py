@@ -60,6 +60,23 @@ def read_trainings() -> list[str]:
     return [text for text in read_programs() if "model = Varuna(" in text]
 
 
+def test_the_model_without_memory_in_the_page_takes_the_same_weights_in_any_order() -> None:
+    held: dict[str, Any] = {}
+    exec(read_programs()[0].split("torch.manual_seed(0)")[0], held)
+    x, y = torch.randn(16, 32), torch.rand(16, 32)
+    (text,) = (text for text in read_programs() if "parameters_on_meta" in text)
+    found = []
+    for _ in range(2):
+        torch.randn(1)  # what else draws has no part in it
+        exec(text, held | {"x": x, "y": y, "stage_map": "0;"}, held)
+        varuna = held["varuna"]
+        assert all(parameter.is_meta for parameter in held["net"].parameters())
+        found.append(varuna.state_dict())
+        varuna.step({"x": x, "y": y})
+        varuna.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_the_mean_over_tokens_in_the_page_is_the_plain_models() -> None:
     (text,) = (text for text in read_programs() if "TokenMean" in text)
     held: dict[str, Any] = {}

@@ -9,6 +9,8 @@ Every rank makes the same parts in the same order: several of them need all rank
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -103,6 +105,8 @@ def assemble(
     placed = {} if sharding is None else sharding.placed
     hooks = ParameterHooks(masters, model, list_parts(masters.slices, placed))
     gradients = Gradients(masters, shared, links, settings.device, owners, sharding, weight, hooks)
+    split = split.without_values()
+    return_freed_memory()
     return RankParts(
         place=place,
         replica=replica,
@@ -276,3 +280,12 @@ def build_engine(
     for stage in () if gradients.masters.slices else stages.stages:
         weight_grads.install(stage.module, may_split_backward(schedule))
     return engine
+
+
+def return_freed_memory() -> None:
+    """Give the system what weights passed through on their way, where the C library would keep it
+    (glibc)."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

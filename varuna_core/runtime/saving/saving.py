@@ -40,6 +40,7 @@ from varuna_core.runtime.saving.progress import (
     TrainingProgress,
 )
 from varuna_core.runtime.saving.tensors import (
+    drop_state,
     find_part,
     fit_rates,
     list_tensors,
@@ -357,6 +358,7 @@ class Saving:
         names = {id(master): name for name, master in self.masters.by_name.items()}
         loaded.options = {}
         found = {}
+        drop_state(optimizer)  # else it and what is read would both be in memory
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 key = id(parameter)

@@ -7,7 +7,7 @@ be made of other parameters where a model is cut elsewhere.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -95,6 +95,15 @@ def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = T
             ],
         }
     )
+
+
+def drop_state(optimizer: Any) -> None:
+    """Forget the state of all parameters."""
+    state: Any = getattr(optimizer, "state", None)
+    if isinstance(state, MutableMapping):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                state.pop(parameter, None)
 
 
 def _put_state(held: Any, parameters: Sequence[Tensor], found: Mapping[int, Any]) -> None:

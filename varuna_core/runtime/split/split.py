@@ -12,7 +12,7 @@ names: what crosses a cut twice, a value that goes around one, a buffer that two
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -287,6 +287,15 @@ class Split:
         first = min(segments)
         return next(i for i, held in enumerate(self.stages) if first in held)
 
+    def without_values(self) -> Split:
+        """The same, of a model without memory: the given one's is free when its user drops it."""
+        given = [*self.model.parameters(), *self.model.buffers()]
+        if all(tensor.is_meta for tensor in given):
+            return self
+        empty = {id(tensor): _without_values(tensor) for tensor in given}
+        types = {id(empty[key]): kind for key, kind in self.types.items() if key in empty}
+        return replace(self, model=copy_model(self.model, dict(empty)), types=types)
+
     def make_stage(
         self,
         index: int,
@@ -544,3 +553,8 @@ def split_model(
 
 def _widen(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() else values
+
+
+def _without_values(tensor: Tensor) -> Tensor:
+    made = tensor.detach().to("meta")
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
