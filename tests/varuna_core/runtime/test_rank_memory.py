@@ -14,6 +14,7 @@ from torch import nn
 from tests.models.small import ConvNet, Gpt, TiedGpt, make_images, make_inputs
 from varuna_core import Varuna
 from varuna_core.checkpoint.store.reader import CheckpointReader
+from varuna_core.runtime.optim.precision import add_wide
 
 
 def build(model: nn.Module, inputs: Any, **options: Any) -> Varuna:
@@ -65,3 +66,15 @@ def test_a_load_drops_the_optimizers_state_before_it_reads_another(
     loaded = [state["exp_avg"] for state in optimizer.state.values()]
     assert all(torch.equal(a, b) for a, b in zip(kept, loaded, strict=True))
     varuna.close()
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3000, 300), (600000,), (1000, 2, 3, 200), (0, 5)])
+def test_a_half_gradient_added_in_pieces_gives_the_same_sum(shape: tuple[int, ...]) -> None:
+    total, gradient = torch.randn(shape), torch.randn(shape).bfloat16()
+    wanted = total.clone().add_(gradient, alpha=0.37)
+    add_wide(total, gradient, 0.37)
+    assert torch.equal(total, wanted)
+    strided, turned = torch.randn(700, 600).t(), torch.randn(600, 700).bfloat16()
+    wanted = strided.clone().add_(turned, alpha=0.5)
+    add_wide(strided, turned, 0.5)
+    assert torch.equal(strided, wanted)

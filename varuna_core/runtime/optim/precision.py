@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PIECE = 2**18
+"""Elements of a piece of a gradient: 1 MiB in fp32, which a cache holds."""
+
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -278,7 +281,7 @@ class Masters:
             if place.grad is None:
                 place.grad = gradient.to(place.dtype, copy=True).mul_(factor)
             else:
-                place.grad.add_(gradient, alpha=factor)
+                add_wide(place.grad, gradient, factor)
             parameter.grad = None
         return place
 
@@ -296,6 +299,17 @@ class Masters:
         for device in devices:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
+
+
+def add_wide(total: Tensor, gradient: Tensor, factor: float) -> None:
+    """Add a half gradient. A CPU widens what it adds first: a piece at a time, not a second one as
+    large as the total."""
+    rows = max(1, PIECE // max(1, total[:1].numel())) if total.dim() else 1
+    if total.device.type != "cpu" or total.numel() <= PIECE or total.dtype == gradient.dtype:
+        total.add_(gradient, alpha=factor)
+        return
+    for to, piece in zip(torch.split(total, rows), torch.split(gradient, rows), strict=True):
+        to.add_(piece, alpha=factor)
 
 
 def make_place(like: Tensor) -> nn.Parameter:
