@@ -32,6 +32,7 @@ from varuna_core.runtime.comm.values import (
     take_apart,
 )
 from varuna_core.runtime.split.cut import (
+    CutBefore,
     CutPoint,
     SplitError,
     StageEnd,
@@ -152,8 +153,10 @@ class Stub:
 
 
 def rest_hooks(module: nn.Module, stub: Stub) -> None:
-    """Let the module's hooks rest where a stub stands in: there is nothing to see. Not those that
-    are cuts, which are counted."""
+    """Let the module's hooks rest where a stub stands in: there is nothing to see. Not those before
+    a module that has a CutPoint of its own, which they may pass: cuts are counted."""
+    points = [child for child in module.children() if isinstance(child, CutPoint)]
+    has_cut = any(not isinstance(point, CutBefore) for point in points)
 
     def rest(hook: Callable[..., Any], advanced: int) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -162,7 +165,7 @@ def rest_hooks(module: nn.Module, stub: Stub) -> None:
         return run
 
     for number, hook in module._forward_pre_hooks.items():
-        if hook is not enter_cut:
+        if hook is not enter_cut and not has_cut:
             module._forward_pre_hooks[number] = rest(hook, 0)
     for number, hook in module._forward_hooks.items():
         module._forward_hooks[number] = rest(hook, 1)

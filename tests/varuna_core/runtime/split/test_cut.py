@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tests.models.small import chain
 from varuna_core.runtime.split.cut import CutPoint, SplitError, announce_segments, cut_before
+from varuna_core.runtime.split.split import split_model
 
 
 def test_an_unwatched_cut_returns_what_it_got() -> None:
@@ -57,6 +60,21 @@ def test_cuts_are_put_before_modules_whose_code_is_left_alone() -> None:
         cut_before(model.head)
     with pytest.raises(TypeError, match="takes modules of the model"):
         cut_before([model.head])  # type: ignore[arg-type]
+
+
+def test_a_hook_of_the_users_own_may_pass_a_cut() -> None:
+    """It is called before each block that stands before a stage, too: cuts are counted."""
+
+    def enter(block: Any, args: tuple[torch.Tensor, ...], by_name: dict[str, Any]) -> Any:
+        return args, {**by_name, "input": block.mark(by_name["input"])}
+
+    model, x = Named(), torch.ones(1, 2)
+    for block in model.blocks:
+        block.mark = CutPoint()
+        block.register_forward_pre_hook(enter, with_kwargs=True)
+    split = split_model(model, {"x": x}, 3, "2-1-1")
+    out, _ = chain([split.make_stage(i) for i in range(3)], {"x": x})
+    assert torch.equal(out, model(x))
 
 
 def test_the_package_gives_cutpoint_and_imports_no_torch_for_itself() -> None:
