@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.checkpoint import checkpoint
 
 from tests.models.small import WIDTH, Gpt, PaddedGpt
 
@@ -56,6 +58,42 @@ class Apart(Gpt):
         "blocks.*.down": RowwiseParallel(),
         "head": ColwiseParallel(output_layouts=Replicate()),
     }
+
+
+class Dropping(Apart):
+    """Dropout on shares and on what is whole: attention weights, heads, the inside of an MLP; what
+    is drawn otherwise, too."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.rate = dropout
+
+    def run_block(self, number: int, x: Tensor) -> Tensor:
+        block = self.blocks[number]
+        y = block.drop(block.norm1(x))
+        q, k, v = (
+            part(y).unflatten(-1, (-1, HEAD)).transpose(1, 2)
+            for part in (block.q, block.k, block.v)
+        )
+        rate = self.rate if self.training else 0.0
+        if number % 2:
+            seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=rate)
+        else:
+            seen = block.drop(torch.softmax(q @ k.transpose(-1, -2), -1)) @ v
+        seen = F.dropout2d(seen, rate, self.training)
+        x = x + block.drop(block.proj(seen.transpose(1, 2).flatten(2)))
+        inside = F.gelu(block.up(block.norm2(x)))
+        if self.training:
+            inside = inside + 0.1 * torch.empty_like(inside).normal_()
+        return x + block.drop(block.down(block.drop(inside)))
+
+
+class DroppingAgain(Dropping):
+    """Its blocks run again in the backward."""
+
+    def run_block(self, number: int, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(super().run_block, number, x, use_reentrant=number % 2 == 1)
+        return out
 
 
 class Words(Apart):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -51,6 +52,36 @@ class Cut:
     """The tensors that cross it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """An operation that draws random numbers, and the tensor that it draws for."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_checkpointed: bool = False
+    """A backward will run it again."""
+
+
+def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
+    """True if an operation draws random numbers; attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    named = zip((argument.name for argument in func._schema.arguments), args, strict=False)
+    rate = {**dict(named), **kwargs}.get("dropout_p")
+    has_rate = any(argument.name == "dropout_p" for argument in func._schema.arguments)
+    return bool(rate) or not has_rate
+
+
+def find_drawn(func: Any, args: Any, out: Any) -> Tensor | None:
+    """The tensor that is drawn for: the one that is filled, or is masked, or is made."""
+    first = func._schema.arguments[0] if func._schema.arguments else None
+    fills = first is not None and first.alias_info is not None and first.alias_info.is_write
+    if fills or func.overloadpacket is torch.ops.aten.native_dropout:
+        return args[0] if isinstance(args[0], Tensor) else None
+    return next(iter(tensors_of(out)), None)
+
+
 @dataclass(kw_only=True)
 class Record:
     """Observations of one dry run."""
@@ -63,6 +94,9 @@ class Record:
 
     changes: dict[str, set[int]] = field(default_factory=dict)
     """Buffer name to the segments that change it."""
+
+    draws: dict[int, list[Draw]] = field(default_factory=dict)
+    """By segment, in order."""
 
     inputs: InputTrace = field(default_factory=InputTrace)
     in_training: Record | None = None
@@ -144,21 +178,26 @@ def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
-    """Calls `spend` with the nominal seconds of each operation, `read` with its tensors and
-    `write` with what it wrote."""
+    """Calls `spend` with the nominal seconds of each operation, `read` with its tensors,
+    `write` with what it wrote and `draw` with what random numbers it draws."""
 
     def __init__(
         self,
         spend: Callable[[float], None],
         read: Callable[[list[Tensor]], None],
         write: Callable[[list[Tensor]], None],
+        draw: Callable[[Draw], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
-        self.spend, self.read, self.write = spend, read, write
+        self.spend, self.read, self.write, self.draw = spend, read, write, draw
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        drawn = find_drawn(func, args, out) if is_draw(func, args, kwargs) else None
+        if drawn is not None:
+            shape, stride = tuple(drawn.shape), tuple(drawn.stride())
+            self.draw(Draw(name=str(func), shape=shape, stride=stride))
         if not is_view(func):
             touched: list[Tensor] = tensors_of((args, kwargs, out))
             moved = sum(tensor.numel() * tensor.itemsize for tensor in touched)

@@ -17,6 +17,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +31,7 @@ from varuna_core.runtime.split.cut import CutBefore, CutPoint, SplitError, Stage
 from varuna_core.runtime.split.inputs import storage_of
 from varuna_core.runtime.split.kept import NOTHING_KEPT, KeptModules
 from varuna_core.runtime.split.loss import COUNTS, read_form
-from varuna_core.runtime.split.record import Call, Cut, OperationMode, Record, tensor_names
+from varuna_core.runtime.split.record import Call, Cut, Draw, OperationMode, Record, tensor_names
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class Rehearsal:
             stack.enter_context(self.mode or nullcontext())
             if stop is None:
                 stack.enter_context(_UseMode(self.names, self._use))
-                stack.enter_context(OperationMode(self._spend, self._read, self._write))
+                stack.enter_context(OperationMode(self._spend, self._read, self._write, self._draw))
                 self.record.inputs.begin(fakes)
             stack.callback(watch, watch(self))
             try:
@@ -278,6 +279,10 @@ class Rehearsal:
     def _read(self, tensors: list[Tensor]) -> None:
         if not self._is_ours:
             self.record.inputs.read(tensors, self.segment, self.open[-1] if self.open else None)
+
+    def _draw(self, draw: Draw) -> None:
+        draw = replace(draw, is_checkpointed=_is_checkpointed())
+        self.record.draws.setdefault(self.segment, []).append(draw)
 
     def _write(self, written: list[Tensor]) -> None:
         self.record.inputs.write(written, self.segment, self.open[-1] if self.open else None)

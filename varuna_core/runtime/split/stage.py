@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -189,6 +189,16 @@ class StubOutputs:
     calls: dict[str, list[Any]] = field(default_factory=dict)
 
 
+class Draws(Protocol):
+    """Sees which segment of which forward draws random numbers."""
+
+    def follow(
+        self, stage: Stage, inputs: Mapping[str, Any], on_segment: Callable[[int], None]
+    ) -> Callable[[int], None]: ...
+
+    def leave(self) -> None: ...
+
+
 class Stage:
     """A part of a model; it owns parameters under the plain model's names."""
 
@@ -225,6 +235,9 @@ class Stage:
         self.at_start: Callable[[], None] | None = None
         self.at_cut: Callable[[Any], Any] | None = None
         """Makes of what leaves through the stage's last cut what may cross (shared layers)."""
+
+        self.draws: Draws | None = None
+        """Random numbers of shared layers."""
 
         self.at_return: Callable[[Any], Any] | None = None
         """The same, of what the model returns."""
@@ -288,6 +301,8 @@ class Stage:
             assert received is not None
             return self._hand_on(received)
         self._passed, self._sent, self._received = 0, None, received
+        if self.draws is not None and on_segment is not None:
+            on_segment = self.draws.follow(self, inputs, on_segment)
         self._on_segment = on_segment
         if self._fresh is not None:
             inputs = self._fresh.make(inputs)
@@ -304,6 +319,8 @@ class Stage:
             watch(before)
             self._received = None
             self.switch.on = False
+            if self.draws is not None:
+                self.draws.leave()
         return self._finish(out)
 
     def _finish(self, out: Any) -> Any:

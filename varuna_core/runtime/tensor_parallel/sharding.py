@@ -28,6 +28,7 @@ from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import Split
 from varuna_core.runtime.split.stage import Stage, Switch
 from varuna_core.runtime.split.weights import find_slot
+from varuna_core.runtime.tensor_parallel.draws import ShardedDraws
 from varuna_core.runtime.tensor_parallel.plan import (
     Sharing,
     TensorPlan,
@@ -68,6 +69,7 @@ class Sharding:
         self._shapes = {n: p.shape for n, p in split.model.named_parameters() if n in self.placed}
         leads = {name: names[0] for name, names in split.groups.items()}
         self.shares = Shares({n: self._find_share(n) for n in self.placed}, leads, self.rank)
+        self.draws = ShardedDraws(split.record, self.size, self.rank)
         self._on_gradient: Callable[[nn.Parameter], None] = lambda parameter: None
         self._held: list[tuple[DTensor, nn.Parameter]] = []
 
@@ -111,6 +113,7 @@ class Sharding:
                 slots, own = find_slot(stage.module, name)
                 slots[own] = made[first]
         stage.at_cut, stage.at_return = leave_stage, return_plain
+        stage.draws = self.draws if self.draws.is_needed else None
 
     def _is_live(self, stage: Stage, path: str) -> bool:
         calls = [call for call in stage.record.calls if call.module == path]
@@ -165,7 +168,7 @@ class Sharding:
         for held, local in self._held:
             if held.requires_grad != local.requires_grad:
                 held.requires_grad_(local.requires_grad)
-        with loss_parallel():
+        with loss_parallel(), self.draws.running():
             yield
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.ranks.start import collect, start_ranks
 from tests.ranks.tensor_rank import Case, build_model, build_optimizer, make_batch, write_cases
 from tests.ranks.train_rank import SEED, cut_batch, read_loss
-from tests.varuna_core.test_varuna import UNEVEN
+from tests.varuna_core.test_varuna import SHORT, UNEVEN
 from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.split.cut import announce_segments
 
@@ -25,6 +25,9 @@ ALONE: list[Case] = [
     Case(name="sequence", stage_map="0;", sequence_parallel=True, batches=UNEVEN, clip=0.3),
     Case(name="bert", stage_map="0;", model="bert"),
     Case(name="apart", stage_map="0;", model="Apart", dropout=0.2, recompute="full"),
+    Case(name="dropping", stage_map="0;", model="Dropping", dropout=0.2, recompute="full"),
+    Case(name="gpt dropout", stage_map="0;", dropout=0.2, batches=SHORT, clip=0.3),
+    Case(name="sequence dropout", stage_map="0;", sequence_parallel=True, dropout=0.2),
     Case(name="words", stage_map="0;", model="Words", recompute="auto", memory_limit=2e5),
     Case(name="bare", stage_map="0;", model="Bare", schedule="zero_bubble"),
     Case(name="two stages", stage_map="0;", schedule="interleaved", stages_per_rank=2, clip=0.3),
@@ -46,6 +49,7 @@ PAIRED: list[Case] = [
     Case(name="2x1 sequence", stage_map="1;0;", sequence_parallel=True, clip=0.3),
     Case(name="2x1 bert", stage_map="0;1;", model="bert", schedule="varuna"),
     Case(name="2x1 apart", stage_map="0;1;", model="Apart", dropout=0.2, schedule="zero_bubble"),
+    Case(name="2x1 dropping", stage_map="0;1;", model="Dropping", dropout=0.2, schedule="varuna"),
     Case(name="2x1 words", stage_map="0;1;", model="Words", recompute="auto", memory_limit=2e5),
     Case(name="2x1 bare", stage_map="0;1;", model="Bare", schedule="zbv"),
     Case(name="2x1 padded", stage_map="0;1;", model="Padded", batches=[8, 8, 5], clip=0.3),

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.models import small as models
+from tests.models.tensor import Dropping, DroppingAgain
 from varuna_core import CutPoint
 from varuna_core.checkpoint.format.entries import make_entry
 from varuna_core.checkpoint.format.errors import CheckpointError
@@ -29,6 +30,7 @@ from varuna_core.records.layout import parse_stage_map
 from varuna_core.runtime.optim.optimizers import Lamb
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import split_model
+from varuna_core.runtime.tensor_parallel.draws import ShardedDraws
 from varuna_core.runtime.tensor_parallel.plan import (
     PackedColwise,
     deal_rows,
@@ -268,3 +270,12 @@ def test_the_parameters_of_a_stage_are_shares_in_the_memory_of_what_it_computes_
     held: Any = stage.module.get_parameter("head.weight")
     assert held is stage.module.get_parameter("wte.weight")
     assert held.to_local().data_ptr() == local["wte.weight"].data_ptr()
+
+
+def test_draws_within_torchs_checkpoint_are_refused() -> None:
+    inputs = models.make_inputs()
+    dropping = split_model(DroppingAgain(dropout=0.2), inputs, 1).record
+    with pytest.raises(SplitError, match=r"checkpoint .*bernoulli_.*recompute='full'"):
+        ShardedDraws(dropping, 2, 0)
+    assert ShardedDraws(split_model(Dropping(dropout=0.2), inputs, 1).record, 2, 0).is_needed
+    assert not ShardedDraws(split_model(models.Gpt(), inputs, 1).record, 2, 0).is_needed
