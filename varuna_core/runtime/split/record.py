@@ -98,6 +98,9 @@ class Record:
     draws: dict[int, list[Draw]] = field(default_factory=dict)
     """By segment, in order."""
 
+    cutting_hooks: set[tuple[str, int]] = field(default_factory=set)
+    """Modules, and which of their forward pre-hooks pass a cut."""
+
     inputs: InputTrace = field(default_factory=InputTrace)
     in_training: Record | None = None
     """Of a model given in eval mode."""

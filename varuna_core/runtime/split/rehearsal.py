@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -126,8 +127,20 @@ class Rehearsal:
         self.modules = {id(m): name for name, m in self.model.named_modules()}
         for module in self.model.modules():
             if not isinstance(module, CutPoint):
+                for number, hook in module._forward_pre_hooks.items():
+                    seen = partial(self._run_hook, hook, (self.modules[id(module)], number))
+                    module._forward_pre_hooks[number] = seen
                 module.register_forward_pre_hook(self._enter)
                 module.register_forward_hook(self._leave)
+
+    def _run_hook(
+        self, hook: Callable[..., Any], place: tuple[str, int], *args: Any, **kwargs: Any
+    ) -> Any:
+        before = len(self.record.cuts)
+        result = hook(*args, **kwargs)
+        if len(self.record.cuts) > before:
+            self.record.cutting_hooks.add(place)
+        return result
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Fake, or for a real run the parameter itself, and a copy of a buffer, which the run may

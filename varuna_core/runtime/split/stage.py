@@ -32,11 +32,9 @@ from varuna_core.runtime.comm.values import (
     take_apart,
 )
 from varuna_core.runtime.split.cut import (
-    CutBefore,
     CutPoint,
     SplitError,
     StageEnd,
-    enter_cut,
     unpack,
     watch,
 )
@@ -152,11 +150,9 @@ class Stub:
         return call.output
 
 
-def rest_hooks(module: nn.Module, stub: Stub) -> None:
-    """Let the module's hooks rest where a stub stands in: there is nothing to see. Not those before
-    a module that has a CutPoint of its own, which they may pass: cuts are counted."""
-    points = [child for child in module.children() if isinstance(child, CutPoint)]
-    has_cut = any(not isinstance(point, CutBefore) for point in points)
+def rest_hooks(module: nn.Module, stub: Stub, cutting: Collection[int]) -> None:
+    """Let the module's hooks rest where a stub stands in: there is nothing to see. Not those that
+    pass a cut, which is counted."""
 
     def rest(hook: Callable[..., Any], advanced: int) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -165,7 +161,7 @@ def rest_hooks(module: nn.Module, stub: Stub) -> None:
         return run
 
     for number, hook in module._forward_pre_hooks.items():
-        if hook is not enter_cut and not has_cut:
+        if number not in cutting:
             module._forward_pre_hooks[number] = rest(hook, 0)
     for number, hook in module._forward_hooks.items():
         module._forward_hooks[number] = rest(hook, 1)
@@ -403,7 +399,7 @@ class Stage:
             module = self.module.get_submodule(name)
             self.stubs[name] = stub = Stub(module.forward, self.switch, self._advance)
             module.forward = stub
-            rest_hooks(module, stub)
+            rest_hooks(module, stub, {n for path, n in self.record.cutting_hooks if path == name})
 
     def refuse_calls(self, names: Sequence[str]) -> None:
         """Refuse a call of these modules in the stage: it has not their weights, or answers not for

@@ -86,3 +86,18 @@ def test_the_package_gives_cutpoint_and_imports_no_torch_for_itself() -> None:
         "assert not hasattr(varuna_core, 'nothing')\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_a_cut_in_a_users_own_hook_is_counted_where_the_block_is_a_stand_in() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+    points = [CutPoint() for _ in model]
+
+    def enter(point: CutPoint) -> Any:
+        return lambda module, args: (point(args[0]),)
+
+    for block, point in zip(model, points, strict=True):
+        block.register_forward_pre_hook(enter(point))
+    inputs = {"input": torch.rand(2, 4)}
+    split = split_model(model, inputs, 3, "1-1-3")
+    out, _ = chain([split.make_stage(index) for index in range(3)], inputs)
+    torch.testing.assert_close(out, model(**inputs))
