@@ -157,6 +157,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--cpu", "--rounds", "3"),
     ),
     Benchmark(
+        name="equality",
+        module="runtime.equality",
+        title="Random models in random layouts",
+        peer="the plain model's own error",
+        needs=("torch", "hypothesis"),
+        quick=("--draws", "50", "--seed", "2"),
+    ),
+    Benchmark(
         name="split",
         module="runtime.split",
         title="The splitter",

@@ -73,9 +73,11 @@ def describe(number: int, spec: Spec, verdict: Verdict) -> Row:
 
 
 def make_smaller(worlds: Worlds, spec: Spec, verdict: Verdict) -> Spec:
+    word = verdict.message.partition(" ")[0]
+
     def fails(smaller: Spec) -> bool:
         ((_, _, found),) = worlds.run([smaller])
-        return found.status == verdict.status
+        return found.status == verdict.status and found.message.startswith(word)
 
     return shrink(spec, fails)
 
@@ -90,7 +92,7 @@ def run(options: argparse.Namespace) -> list[Row]:
             count = min(BLOCK, options.draws - first)
             if all(number in done for number in range(first, first + count)):
                 continue
-            for number, spec, verdict in run_block(worlds, options.seed, first, count):
+            for number, spec, verdict in list(run_block(worlds, options.seed, first, count)):
                 if number in done:
                     continue
                 row = describe(number, spec, verdict)
@@ -135,8 +137,11 @@ def find_defect(worlds: Worlds, name: str, seed: int) -> tuple[int, int, str]:
         for number, _, verdict in worlds.run(drawn, name):
             if verdict.is_failure:
                 found.append((number, verdict.message))
-        if found:
-            number, message = min(found)
+        found.sort()
+        for number, message in found:
+            ((_, _, alone),) = worlds.run([drawn[number]])
+            if alone.is_failure:  # without the defect, too
+                continue
             shown += sum(map(defects.DEFECTS[name].shows, drawn[: number + 1]))
             return first + number + 1, shown, message
         shown += sum(map(defects.DEFECTS[name].shows, drawn))
@@ -177,7 +182,8 @@ def render(rows: Sequence[Row], found: dict[str, Row], seed: int) -> str:
         if held:
             middle = held[len(held) // 2][0]
             most, where = held[-1]
-            ratios.append((precision, len(held), f"{middle:.2f}", f"{most:.2f}", where))
+            shown = f"{middle:.2f}", f"{most:.2f}", f"{FACTOR:g}"
+            ratios.append((precision, len(held), *shown, where))
     kinds = Counter(row["kind"] for row in refused)
     share = [(f"{count}", f"{count / len(rows):.2%}", kind) for kind, count in kinds.most_common()]
     features = Counter(name for row in trained for name in row["features"])
@@ -219,7 +225,7 @@ the norm of them all. Where one training of the plain model is exceeded, the lar
 numbers, overflows and the copies of a weight on several ranks are equal; losses and norms are the
 same on all ranks to the bit.
 
-{write_table(("precision", "draws", "median ratio", "greatest ratio", "of"), ratios)}
+{write_table(("precision", "draws", "half of them up to", "greatest ratio", "bound", "of"), ratios)}
 
 ## Refused
 By `Varuna(...)` or `set_optimizer`, before the first step, in a message that names something and a

@@ -7,6 +7,7 @@ gathers the others' results and judges. A world whose rank has failed is not use
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 import traceback
@@ -27,7 +28,6 @@ from varuna_core import Varuna
 from varuna_core.runtime.engine import weight_grads
 from varuna_core.runtime.optim import grads
 
-CHECKS_LIMITS = False  # until collectives have the stated one
 DUMP_AFTER_S = 25.0
 """Then a rank that hangs writes where it is."""
 
@@ -57,6 +57,16 @@ def find_limits(before: set[Any], stated: float | None) -> str:
         limits.add(backend.options._timeout.total_seconds())
     wrong = {s for s in limits if s != stated and s < 86400}
     return f"{sorted(wrong)} s, stated is {stated}" if wrong else ""
+
+
+def leave_groups(before: set[Any], varuna: Varuna) -> None:
+    """End the groups made since: each has a thread that wakes a hundred times a second."""
+    for receiver in varuna.links.receivers:
+        receiver.thread.join(10.0)
+    if before:
+        dist.barrier()
+    for group in [g for g in dist.distributed_c10d._world.pg_map if g not in before]:
+        dist.destroy_process_group(group)
 
 
 class Leg:
@@ -117,7 +127,7 @@ class Leg:
         layout = spec.list_layouts(self.leg)[-1]
         before = set(dist.distributed_c10d._world.pg_map)
         varuna = self.make(layout)
-        limits = find_limits(before, layout.hang_timeout_s) if CHECKS_LIMITS else ""
+        limits = find_limits(before, layout.hang_timeout_s)
         if spec.hooks == "after":
             add_hooks(varuna.named_parameters())
         optimizer = build_optimizer(spec.optimizer, list(varuna.parameters()))
@@ -142,7 +152,7 @@ class Leg:
                 varuna.checkpoint(self.order["store"], on_demand=True)
             self.phase = f"step {step}"
             held = deal(spec, layout, step)[varuna.replica]
-            batch = cut_batch(make_batch(spec, step), spec.batches[step], held)
+            batch: Any = cut_batch(make_batch(spec, step), spec.batches[step], held)
             loss, overflow = varuna.step(batch, spec.clip)
             result["losses"].append(loss)
             result["norms"].append(varuna.last_grad_norm)
@@ -156,8 +166,17 @@ class Leg:
         self.phase = "end"
         result["weights"] = take(varuna, varuna.masters())
         result["buffers"] = take(varuna, dict(varuna.named_buffers())) if not varuna.replica else []
+        self.phase = "evaluate"
+        whole = varuna.gather_state_dict()
+        if whole is not None:
+            held = [(name, tensor.clone(), None) for name, tensor in whole.items()]
+            result["whole"] = held
+        varuna.zero_grad()
+        varuna.eval()
+        result["evaluated"] = [varuna.evaluate(batch)]
         result["shapes"] = {n: list(p.shape) for n, p in varuna.split.model.named_parameters()}
         varuna.close()
+        leave_groups(before, varuna)
         return result
 
 
@@ -214,7 +233,9 @@ def main() -> None:
                 order = orders.recv()
             except EOFError:
                 break
-            orders.send(answer(order, rank, world))
+            report = answer(order, rank, world)
+            gc.collect()  # groups, and their threads, go with the last Varuna
+            orders.send(report)
     os._exit(0)  # groups of a world that failed are not waited for
 
 

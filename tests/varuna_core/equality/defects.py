@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from tests.varuna_core.equality import model
 from tests.varuna_core.equality.model import HALF_KEPT, Drawn
 from tests.varuna_core.equality.spec import Spec
 from varuna_core import varuna
+from varuna_core.runtime.comm import links
 from varuna_core.runtime.engine import engine
 from varuna_core.runtime.optim.hooks import ParameterHooks
 from varuna_core.runtime.split import split
@@ -50,9 +52,10 @@ def put_back(name: str) -> AbstractContextManager[None]:
 
 def list_options(spec: Spec) -> dict[str, Any]:
     """Arguments of Varuna that the model needs to be what it is in plain half precision."""
-    if spec.precision == "fp32" or not spec.has("time"):
+    if spec.precision == "fp32":
         return {}
-    return {"keep_fp32": ["more." * spec.nested + name for name in HALF_KEPT]}
+    kept = ["more." * spec.nested + name for name in HALF_KEPT if spec.has(name)]
+    return {"keep_fp32": [*kept, *spec.list_kept()]}
 
 
 # The defects.
@@ -106,6 +109,15 @@ def mean_means() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def limit_to_torchs() -> Iterator[None]:
+    def to_timeout(patience_s: float | None) -> timedelta | None:
+        return None if patience_s is None else timedelta(seconds=patience_s)
+
+    with change(links, "to_timeout", to_timeout):
+        yield
+
+
 DEFECTS |= {
     "inputs_in_place": Defect(
         what="inputs changed in place under recompute, and in several stages",
@@ -126,6 +138,11 @@ DEFECTS |= {
         what="all fractions among the inputs are cast to half precision",
         patch=cast_all,
         shows=lambda spec: spec.has("time") and spec.precision != "fp32",
+    ),
+    "time_limits": Defect(
+        what="collectives have torch's half hour where no limit was stated",
+        patch=limit_to_torchs,
+        shows=lambda spec: spec.layout.data > 1 and spec.layout.hang_timeout_s is None,
     ),
     "mean_of_means": Defect(
         what="a mean over tokens is taken by micro-batch",

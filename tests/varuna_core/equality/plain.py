@@ -46,6 +46,8 @@ class Trained:
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    evaluated: Tensor | None = None
+    """The loss in eval mode at the end, of the last batch."""
 
 
 def build_optimizer(name: str, parameters: Any) -> Any:
@@ -55,6 +57,13 @@ def build_optimizer(name: str, parameters: Any) -> Any:
     if name == "lamb":
         return Lamb(parameters, lr=0.01, eps=1e-3, max_grad_norm=LAMB_NORM)
     return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM)
+
+
+def keep_full(module: nn.Module, half: torch.dtype) -> None:
+    """The module in fp32 within a model in half precision."""
+    module.float()
+    module.register_forward_pre_hook(lambda module, args: tuple(x.float() for x in args))
+    module.register_forward_hook(lambda module, args, output: output.to(half))
 
 
 class Plain:
@@ -82,6 +91,8 @@ class Plain:
             for module in self.model.modules():
                 if isinstance(module, _BatchNorm):
                     module.float()
+            for name in spec.list_kept():
+                keep_full(self.model.get_submodule(name), self.half)
         self.optimizer = build_optimizer(spec.optimizer, list(self.masters.values()))
         scaled = precision == "fp16"
         self.dynamic = spec.loss_scale == "dynamic"
@@ -126,7 +137,20 @@ class Plain:
                 result.gradients = {n: g.detach().clone() for n, g in gradients.items()}
         result.weights = {n: p.detach().clone() for n, p in self.masters.items()}
         result.buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
+        result.evaluated = self.evaluate(NUM_STEPS - 1)
         return result
+
+    @torch.no_grad()
+    def evaluate(self, step: int) -> Tensor:
+        self.refresh()
+        self.model.eval()
+        self.keep_start()  # all replicas evaluate with the first one's
+        batch, size, pieces, totals = self.prepare(step)
+        loss = torch.zeros((), dtype=torch.float64)
+        for piece in pieces:
+            for weight, value in self.run(batch, size, piece, step, totals):
+                loss += value.double() * weight
+        return loss
 
     def update(self, norm: Tensor, gradients: dict[str, Tensor]) -> None:
         if self.spec.clip is not None:
@@ -144,16 +168,8 @@ class Plain:
 
     def compute(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and the unscaled gradients in the masters' precision."""
-        if self.half is not None:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    parameter.copy_(self.masters[name])
-        batch, size = self.cast(make_batch(self.spec, step)), self.spec.batches[step]
-        pieces = list_pieces(self.spec, self.layouts[step], step)
-        assert sum(len(h) for h in deal(self.spec, self.layouts[step], step)) == size
-        if self.whole:
-            pieces = [Piece(replica=0, begin=0, stop=size)]
-        totals = self.count(batch, size)
+        self.refresh()
+        batch, size, pieces, totals = self.prepare(step)
         summed: dict[str, Tensor] = {}
         loss = torch.zeros((), dtype=torch.float64)
         for piece in pieces:
@@ -168,6 +184,21 @@ class Plain:
                 if is_bent(name, self.parameters[name]):
                     summed[name] = bend(gradient)
         return loss, summed
+
+    def refresh(self) -> None:
+        if self.half is not None:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(self.masters[name])
+
+    def prepare(self, step: int) -> tuple[dict[str, Any], int, list[Piece], list[float]]:
+        """The batch, its size, its micro-batches, and what each mean is divided by."""
+        batch, size = self.cast(make_batch(self.spec, step)), self.spec.batches[step]
+        pieces = list_pieces(self.spec, self.layouts[step], step)
+        assert sum(len(h) for h in deal(self.spec, self.layouts[step], step)) == size
+        if self.whole:
+            pieces = [Piece(replica=0, begin=0, stop=size)]
+        return batch, size, pieces, self.count(batch, size)
 
     def add_up(self, summed: dict[str, Tensor], factor: float) -> None:
         for name, parameter in self.parameters.items():

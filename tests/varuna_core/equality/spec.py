@@ -9,6 +9,7 @@ from typing import Any
 from varuna_core.runtime.engine.microbatch import deal_samples
 
 NUM_STEPS = 3
+KEPT = ("layer_norm", "sequential", "conv")
 SAVED_AFTER = 2
 """Steps before the checkpoint that another layout takes up."""
 
@@ -98,12 +99,22 @@ class Spec:
 
     precision: str = "fp32"
     loss_scale: float | str = 1024.0
+    keep: bool = False
+    """In half precision the blocks of `KEPT` stay in fp32, by name."""
+
     batch_size: int = 4
     batches: tuple[int, ...] = (4, 4, 4)
     chunk_size: int = 2
     clip: float | None = None
     optimizer: str = "sgd"
     seed: int = 0
+
+    def list_kept(self) -> list[str]:
+        """Modules that stay in fp32."""
+        if not self.keep or self.precision == "fp32":
+            return []
+        kinds = {number: block.kind for number, block in enumerate(self.blocks)}
+        return [f"blocks.{number}" for number, kind in kinds.items() if kind in KEPT]
 
     def has(self, *kinds: str) -> bool:
         return any(block.kind in kinds for block in self.blocks)

@@ -25,7 +25,7 @@ from tests.ranks.start import OWN_ENVIRONMENT, Rank, start_rank
 from tests.varuna_core.equality.spec import Layout, Spec, dump
 
 HANG_S = 40.0
-MOST_LEGS = 150
+MOST_LEGS = 25
 """Of a world, before another takes its place: groups leave a little behind."""
 
 REFUSALS = ("SplitError", "LeakError", "ValueError", "RuntimeError", "NotImplementedError")
