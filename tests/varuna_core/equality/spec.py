@@ -160,10 +160,12 @@ class Piece:
 def deal(spec: Spec, layout: Layout, step: int) -> list[range]:
     """The samples of the step's batch that each replica is given."""
     size = spec.batches[step]
+    whole = deal_samples(spec.batch_size, spec.chunk_size, layout.data)
     if layout.even and size == spec.batch_size and size % layout.data == 0:
         each = size // layout.data
-        return [range(r * each, (r + 1) * each) for r in range(layout.data)]
-    whole = deal_samples(spec.batch_size, spec.chunk_size, layout.data)
+        shares = [range(r * each, (r + 1) * each) for r in range(layout.data)]
+        if all(len(a) != len(b) or a == b for a, b in zip(shares, whole, strict=True)):
+            return shares  # else one would be taken for the dealt one
     return [range(min(held.start, size), min(held.stop, size)) for held in whole]
 
 

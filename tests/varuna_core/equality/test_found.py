@@ -36,6 +36,9 @@ FOUND = {
     "dropout falls alike on what crossed a cut in another memory order": Spec(
         blocks=blocks("conv", "|dropout"), layout=Layout(pipeline=2, partition="1-1")
     ),
+    "a dealt share of the size of an even one is the dealt one": Spec(
+        blocks=blocks("|dropout"), layout=Layout(data=4), chunk_size=3
+    ),
     "a result that a buffer of the stage changes from run to run is no leak": Spec(
         blocks=blocks("|count"), layout=Layout(pipeline=2, partition="1-1")
     ),

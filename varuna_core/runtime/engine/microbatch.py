@@ -46,7 +46,12 @@ def deal_samples(batch_size: int, chunk_size: int, num_replicas: int) -> list[ra
 def find_first(
     size: int, batch_size: int, samples: range, replica: int, num_replicas: int, *, bounded: bool
 ) -> int:
-    """The place of a replica's batch in the global one: its even share, or the one dealt to it."""
+    """The place of a replica's batch in the global one: the share dealt to it, or its even one.
+
+    A share of the dealt size is taken for the dealt one, which `model.samples` names.
+    """
+    if size == len(samples):
+        return samples.start
     too_large = size > len(samples)
     if size * num_replicas == batch_size or (too_large and not bounded):
         return replica * size
