@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -38,6 +39,10 @@ def save(writer: CheckpointWriter, *iterations: int) -> None:
 
 def names(store: Path) -> list[str]:
     return sorted(path.name for path in store.iterdir())
+
+
+def interrupt(self: SaveFolder, may_replace: object) -> None:
+    raise KeyboardInterrupt
 
 
 def list_iterations(store: Path) -> list[int]:
@@ -138,13 +143,12 @@ def test_two_jobs_that_finish_one_iteration_at_once(tmp_path: Path, who_first: i
         Owner(tmp_path, job, job).claim()
         folder = SaveFolder(tmp_path, Save(iteration=7, save=f"{job}.1", job=job, line=job))
         write_rank(folder, make_part(PLAIN, 0, 7), 0, 1)
-        assert folder.complete()
         folders.append((folder, Owner(tmp_path, job, job)))
     folder, owner = folders[who_first]
-    folder.publish(owner.may_replace)
+    assert folder.commit(owner.may_replace)
     folder, owner = folders[1 - who_first]
     with pytest.raises(FolderTaken):
-        folder.publish(owner.may_replace)
+        folder.commit(owner.may_replace)
     with CheckpointReader.open(tmp_path) as reader:
         assert reader.manifest.save.job == "ab"[who_first]
         expect_state(reader)
@@ -156,10 +160,7 @@ def test_two_ranks_that_both_see_all_markers_publish_once(tmp_path: Path) -> Non
         SaveFolder(tmp_path, Save(iteration=7, save="a.1", job="a", line="a")) for _ in range(2)
     )
     write_rank(one, make_part(PLAIN, 0, 7), 0, 1)
-    assert one.complete() and other.complete()
-    one.publish(lambda _: False)
-    assert other.complete()
-    other.publish(lambda _: False)
+    assert one.commit(lambda _: False) and not other.commit(lambda _: False)
     assert names(tmp_path) == ["owner.json", "varuna_ckpt_7"]
 
 
@@ -190,7 +191,8 @@ def test_what_was_complete_but_for_its_name_is_loaded(tmp_path: Path) -> None:
     folder = SaveFolder(tmp_path, Save(iteration=7, save="a.1", job="a", line="a"))
     write_rank(folder, make_part(PLAIN, 0, 7), 0, 1)
     assert list_complete(tmp_path) == []
-    folder.complete()
+    with pytest.raises(KeyboardInterrupt), patch.object(SaveFolder, "publish", interrupt):
+        folder.commit(lambda _: False)
     with CheckpointReader.open(tmp_path) as reader:
         assert reader.folder == folder.path
         expect_state(reader)
@@ -201,12 +203,8 @@ def test_a_listing_that_came_too_late_is_made_up_for(tmp_path: Path) -> None:
     job = replace(PLAIN, stages=2)
     writers = [CheckpointWriter(tmp_path, job="a", rank=r, world_size=2) for r in range(2)]
     for rank, writer in enumerate(writers):
-        held = SaveFolder.complete
-        SaveFolder.complete = lambda self: False  # type: ignore[method-assign]
-        try:
+        with patch.object(SaveFolder, "commit", return_value=False):
             writer.save(make_part(job, rank, 3))
-        finally:
-            SaveFolder.complete = held  # type: ignore[method-assign]
     assert list_complete(tmp_path) == []
     writers[1].close()
     writers[0].close()

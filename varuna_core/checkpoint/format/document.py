@@ -41,14 +41,18 @@ def _canonical(content: Any) -> bytes:
 
 def write_document(path: Path, what: str, content: Any, durable: bool = True) -> None:
     """Land it whole; if `durable`, it is on the disk when this returns, its name too."""
-    text = json.dumps(_seal(what, content)) + "\n"
     if durable:
-        write_atomic(path, text, READABLE)
+        write_atomic(path, json.dumps(_seal(what, content)) + "\n", READABLE)
         sync_folder(path.parent)
         return
+    os.replace(write_part(path, what, content), path)
+
+
+def write_part(path: Path, what: str, content: Any) -> Path:
+    """The document under a name beside its own, to be renamed; not yet on the disk."""
     part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.part")
-    part.write_text(text)
-    os.replace(part, path)
+    part.write_text(json.dumps(_seal(what, content)) + "\n")
+    return part
 
 
 def read_document(path: Path, what: str) -> Any:

@@ -8,12 +8,14 @@
       varuna_ckpt_150.<job>.<n>.damaged/       could not be loaded, and was set aside (aside.py)
 
 A checkpoint is complete once it has a manifest; the rename to its short name only makes it easy to
-find. Ranks do not talk: each lands its marker, and whoever then sees all markers writes the
-manifest. Two may; they write the same.
+find. Ranks do not talk: each lands its marker, and of those that then see all markers one claims
+the rest (`committer.json`): it writes the manifest and gives the name. A rank that fails before its
+marker removes the folder, which cannot become complete then; after it, nobody removes anything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -29,6 +31,7 @@ from varuna_core.checkpoint.format.document import (
     read_document,
     sync_folder,
     write_document,
+    write_part,
 )
 from varuna_core.checkpoint.format.errors import (
     CheckpointError,
@@ -51,9 +54,12 @@ from varuna_core.checkpoint.format.manifest import (
 )
 from varuna_core.checkpoint.format.tensorfile import read_head
 from varuna_core.records.checkpoints import MANIFEST, NAME, Complete, list_complete, name_of
-from varuna_core.records.files import list_names
+from varuna_core.records.files import list_names, write_first
 
 log = logging.getLogger(__name__)
+
+COMMITTER = "committer.json"
+"""In a save on its way: the claim of the rank that completes it."""
 
 
 def find_complete(store: Path, iteration: int | None = None) -> Complete:
@@ -133,6 +139,11 @@ class SaveFolder:
         self.store, self.save = store, save
         self.path = store / f"{name_of(save.iteration)}.{save.save}.partial"
         self.final = store / name_of(save.iteration)
+        self.is_marked = False
+        """This rank's marker may be there."""
+
+        self._is_ours = False
+        """This rank is the one that completes it."""
 
     @property
     def markers(self) -> Path:
@@ -152,21 +163,65 @@ class SaveFolder:
         """
         sync_folder(self.path)
         path = self.markers / f"rank-{marker.rank:04d}.json"
-        write_document(path, "marker", render_marker(marker), durable=False)
+        part = write_part(path, "marker", render_marker(marker))
+        self.is_marked = True  # even if this fails: a file server may have done it all the same
+        os.replace(part, path)
 
-    def complete(self) -> bool:
-        """Write the manifest if all markers are there; whether they are."""
-        names = [name for name in list_names(self.markers) if name.startswith("rank-")]
+    def take_back(self) -> None:
+        """After a failure of this rank: its space is wanted, and the other ranks are to know.
+
+        Once this rank's marker may be there the checkpoint may be complete: then all stays.
+        """
+        if not self.is_marked:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def commit(self, may_replace: Callable[[Save | None], bool]) -> bool:
+        """Complete it if all markers are there and no other rank does; whether it was this one.
+
+        A failure leaves everything where it is, and the claim open for whoever comes next.
+        """
+        if not self._are_all_marked() or not self._claim():
+            return False
+        try:
+            self._write_manifest()
+            self.publish(may_replace)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path / COMMITTER)
+                self._is_ours = False
+            raise
+        return True
+
+    def _are_all_marked(self) -> bool:
+        names = self._list_markers()
         try:
             first = self._read_marker(names[0]) if names else None
-            if first is None or len(names) < first.world_size:
-                return self._is_gone()
-            manifest = add_up([first, *(self._read_marker(name) for name in names[1:])])
-            write_document(self.path / MANIFEST, "manifest", render_manifest(manifest))
         except (FileNotFoundError, DamagedCheckpoint):
             if not self._is_gone():
                 raise
-        return True
+            return False
+        if first is None:
+            self._is_gone()
+            return False
+        return len(names) >= first.world_size
+
+    def _list_markers(self) -> list[str]:
+        return [name for name in list_names(self.markers) if name.startswith("rank-")]
+
+    def _claim(self) -> bool:
+        """True for one rank at a time; a claim whose release failed is still that rank's."""
+        if not self._is_ours:
+            try:
+                self._is_ours = write_first(self.path / COMMITTER, {"pid": os.getpid()})
+            except FileNotFoundError:
+                if not self._is_gone():
+                    raise
+        return self._is_ours
+
+    def _write_manifest(self) -> None:
+        first, *others = (self._read_marker(name) for name in self._list_markers())
+        manifest = add_up([first, *others])
+        write_document(self.path / MANIFEST, "manifest", render_manifest(manifest))
 
     def _is_gone(self) -> bool:
         """Whether another rank, which saw all markers too, has renamed the folder."""
@@ -233,7 +288,7 @@ def read_save(folder: Path) -> Save | None:
 
 
 def remove(folder: Path, save: Save | None) -> None:
-    """Take it out of the list in one step, then delete it."""
+    """Take it out of the list in one step, then delete it if it is still the one meant."""
     match = NAME.fullmatch(folder.name)
     assert match, folder
     aside = folder.with_name(f"{name_of(int(match[1]))}.{save.save if save else 'x'}.removed")
@@ -244,6 +299,10 @@ def remove(folder: Path, save: Save | None) -> None:
     except OSError:  # one that an earlier removal did not finish
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
+    found = read_save(aside)
+    if found is not None and save is not None and found.save != save.save:
+        os.rename(aside, folder)  # another job has put its own there meanwhile
+        return
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -349,8 +408,17 @@ class Owner:
             if match[3] == "removed":
                 shutil.rmtree(path, ignore_errors=True)
             elif self._is_abandoned(path, match[2], done, now):
-                log.info("removing %s, which was never finished", path)
-                remove(path, read_save(path))
+                self._end_partial(path)
+
+    def _end_partial(self, path: Path) -> None:
+        """Give it the short name if it is complete and the name is free, else remove it."""
+        save = read_save(path)
+        if save is not None and (path / MANIFEST).exists():
+            with contextlib.suppress(OSError):
+                os.rename(path, self._path_of(save))
+                return
+        log.info("removing %s, which was never finished", path)
+        remove(path, save)
 
     def _is_abandoned(self, path: Path, word: str, done: Save, now: float) -> bool:
         job, _, number = word.rpartition(".")

@@ -17,7 +17,6 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 import threading
 import weakref
@@ -34,6 +33,7 @@ from varuna_core.checkpoint.format.errors import CheckpointError, FolderTaken
 from varuna_core.checkpoint.format.manifest import Marker, Save
 from varuna_core.checkpoint.format.plain import to_plain
 from varuna_core.checkpoint.store.store import Owner, SaveFolder, read_save
+from varuna_core.records.files import list_names
 
 ALIGN = 64
 
@@ -223,24 +223,28 @@ class CheckpointWriter:
             self._error = error
 
     def _write(self, folder: SaveFolder, part: CheckpointPart) -> None:
-        self._settle()
+        try:
+            self._settle()
+        except FolderTaken:
+            raise
+        except CheckpointError as error:
+            log.warning("%s", error)  # this one will take its place
         if self.rank == 0:
             self._look_around(folder)
         try:
             write_rank(folder, part, self.rank, self.world_size)
-            self._last = folder
-            complete = folder.complete()
         except (OSError, CheckpointError) as error:
+            if folder.is_marked:
+                self._last = folder
             is_taken_back = isinstance(error, FileNotFoundError) and not folder.path.exists()
-            # It can never be complete: its space is wanted, and the other ranks are to know.
-            shutil.rmtree(folder.path, ignore_errors=True)
+            folder.take_back()
             why = f": {error}"
             if is_taken_back:
                 why = ", for another rank could not save its part and took all of it back"
             text = f"iteration {part.iteration} was not saved by rank {self.rank}{why}"
             raise CheckpointError(text) from error
-        if complete:
-            self._publish(folder)
+        self._last = folder
+        self._complete(folder)
 
     def _look_around(self, folder: SaveFolder) -> None:
         if self._claimed:
@@ -249,20 +253,33 @@ class CheckpointWriter:
             self._owner.claim()
             self._claimed = True
         there = read_save(folder.final)
-        if folder.final.exists() and not self._owner.may_replace(there):
+        if list_names(folder.final) and not self._owner.may_replace(there):
             raise FolderTaken(folder.describe_taken(there))
 
-    def _publish(self, folder: SaveFolder) -> None:
-        """By the rank that was the last to finish."""
-        folder.publish(self._owner.may_replace)
-        if self.keep is not None:
-            self._owner.keep(self.keep, folder.save)
-        self._owner.clean(folder.save)
+    def _complete(self, folder: SaveFolder) -> None:
+        """By one of the ranks that see all markers; then what is old goes."""
+        try:
+            if not folder.commit(self._owner.may_replace):
+                return
+        except FolderTaken:
+            raise
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(
+                f"rank {self.rank} could not complete iteration {folder.save.iteration}: {error}; "
+                "its parts stay, and the next save tries again"
+            ) from error
+        try:
+            if self.keep is not None:
+                self._owner.keep(self.keep, folder.save)
+            self._owner.clean(folder.save)
+        except (OSError, CheckpointError) as error:
+            log.warning("%s: old checkpoints were not cleared away: %s", self.store, error)
 
     def _settle(self) -> None:
-        """Complete this job's last save, where a stale listing hid the markers from everybody."""
-        if self._last is not None and self._last.path.exists() and self._last.complete():
-            self._publish(self._last)
+        """Complete this job's last save, where a stale listing hid the markers from everybody, or
+        whoever saw them could not."""
+        if self._last is not None and self._last.path.exists():
+            self._complete(self._last)
 
 
 def encode_part(part: CheckpointPart) -> CheckpointPart:
