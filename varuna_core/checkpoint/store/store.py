@@ -219,8 +219,12 @@ class SaveFolder:
         return self._is_ours
 
     def _write_manifest(self) -> None:
-        first, *others = (self._read_marker(name) for name in self._list_markers())
-        manifest = add_up([first, *others])
+        first, *others = [self._read_marker(name) for name in self._list_markers()]
+        try:
+            manifest = add_up([first, *others])
+        except CheckpointError:  # the parts make no whole, whoever adds them up
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
         write_document(self.path / MANIFEST, "manifest", render_manifest(manifest))
 
     def _is_gone(self) -> bool:

@@ -264,9 +264,10 @@ class CheckpointWriter:
         except FolderTaken:
             raise
         except (OSError, CheckpointError) as error:
+            stay = "; its parts stay, and the next save tries again" * folder.path.exists()
+            iteration = folder.save.iteration
             raise CheckpointError(
-                f"rank {self.rank} could not complete iteration {folder.save.iteration}: {error}; "
-                "its parts stay, and the next save tries again"
+                f"rank {self.rank} could not complete iteration {iteration}: {error}{stay}"
             ) from error
         try:
             if self.keep is not None:
