@@ -55,6 +55,7 @@ from vjob.jobs.monitor.model.snapshot import Progress
 from vjob.jobs.monitor.readers.attempt import AttemptReader
 from vjob.jobs.monitor.readers.rank_files import TraceEnd
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, view_run
+from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Scheduler
 from vjob.jobs.schedulers.slurm_commands import JobState, expand_nodes
@@ -357,6 +358,7 @@ def _hear_signals() -> Iterator[threading.Event]:
 
 def run_autoscaler(run: RunFolder, say: Callable[[str], None]) -> int:
     """Poll until the run ends or a signal comes; one process a run."""
+    expect_ours(run, "only its owner looks after its size")
     autoscaler = Autoscaler(run, say)
     morph = autoscaler.conf.morph
     if morph.grow == "none" and not morph.leave_slow:

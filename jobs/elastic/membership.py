@@ -43,6 +43,7 @@ from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, name_host, view_run
+from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Submission
 from vjob.jobs.schedulers.slurm_commands import After
@@ -226,6 +227,7 @@ def read_leaving(run: RunFolder) -> frozenset[int]:
 
 
 def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
+    expect_ours(run, "only its owner lets nodes come and go")
     view = view_run(run)
     plan = read_plan(run.plan)
     if plan is None or plan.morphing is None:

@@ -15,16 +15,19 @@ from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import RunView, cancel_joined, is_over, view_run, view_runs
+from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.slurm_commands import OVER, JobState
 
 POLL_S = 1.0
+NOT_YOURS = "only its owner cancels it through vjob (an operator: scancel, by its job id)"
 FRESH_S = 3.0
 """An agent's beat shows a change on its node within this time."""
 
 
 def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object]) -> str:
     """Returns one sentence for the user."""
+    expect_ours(run, NOT_YOURS)
     view = view_run(run)
     if is_over(view):
         raise InputError(f"{run.name} is over already: {view.state}")
@@ -56,6 +59,8 @@ def cancel_runs(
     views = [view for view in view_runs(runs) if not is_over(view)]
     if not views:
         raise InputError("all of these runs are over already")
+    for view in views:
+        expect_ours(view.run, NOT_YOURS)
     problems = [f"{view.run.name} has no job yet" for view in views if not view.record.jobs]
     views = [view for view in views if view.record.jobs]
     for view in views:

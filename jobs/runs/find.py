@@ -34,6 +34,7 @@ from varuna_core.records.record import (
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs.outcome import explain_end, judge_run
+from vjob.jobs.runs.owner import is_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
@@ -93,8 +94,11 @@ def is_over(view: RunView) -> bool:
 def find_run(job: str, here: Path) -> RunFolder:
     """JOB is an id, a name, a run id, `last`, or the path of a run folder."""
     path = Path(job).expanduser()
-    if (path / "record.json").is_file() or (path / "plan.json").is_file():
-        return RunFolder(path.resolve())
+    try:
+        if (path / "record.json").is_file() or (path / "plan.json").is_file():
+            return RunFolder(path.resolve())
+    except PermissionError as error:
+        raise InputError(f"{path} is not for you to read: {error.filename} is closed") from None
     found: RunFolder | None = None
     if job == "last":
         found = index.find_latest(None)
@@ -189,6 +193,8 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
 
 def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
     """Update a record by what needs no scheduler: a submit cut off, an outcome that came late."""
+    if not is_ours(run):
+        return record
     if record.state == records.INTENT:
         return adopt(run, record)
     if record.state == records.ENDED:
@@ -280,6 +286,8 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> R
 
 def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> None:
     """A split run whose first job is over needs no other job to start any more."""
+    if not is_ours(run):
+        return
     over = {info.leader for info in infos if info.state in OVER}
     if record.layout != "split" or record.jobs[0].id not in over:
         return
@@ -336,6 +344,8 @@ def _explain_chain(run: RunFolder, record: RunRecord, verdict: str) -> str:
 
 def _save(run: RunFolder, record: RunRecord) -> None:
     """A full disk, or a colleague's run, is no reason not to show what is known."""
+    if not is_ours(run):
+        return
     try:
         write_record(run, record)
     except OSError as error:
@@ -401,6 +411,8 @@ def cancel_joined(view: RunView, joins: Sequence[Join] | None = None) -> None:
 
 def end_joined(view: RunView) -> None:
     """The run has just ended. After a good end those that run go home by themselves."""
+    if not is_ours(view.run):
+        return
     states = {info.leader: info.state for info in view.joined}
     is_well = view.record.verdict == JobState.COMPLETED.value
     joins = []

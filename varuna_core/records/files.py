@@ -11,7 +11,7 @@ import errno
 import fcntl
 import json
 import os
-import threading
+import secrets
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -26,7 +26,7 @@ def write_atomic(path: Path, text: str, mode: int = PRIVATE_FILE, *, lasts: bool
     for the disk.
     """
     part = _part_of(path)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as handle:
             handle.write(text)
@@ -41,8 +41,8 @@ def write_atomic(path: Path, text: str, mode: int = PRIVATE_FILE, *, lasts: bool
 
 
 def _part_of(path: Path) -> Path:
-    """A name beside `path` that no other host, process or thread uses."""
-    who = f"{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}"
+    """A name beside `path` that no other host, process or thread uses, and nobody can guess."""
+    who = f"{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(8)}"
     return path.with_name(f".{path.name}.{who}.part")
 
 
@@ -127,7 +127,7 @@ def read_json(path: Path) -> Any:
 def append_line(path: Path, value: Any) -> None:
     """One JSON line in one write, so that lines of one writer never interleave."""
     line = json.dumps(value, ensure_ascii=True).encode() + b"\n"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":  # torn by a disk that was full
@@ -161,7 +161,7 @@ def lock_file(path: Path, *, waits: bool = True) -> Iterator[bool]:
     Without `waits` it does not block while another process holds it. On a file system without locks
     everybody gets it.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

@@ -31,6 +31,7 @@ from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.stacks.group import RankStack, Stacks, group_stacks, parse_rank
 from vjob.jobs.runs.find import RunView
+from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import slurm_commands as slurm
 from vjob.jobs.schedulers.local import state_file
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
@@ -61,6 +62,7 @@ def collect_stacks(
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Stacks:
     """Stacks of all ranks; `tell` is called with how many nodes of how many have answered."""
+    expect_ours(view.run, "stacks are taken by a program that its folder names")
     plan, attempt = _find_running(view)
     hosts = _list_hosts(plan, attempt)
     words = _build_agent_words(view.run, plan, attempt, native)

@@ -32,6 +32,7 @@ from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.watch.notify import Channels, find_channels, read_webhook, send
 from vjob.jobs.monitor.watch.watch import FINE, Look, Notice, watch_job
 from vjob.jobs.runs.cancel import cancel_run
+from vjob.jobs.runs.owner import expect_ours, is_ours
 from vjob.jobs.schedulers import slurm_commands as slurm
 
 CANCEL, REQUEUE, EXCLUDE = "cancel", "requeue", "exclude"
@@ -147,6 +148,8 @@ def run_watch(job: str, here: Path, options: WatchOptions) -> int:
             )
         channels = given
     else:
+        if actions:
+            expect_ours(run, "nothing is done to it for you")
         check_actions(actions, record)
         channels = find_channels(run, Path(record.conf), given) if not options.quiet else given
     end = None if options.for_min is None else time.monotonic() + 60 * options.for_min
@@ -264,7 +267,7 @@ class Desk:
 
     def _note(self, kind: str, **facts: Any) -> None:
         """In the run's events; a full disk, or a colleague's run, does not end a watch."""
-        if self._run is None:
+        if self._run is None or not is_ours(self._run):
             return
         try:
             append_event(self._run.vjob_events, kind, **facts)

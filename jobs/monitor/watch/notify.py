@@ -30,6 +30,7 @@ from vjob.jobs.conf.redact import REDACTED, redact_string
 from vjob.jobs.conf.schema import Notify
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.watch.watch import Notice
+from vjob.jobs.runs.owner import is_ours
 
 WEBHOOK_VARIABLE = "VJOB_WEBHOOK"
 TRY_S = 10.0
@@ -69,8 +70,9 @@ def find_channels(
     """`given` first, then VJOB_WEBHOOK, then `notify` of the run.
 
     A run folder keeps no secrets: what is hidden there is looked up in the conf that was submitted.
+    Of a run of somebody else only what is given counts.
     """
-    kept = _read_kept(run)
+    kept = _read_kept(run) if is_ours(run) else {}
     wanted = {
         name: getattr(given, name) or kept.get(name) for name in ("mail", "webhook", "command")
     }
