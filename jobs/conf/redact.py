@@ -1,8 +1,9 @@
 """Secrets of a conf, recognized and hidden wherever it is shown or stored.
 
 A secret is known by its name (`is_secret`): the value of such a key, of `NAME=value` in a shell
-line, of `--name value` in arguments, and a password in a URL. A secret under a harmless name cannot
-be known; `pass_env` keeps it out of the conf altogether.
+line, of `--name value` in arguments. Or by its shape: tokens of well-known services, private keys,
+passwords and signatures in URLs, what is piped into a login. One of no known shape under a harmless
+name cannot be known; `pass_env` keeps it out of the conf altogether.
 """
 
 from __future__ import annotations
@@ -23,21 +24,73 @@ SECRET_WORDS = frozenset(
 REDACTED = "<redacted>"
 _URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 _VALUE = r"(\"[^\"]*\"|'[^']*'|[^\s;&|\"']+)"
-_ASSIGNED = re.compile(r"([A-Za-z_-][A-Za-z0-9_-]*)(=)" + _VALUE)
-_FLAG = re.compile(r"(--?[A-Za-z][A-Za-z0-9_-]*)([ \t]+)" + _VALUE)
-_HEADER = re.compile(r"([A-Za-z][A-Za-z-]*)(:[ \t]*)(Bearer[ \t]+|Basic[ \t]+)?([^\s\"']+)")
+# A name is looked for where a word begins, and nowhere within it: text of one long word is passed
+# once, not once for each of its letters.
+_NAME = r"(?<![A-Za-z0-9_-])([A-Za-z0-9_-]+)"
+_ASSIGNED = re.compile(_NAME + r"(=)" + _VALUE)
+_FLAG = re.compile(r"(?<![A-Za-z0-9_-])(--?[A-Za-z][A-Za-z0-9_-]*)([ \t]+)" + _VALUE)
+_HEADER = re.compile(_NAME + r"(:[ \t]*)(Bearer[ \t]+|Basic[ \t]+)?([^\s\"']+)")
 _COMMENT = re.compile(r"#[^\n]*")
-_IN_COMMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)([ \t]*[:=][ \t]*)(\S.*)")
+_IN_COMMENT = re.compile(_NAME + r"([ \t]*[:=][ \t]*)(\S.*)")
 _LITERAL = re.compile(
-    r"""([A-Za-z_][A-Za-z0-9_-]*)(["']?\]?[ \t]*(?:=|:|,)[ \t]*)[rbfu]{0,2}("[^"\n]*"|'[^'\n]*')"""
+    _NAME + r"""(["']?\]?[ \t]*(?:=|:|,)[ \t]*)[rbfu]{0,2}("[^"\n]*"|'[^'\n]*')"""
 )
 _KEY_BLOCK = re.compile(
-    r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+    r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(.*?)(-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+    re.DOTALL,
 )
-_KNOWN_TOKEN = re.compile(
-    r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{16})"
+_TOKENS = (
+    r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
+    r"gh[pousr]_[A-Za-z0-9]{20,}",  # GitHub
+    r"github_pat_\w{20,}",
+    r"gl(?:pat|dt|rt|cbt|ptt)-[\w-]{16,}",  # GitLab
+    r"sk-[\w-]{20,}",  # OpenAI, Anthropic
+    r"(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}",  # Stripe
+    r"xox[abeprs]-[\w-]{10,}",  # Slack
+    r"xapp-[\w-]{10,}",
+    r"A(?:KI|SI)A[A-Z0-9]{16}",  # AWS
+    r"AIza[\w-]{35}",  # Google
+    r"ya29\.[\w-]{20,}",
+    r"GOCSPX-[\w-]{20,}",
+    r"npm_[A-Za-z0-9]{30,}",
+    r"pypi-[\w-]{30,}",
+    r"dckr_pat_[\w-]{20,}",  # Docker
+    r"do[opr]_v1_[a-f0-9]{40,}",  # DigitalOcean
+    r"dapi[a-f0-9]{32}",  # Databricks
+    r"nvapi-[\w-]{20,}",  # NVIDIA
+    r"hvs\.[\w-]{20,}",  # Vault
+    r"SG\.[\w-]{16,}\.[\w-]{16,}",  # SendGrid
+    r"r8_[A-Za-z0-9]{30,}",  # Replicate
+    r"\d{8,10}:AA[\w-]{30,}",  # Telegram
+    r"AGE-SECRET-KEY-1[A-Z0-9]{50,}",
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?",  # JSON web tokens
 )
+_KNOWN_TOKEN = re.compile(rf"(?<![A-Za-z0-9_-])(?:{'|'.join(_TOKENS)})")
+_CHAT_HOOK = re.compile(
+    r"(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks"
+    r"|[\w.-]{1,100}\.webhook\.office\.com/webhookb2|chat\.googleapis\.com/v1/spaces"
+    r"|open\.feishu\.cn/open-apis/bot|oapi\.dingtalk\.com/robot)/)([^\s\"']+)"
+)
+_SIGNATURE = re.compile(
+    r"(?<![A-Za-z0-9_-])((?:sig|AccountKey|SharedAccessSignature|X-Amz-Signature|X-Amz-Credential"
+    r"|X-Goog-Signature)=)([^\s;&\"']+)"
+)
+_PIPED = re.compile(
+    r"(?<![A-Za-z0-9_-])((?:echo|printf)[ \t]+(?:-n[ \t]+)?)"
+    + _VALUE
+    + r"(?=[^\n;&|]{0,200}\|[^\n;&|]{0,200}(?:login|--password-stdin|passwd))"
+)
+_PASSWORD_FLAG = re.compile(
+    r"(?<![A-Za-z0-9_-])((?:sshpass|login|mysql|mysqldump)"
+    r"(?:[ \t]+[^\s|;&]{1,100}){0,6}?[ \t]+-p[ \t]*)" + _VALUE
+)
+_USER_FLAG = re.compile(r"((?:^|[ \t])(?:-u|--user)[ \t=]+[\"']?[^\s:\"'/]{1,100}:)([^\s\"'/]+)")
+_LOGIN = re.compile(
+    r"(?<![A-Za-z0-9_-])(wandb[ \t]+login[ \t]+(?:-\S+[ \t]+)?)([A-Za-z0-9_-]{32,})"
+)
+_SHAPES = (_CHAT_HOOK, _SIGNATURE, _PIPED, _PASSWORD_FLAG, _USER_FLAG, _LOGIN)
+"""What goes before the secret, then the secret itself."""
+
 _SHOWN_CHARS = 60
 
 
@@ -61,7 +114,11 @@ def redact_string(text: str) -> str:
     def hide(match: re.Match[str]) -> str:
         return match[1] + match[2] + REDACTED if is_secret_name(match[1]) else match[0]
 
+    text = _KEY_BLOCK.sub(rf"\1 {REDACTED} \3", text)
+    text = _KNOWN_TOKEN.sub(REDACTED, text)
     text = _URL_PASSWORD.sub(f"://{REDACTED}@", text)
+    for pattern in _SHAPES:
+        text = pattern.sub(rf"\1{REDACTED}", text)
     for pattern in (_ASSIGNED, _FLAG, _HEADER):
         text = pattern.sub(hide, text)
     return text
@@ -70,15 +127,12 @@ def redact_string(text: str) -> str:
 def redact_code(text: str) -> str:
     """Source code, or a patch of it, without its secrets.
 
-    Besides what `redact_string` knows: a literal beside a secret's name, as in `{"token": "x"}`,
-    tokens of well-known shapes, and private keys.
+    Besides what `redact_string` knows: a literal beside a secret's name, as in `{"token": "x"}`.
     """
 
     def hide(match: re.Match[str]) -> str:
         return match[1] + match[2] + REDACTED if is_secret_name(match[1]) else match[0]
 
-    text = _KEY_BLOCK.sub(rf"\1 {REDACTED} \3", text)
-    text = _KNOWN_TOKEN.sub(REDACTED, text)
     return redact_string(_LITERAL.sub(hide, text))
 
 

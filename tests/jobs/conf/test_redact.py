@@ -1,0 +1,110 @@
+"""Secrets in code, in lines of shell and in URLs, known by name or by shape."""
+
+from __future__ import annotations
+
+import pytest
+
+from vjob.jobs.conf.redact import REDACTED, redact_code, redact_string
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '+os.environ["HF_TOKEN"] = "mine"',
+        '+os.environ.setdefault("WANDB_API_KEY", "mine")',
+        "+d = {'api_key': 'mine', 'lr': 1}",
+        '+login(token="mine")',
+        "+export HF_TOKEN=mine",
+        "+password: mine",
+        "+curl https://me:mine@host/x",
+        "+x = 'hf_mineminemineminemine'",
+        "+-----BEGIN RSA PRIVATE KEY-----\n+mine\n+-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_a_secret_in_code_is_hidden(line: str) -> None:
+    assert "mine" not in redact_code(f" before\n{line}\n+after\n")
+    assert redact_code(f" before\n{line}\n+after\n").endswith("+after\n")
+
+
+def test_other_code_stays() -> None:
+    text = '+lr = 3e-4\n+name = "gpt"\n+tokenizer = "bpe"\n-print(model, "loss", loss)\n'
+    assert redact_code(text) == text
+
+
+X = "Q7z" * 30
+HEX = "9f" * 40
+SHAPES = [
+    f"hf_{X}",
+    f"ghp_{X}",
+    f"gho_{X}",
+    f"github_pat_{X}",
+    f"glpat-{X}",
+    f"sk-ant-{X}",
+    f"sk_live_{X}",
+    f"xoxb-{X}",
+    "AKIA" + "QZ7X" * 4,
+    "ASIA" + "QZ7X" * 4,
+    "AIza" + X[:35],
+    f"ya29.{X}",
+    f"npm_{X}",
+    f"pypi-{X}",
+    f"dckr_pat_{X}",
+    f"dop_v1_{HEX}",
+    f"dapi{HEX[:32]}",
+    f"nvapi-{X}",
+    f"hvs.{X}",
+    f"SG.{X}.{X}",
+    f"r8_{X}",
+    f"123456789:AA{X}",
+    f"eyJ{X}.eyJ{X}.{X}",
+    f"https://hooks.slack.com/services/{X}",
+    f"https://discord.com/api/webhooks/1/{X}",
+    f"https://firm.webhook.office.com/webhookb2/{X}",
+    f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={X}==",
+    f"https://a.blob.core.windows.net/c?sv=2024&sig={X}%3D&se=2026",
+    f"https://b.s3.amazonaws.com/o?X-Amz-Date=1&X-Amz-Signature={X}",
+    f"postgresql://user:{X}@db/train",
+    f"curl -H 'Authorization: Bearer {X}' https://e.org",
+    f"curl -u me:{X} https://e.org",
+    f"echo {X} | docker login -u me --password-stdin",
+    f"docker login -u me -p {X} registry",
+    f"sshpass -p {X} ssh host",
+    f"wandb login {HEX}",
+    f"-----BEGIN OPENSSH PRIVATE KEY-----\n{X}\n-----END OPENSSH PRIVATE KEY-----",
+]
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_a_secret_is_known_by_its_shape(text: str) -> None:
+    for line in (text, f"run {text}", f"# see {text} here", f"URL='{text}'"):
+        shown = redact_string(line)
+        assert REDACTED in shown and X not in shown and HEX[:32] not in shown, shown
+
+
+HARMLESS = [
+    "echo ready | tee log",
+    "torchrun --nproc-per-node 8 train.py --lr 1e-4",
+    "https://huggingface.co/gpt2/resolve/main/model.safetensors",
+    "sbatch -p gpu job.sh",
+    "task-force-of-the-nations sk-learn risk-averse-optimizer",
+    "docker://nvcr.io/nvidia/pytorch:25.01-py3",
+]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact_string(text) == text
+
+
+LONG = 1_000_000
+PIECES = [
+    "a", "-", "a-", "a=", "a:", "://", "=", '"', "'", "a ", "- ", "--a ", "echo ", "echo a|",
+    "login -p", "login ", "-u ", "sig=", "hf_", "eyJ", "sk-", "-----BEGIN ", "a.webhook.", "1", " ",
+    "wandb login ", "token", "a,", "#", "\n", "-u a:",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_million_letters_are_passed_once(piece: str) -> None:
+    """Quadratic work would take hours here."""
+    redact_code(piece * (LONG // len(piece)) + "!")
