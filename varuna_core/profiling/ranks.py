@@ -22,6 +22,7 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import find_gpu
 from varuna_core.runtime.comm.failure import RankFailed
 from varuna_core.runtime.comm.links import NO_TIMEOUT
+from varuna_core.runtime.comm.words import gather
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,7 @@ class Crew:
         """Collect each rank's object on all ranks."""
         if self._group is None:
             return [mine]
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, mine, group=self._group)
-        return found
+        return gather(mine, self._group)
 
     def agree(self, error: BaseException | None) -> None:
         """All ranks come here; if one brings an error all of them raise it."""

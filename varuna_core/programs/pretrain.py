@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -61,8 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # torch 2.13 warns of memory from before each look at it.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    # torch 2.13 warns of its own class when the structure of a message is unpickled.
-    warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
     try:
         import torch  # noqa: F401 # said here, not in a traceback
     except ModuleNotFoundError as error:

@@ -26,10 +26,8 @@ user's `destroy_process_group` too: the leave is taken at exit.
 
 from __future__ import annotations
 
-import io
 import itertools
 import logging
-import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -43,6 +41,7 @@ from torch import Tensor
 from varuna_core.runtime.comm.failure import ChannelClosed, describe_error
 from varuna_core.runtime.comm.values import Crossing, Structure
 from varuna_core.runtime.comm.wire import HEAD_TAG, Wire, find_strides, make_dense
+from varuna_core.runtime.comm.words import HOLE, read, spell
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +108,18 @@ def describe_message(
     )
 
 
+def describe_layout(layout: MessageLayout) -> Tensor:
+    """The bytes that tell the receiver."""
+    shown = None if layout.structure is None else [layout.structure.show(HOLE)]
+    return torch.frombuffer(bytearray(spell([layout.specs, shown])), dtype=torch.uint8)
+
+
+def read_layout(text: Tensor) -> MessageLayout:
+    specs, shown = read(bytes(text.tolist()))
+    structure = None if shown is None else Structure.of(shown[0], HOLE)
+    return MessageLayout(specs=specs, structure=structure)
+
+
 class Sender:
     """The sending end of a channel."""
 
@@ -131,9 +142,7 @@ class Sender:
         layout = describe_message(tensors, structure)
         works: list[tuple[Any, Tensor]] = []
         if layout != self._layout:
-            text = io.BytesIO()
-            pickle.dump((layout.specs, layout.structure), text)
-            described = torch.frombuffer(bytearray(text.getvalue()), dtype=torch.uint8)
+            described = describe_layout(layout)
             self._post_head(works, described.numel())
             works.append(self.wire.post(described))
             self._layout = layout
@@ -260,9 +269,8 @@ class Receiver:
             if word != SAME:
                 text = torch.empty(word, dtype=torch.uint8)
                 self.wire.receive_text(text)
-                specs, structure = pickle.loads(bytes(text.tolist()))
-                layout = MessageLayout(specs=specs, structure=structure)
-                tensors = self.wire.make(specs)
+                layout = read_layout(text)
+                tensors = self.wire.make(layout.specs)
             self.wire.receive([t for t in tensors if t is not None and t.numel()])
             self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
 

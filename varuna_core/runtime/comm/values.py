@@ -55,12 +55,21 @@ class Structure:
     is_flat: bool = False
     """Tensors alone, each a value of its own: the usual case, spared the walk through the tree."""
 
-    def __reduce__(self) -> Any:
-        """Pickled as a thing of its kind: torch's own spec of a tree warns when it is unpickled."""
+    def show(self, hole: Any) -> Any:
+        """The values with `hole` in place of each tensor; of a flat one how many these are."""
         if self.is_flat:
-            return _build_flat, (len(self.places),)
-        example = pytree.tree_unflatten([None] * len(self.leaves), self.tree)
-        return _build_like, (example, self.leaves, self.places)
+            return len(self.places)
+        return self.join([hole] * len(self.places))
+
+    @staticmethod
+    def of(shown: Any, hole: Any) -> Structure:
+        """The structure that showed this."""
+        if isinstance(shown, int):
+            return _build_flat(shown)
+        leaves, tree = pytree.tree_flatten(shown)
+        places = tuple(i for i, leaf in enumerate(leaves) if leaf is hole)
+        rest = tuple(None if leaf is hole else leaf for leaf in leaves)
+        return Structure(tree=tree, leaves=rest, places=places)
 
     def join(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         if self.is_flat:
@@ -99,10 +108,6 @@ def structure_of(values: tuple[Any, ...]) -> Structure:
     places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
     rest = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     return Structure(tree=tree, leaves=rest, places=places)
-
-
-def _build_like(example: Any, leaves: tuple[Any, ...], places: tuple[int, ...]) -> Structure:
-    return Structure(tree=pytree.tree_structure(example), leaves=leaves, places=places)
 
 
 @cache

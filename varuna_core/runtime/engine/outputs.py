@@ -12,7 +12,6 @@ The rest is the replica's own, as `join_outputs` has it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from varuna_core.runtime.comm.agreement import find_mean
 from varuna_core.runtime.comm.values import map_leaves
+from varuna_core.runtime.comm.words import HOLE, broadcast, gather
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import TokenMean, add_means
 
@@ -83,12 +83,7 @@ def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
         return value
     is_source = dist.get_rank() == source
     leaves, spec = pytree.tree_flatten(value) if is_source else ([], None)
-    head: list[Any] = [[_describe(leaf) for leaf in leaves], spec]
-    with warnings.catch_warnings():
-        # Of torch 2.13's own reading of the structure, on each rank.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        dist.broadcast_object_list(head, source, group=group, device=torch.device("cpu"))
-    described, spec = head
+    described, shown = broadcast([[_describe(leaf) for leaf in leaves], show(spec)], source, group)
     got = []
     for place, (is_tensor, told) in enumerate(described):
         if not is_tensor:
@@ -100,8 +95,18 @@ def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
         if held.numel():
             dist.broadcast(held.reshape(-1).view(torch.uint8), source, group=group)
         got.append(leaves[place] if is_source else held.to(device))
+    spec = read_spec(shown)
     assert spec is not None
     return pytree.tree_unflatten(got, spec)
+
+
+def show(spec: Any) -> Any:
+    """A structure as other ranks are told it: with a hole for each leaf."""
+    return None if spec is None else [pytree.tree_unflatten([HOLE] * spec.num_leaves, spec)]
+
+
+def read_spec(shown: Any) -> Any:
+    return None if shown is None else pytree.tree_structure(shown[0])
 
 
 def _describe(leaf: Any) -> tuple[bool, Any]:
@@ -156,7 +161,7 @@ class StepOutputs:
         sizes, order = [sizes[number] for number in numbers], [*dict.fromkeys(dims)]
         spec, columns = _line_up([self._kept.pop(number) for number in numbers])
         mine = [_read_number(column, sizes) for column in columns]
-        told = _gather((spec, mine), replicas)
+        told = [(read_spec(shown), held) for shown, held in _gather((show(spec), mine), replicas)]
         spec = next((spec for spec, _ in told if spec is not None), None)
         if spec is None:  # no replica was given a sample
             return dict.fromkeys(self.names)
@@ -237,12 +242,7 @@ def _read_number(leaves: Sequence[Any], sizes: Sequence[int]) -> Number | None:
 def _gather(mine: Any, group: Any) -> list[Any]:
     if group is None:
         return [mine]
-    told: list[Any] = [None] * dist.get_world_size(group)
-    with warnings.catch_warnings():
-        # Of torch 2.13's own reading of the structure, on each rank.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        dist.all_gather_object(told, mine, group=group)
-    return told
+    return gather(mine, group)
 
 
 def _add_up(held: Sequence[Number], device: torch.device) -> Tensor:
