@@ -22,6 +22,7 @@ from varuna_core.runtime.engine import engine
 from varuna_core.runtime.optim.hooks import ParameterHooks
 from varuna_core.runtime.split import split
 from varuna_core.runtime.split.inputs import FreshInputs
+from varuna_core.runtime.tensor_parallel.draws import ShardedDraws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,16 @@ def round_weights() -> Iterator[None]:
 
 
 @contextmanager
+def repeat_masks() -> Iterator[None]:
+    @contextmanager
+    def running(self: ShardedDraws) -> Iterator[None]:
+        yield
+
+    with change(ShardedDraws, "running", running):
+        yield
+
+
+@contextmanager
 def cast_all() -> Iterator[None]:
     with change(sys.modules[__name__], "list_options", lambda spec: {}):
         yield
@@ -143,6 +154,11 @@ DEFECTS |= {
         what="collectives have torch's half hour where no limit was stated",
         patch=limit_to_torchs,
         shows=lambda spec: spec.layout.data > 1 and spec.layout.hang_timeout_s is None,
+    ),
+    "repeated_masks": Defect(
+        what="dropout repeats one mask on every share of a layer",
+        patch=repeat_masks,
+        shows=lambda spec: spec.layout.tensor > 1 and spec.has("mlp_dropout"),
     ),
     "mean_of_means": Defect(
         what="a mean over tokens is taken by micro-batch",

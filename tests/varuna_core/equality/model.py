@@ -104,6 +104,18 @@ class Listed(nn.Module):
         return x
 
 
+class CheckedDropout(nn.Module):
+    """Dropout that a backward draws again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return x + y
+
+
 def build_sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
@@ -125,6 +137,7 @@ MODULES: dict[str, Any] = {
     "attention": Attention,
     "count": Counter,
     "frozen_linear": build_frozen,
+    "checked_dropout": CheckedDropout,
 }
 """Blocks that are a module and nothing else."""
 
@@ -387,10 +400,11 @@ def make_batch(spec: Spec, step: int, size: int | None = None) -> dict[str, Any]
     """The global batch of a step."""
     draw = torch.Generator().manual_seed(100 * spec.seed + step)
     size = spec.batches[step] if size is None else size
-    ids = torch.randint(0, VOCAB, (size, LENGTH), generator=draw)
-    labels = torch.randint(0, VOCAB, (size, LENGTH), generator=draw)
+    length = LENGTH - (spec.shorter and step == 1)
+    ids = torch.randint(0, VOCAB, (size, length), generator=draw)
+    labels = torch.randint(0, VOCAB, (size, length), generator=draw)
     if spec.tokens:
-        labels[torch.rand(size, LENGTH, generator=draw) < 0.4] = IGNORED
+        labels[torch.rand(size, length, generator=draw) < 0.4] = IGNORED
         labels[:, 0] = ids[:, 0]  # none without a token
     more: dict[str, Any] = {}
     if spec.has(*FRACTIONS):

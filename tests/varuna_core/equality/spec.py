@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from varuna_core.runtime.engine.microbatch import deal_samples
 
 NUM_STEPS = 3
 KEPT = ("layer_norm", "sequential", "conv")
+"""Blocks that a draw may keep in fp32."""
+
+CHUNKED = ("dropout", "mlp_dropout", "checked_dropout", "norm", "norm2d", "shared_norm", "extra")
+CHUNKED += ("branch", "count", "root_count", "read_count")
+"""Blocks whose result depends on the micro-batch that a sample is in."""
+
 SAVED_AFTER = 2
 """Steps before the checkpoint that another layout takes up."""
 
@@ -102,6 +108,9 @@ class Spec:
     keep: bool = False
     """In half precision the blocks of `KEPT` stay in fp32, by name."""
 
+    shorter: bool = False
+    """The second step's samples are shorter."""
+
     batch_size: int = 4
     batches: tuple[int, ...] = (4, 4, 4)
     chunk_size: int = 2
@@ -136,10 +145,7 @@ class Spec:
     @property
     def depends_on_chunks(self) -> bool:
         """The plain model's result on a whole batch is another than on its micro-batches."""
-        return self.has(
-            "dropout", "mlp_dropout", "norm", "norm2d", "shared_norm", "extra", "branch",
-            "count", "root_count", "read_count",
-        )  # fmt: skip
+        return self.has(*CHUNKED)
 
     def list_layouts(self, leg: int) -> list[Layout]:
         """The layout of each step: in the second leg another one takes the last."""
@@ -212,6 +218,3 @@ def _show(value: Any) -> str:
 def _needed(value: Any) -> dict[str, Any]:
     names = {"Spec": ("blocks", "layout"), "Layout": (), "Block": ("kind",)}[type(value).__name__]
     return {name: getattr(value, name) for name in names}
-
-
-__all__ = ["Block", "Layout", "Piece", "Spec", "deal", "dump", "list_pieces", "load", "replace"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tests.varuna_core.equality.draws import draw_specs
-from tests.varuna_core.equality.spec import Layout, Spec, show
+from tests.varuna_core.equality.spec import Layout, show
 from tests.varuna_core.equality.worlds import Verdict, Worlds, read_reports
 
 COUNT = int(os.environ.get("VJOB_EQUALITY_DRAWS", "120"))
@@ -13,16 +13,9 @@ SEED = int(os.environ.get("VJOB_EQUALITY_SEED", "0"))
 """The same draws each time; `python -m benchmarks.runtime.equality` runs thousands of others."""
 
 
-def is_known(spec: Spec) -> bool:
-    """Differs yet: one mask of dropout on each share."""
-    shares = max(one.tensor for one in (spec.layout, spec.other or spec.layout)) > 1
-    return shares and spec.has("mlp_dropout")
-
-
 def test_drawn_models_train_as_the_plain_ones_do(worlds: Worlds) -> None:
     failures, trained = [], 0
-    drawn = [s for s in draw_specs(COUNT, SEED) if not is_known(s)]
-    for number, spec, verdict in worlds.run(drawn):
+    for number, spec, verdict in worlds.run(draw_specs(COUNT, SEED)):
         trained += verdict.status == "equal"
         if verdict.is_failure:
             failures.append(f"draw {number}: {verdict.status}: {verdict.message}\n{show(spec)}")
