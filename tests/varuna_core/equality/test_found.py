@@ -39,6 +39,9 @@ FOUND = {
     "a dealt share of the size of an even one is the dealt one": Spec(
         blocks=blocks("|dropout"), layout=Layout(data=4), chunk_size=3
     ),
+    "replicas may take other branches with zero 3": Spec(
+        blocks=blocks("|linear", "branch"), layout=Layout(data=2, zero=3)
+    ),
     "a result that a buffer of the stage changes from run to run is no leak": Spec(
         blocks=blocks("|count"), layout=Layout(pipeline=2, partition="1-1")
     ),

@@ -10,6 +10,7 @@ else uses. What is left (tied weights, weights that the model reads raw) is as w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from varuna_core.runtime.comm.wire import GLOO
 from varuna_core.runtime.optim.precision import MicroBatchWeight
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.split.stage import Stage
+
+log = logging.getLogger(__name__)
 
 WHOLE_TENSOR = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
 """In names of optimizers whose update of an element depends on others of its tensor."""
@@ -77,6 +80,12 @@ def shard_modules(
     device = part.stages[0].device.type
     if device == "cuda" and dist.get_backend(links.replicas) == GLOO:
         raise ValueError("zero=3 needs NCCL, which wants a GPU for each rank: use zero=1 or 2")
+    if split.record.real:
+        log.warning(
+            "zero=3: the model looks at values in its forward, and may run other modules on other "
+            "replicas, which would have to gather weights together: they stay whole, as with zero=2"
+        )
+        return {}
     slices: dict[str, Slice] = {}
     mesh = DeviceMesh.from_group(links.mesh, device)
     place = mesh.get_local_rank()
