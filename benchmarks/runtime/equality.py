@@ -29,11 +29,10 @@ from tests.varuna_core.equality import defects
 from tests.varuna_core.equality.draws import draw_specs, list_features
 from tests.varuna_core.equality.judge import (
     ALIKE,
-    COMMON_FLOOR,
     FACTOR,
     NUM_PROBES,
-    OWN_FLOOR,
 )
+from tests.varuna_core.equality.plain import COMMON_FLOOR, OWN_FLOOR
 from tests.varuna_core.equality.shrink import shrink
 from tests.varuna_core.equality.spec import Spec, show
 from tests.varuna_core.equality.worlds import Verdict, Worlds
@@ -227,13 +226,14 @@ the first step, weights and buffers at the end) the error of ours is at most {FA
 plain model's own in the same precision, by Euclidean norms. To that own error a floor is added of
 {OWN_FLOOR:g} units in the last place of the tensor's norm, for gradients {COMMON_FLOOR:g} of one of
 the norm of them all. Where one training of the plain model is exceeded, the largest error of
-{NUM_PROBES} counts, {NUM_PROBES - 1} of them from weights that differ in the last place. In half
-precision that is wide: where ours and the plain model on the same micro-batches round the same
-things in the same order (no shared layers, ties, put-off products, means over tokens), gradients of
-the first step are also within {ALIKE:g} of a unit in the last place of the plain model's. Whole
-numbers, overflows and the copies of a weight on several ranks are equal; losses and norms are the
-same on all ranks to the bit; groups have the stated time limit; the gathered state dict is what
-ranks have, and the loss in eval mode that of the plain model.
+{NUM_PROBES} counts, {NUM_PROBES - 1} of them from weights that differ in the last place and with
+gradients that differ by their floor. In half precision that is wide: where ours and the plain model
+on the same micro-batches round the same things in the same order (no shared layers, ties, put-off
+products, means over tokens), gradients of the first step are also within {ALIKE:g} of a unit in the
+last place of the plain model's. Whole numbers, overflows and the copies of a weight on several
+ranks are equal; losses and norms are the same on all ranks to the bit; groups have the stated time
+limit; the gathered state dict is what ranks have, and the loss in eval mode that of the plain
+model.
 
 {write_table(("precision", "draws", "half of them up to", "greatest ratio", "bound", "of"), ratios)}
 

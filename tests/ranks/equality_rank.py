@@ -233,9 +233,8 @@ def main() -> None:
                 order = orders.recv()
             except EOFError:
                 break
-            report = answer(order, rank, world)
+            orders.send(answer(order, rank, world))
             gc.collect()  # groups, and their threads, go with the last Varuna
-            orders.send(report)
     os._exit(0)  # groups of a world that failed are not waited for
 
 

@@ -8,7 +8,8 @@ where plain is the plain model in the draw's precision, |.| the Euclidean norm o
 floor a few units in the last place: of the tensor's own norm, and a fraction of one of the norm of
 all gradients, since one that cancels to nothing is as coarse as what it is a sum of. A single
 training may be right by chance: where a draw exceeds the bound, |plain - truth| becomes the largest
-of five trainings of the plain model, four of them from weights that differ in the last place.
+of five trainings of the plain model, four of them from weights that differ in the last place, and
+with gradients that differ by their floor.
 
 In half precision that bound is wide. Where ours and the plain model round the same things in the
 same order (`rounds_alike`), gradients of the first step are also within a sixteenth of a unit in
@@ -27,14 +28,10 @@ import torch
 from torch import Tensor
 
 from tests.varuna_core.equality.model import build_model
-from tests.varuna_core.equality.plain import Plain, Trained
+from tests.varuna_core.equality.plain import COMMON_FLOOR, EPS, OWN_FLOOR, Plain, Trained
 from tests.varuna_core.equality.spec import SAVED_AFTER, Spec
 
 FACTOR = 2.0
-EPS = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11}
-OWN_FLOOR, COMMON_FLOOR = 2.0, 0.5
-"""Units in the last place."""
-
 ALIKE = 2.0**-4
 """Of a unit in the last place: how far a gradient may be from the plain model's where both round
 alike."""

@@ -7,6 +7,7 @@ dropout, a branch on data): then those of the layout are run, each replica with 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,10 @@ from varuna_core.runtime.split.cut import announce_segments
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SEED, RATE, MOMENTUM = 7, 0.05, 0.9
 LAMB_NORM = 0.5
+
+EPS = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11}
+OWN_FLOOR, COMMON_FLOOR = 2.0, 0.5
+"""Units in the last place, of a tensor's own norm and of that of all gradients."""
 
 
 @dataclass(kw_only=True)
@@ -70,13 +75,14 @@ class Plain:
     """One training."""
 
     def __init__(self, spec: Spec, leg: int, precision: str, noise: int = 0) -> None:
-        """With `noise` the first weights differ in the last place."""
+        """With `noise` the first weights differ in the last place, and gradients by their floor."""
         self.spec, self.precision = spec, precision
         self.layouts = spec.list_layouts(leg)
         self.half = HALVES.get(precision)
         self.full = torch.float64 if precision == "fp64" else torch.float32
         self.whole = precision == "fp64" and not spec.depends_on_chunks
         self.model: Drawn = build_model(spec).to(self.full)
+        self.draw: torch.Generator | None = None
         if noise:
             self.shake(noise)
         self.parameters = dict(self.model.named_parameters())
@@ -107,11 +113,20 @@ class Plain:
 
     @torch.no_grad()
     def shake(self, noise: int) -> None:
-        draw = torch.Generator().manual_seed(noise)
-        unit = {"bf16": 2.0**-8, "fp16": 2.0**-11}.get(self.precision, 2.0**-23)
+        self.draw = torch.Generator().manual_seed(noise)
         for parameter in self.model.parameters():
-            sign = torch.randint(0, 2, parameter.shape, generator=draw) * 2 - 1
-            parameter.mul_(1 + unit * sign)
+            sign = torch.randint(0, 2, parameter.shape, generator=self.draw) * 2 - 1
+            parameter.mul_(1 + EPS[self.precision] * sign)
+
+    def blur(self, gradients: dict[str, Tensor]) -> None:
+        """Add what a gradient may differ by: an optimizer that divides by it, or by the size of
+        its update, makes much of one that is nothing but rounding."""
+        common = math.sqrt(sum(float(g.double().norm()) ** 2 for g in gradients.values()))
+        for gradient in gradients.values():
+            noise = torch.randn(gradient.shape, generator=self.draw, dtype=torch.float64)
+            size = OWN_FLOOR * float(gradient.double().norm()) + COMMON_FLOOR * common
+            noise *= EPS[self.precision] * size / (float(noise.norm()) + 1e-30)
+            gradient.add_(noise.to(gradient))
 
     def keep_start(self) -> None:
         self.buffers.clear()
@@ -123,6 +138,8 @@ class Plain:
             if step == SAVED_AFTER and self.layouts[step] is not self.layouts[0]:
                 self.keep_start()  # all start from what the first replica saved
             loss, gradients = self.compute(step)
+            if self.draw is not None:
+                self.blur(gradients)
             found = [g.double().square().sum() for g in gradients.values()]
             norm = torch.stack(found).sum().sqrt() if found else torch.zeros(())
             overflow = self.precision == "fp16" and not bool(norm.isfinite())
@@ -175,10 +192,12 @@ class Plain:
         for piece in pieces:
             parts = self.run(batch, size, piece, step, totals)
             for number, (weight, value) in enumerate(parts, 1):
-                seed = torch.full_like(value, self.scale)
+                # As small as in the mean over the batch, and exact: the rest is multiplied in fp32.
+                start = self.scale * 2.0 ** math.floor(math.log2(weight))
+                seed = torch.full_like(value, start)
                 value.backward(seed, retain_graph=number < len(parts))
                 loss += value.detach().double() * weight
-                self.add_up(summed, weight / self.scale)
+                self.add_up(summed, weight / start)
         if self.spec.hooks:
             for name, gradient in summed.items():
                 if is_bent(name, self.parameters[name]):
