@@ -55,7 +55,9 @@ def test_a_save_beside_training_is_waited_for(tmp_path: Path) -> None:
     pending.result()
     assert pending.done() and varuna.load_checkpoint(tmp_path / "store") == 7
     assert varuna.iteration == 0
-    (tmp_path / "store" / "varuna_ckpt_8").mkdir()  # somebody else's
+    taken = tmp_path / "store" / "varuna_ckpt_8"  # somebody else's
+    taken.mkdir()
+    (taken / "theirs").touch()
     second = varuna.checkpoint(tmp_path / "store", 8, tmp_path / "local")
     assert second is not None
     with pytest.raises(CheckpointError, match="varuna_ckpt_8 is there already"):
