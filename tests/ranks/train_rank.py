@@ -55,6 +55,8 @@ class Case:
     hooked: bool = False
     """The model's parameters have hooks that change their gradients."""
 
+    compile: bool | str = False
+
 
 def build_model(case: Case) -> nn.Module:
     torch.manual_seed(0)
@@ -125,6 +127,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         memory_limit=case.memory_limit,
         opportunistic=case.opportunistic,
         seed=SEED,
+        compile=case.compile,
     )
     optimizer = torch.optim.SGD(varuna.parameters(), lr=RATE, momentum=MOMENTUM)
     varuna.set_optimizer(optimizer)

@@ -96,6 +96,18 @@ TOLD: dict[str, Any] = {
 
 PLACES: dict[str, Any] = {"model": "LogitsFirstGpt", "outputs": [0, 2], "batches": [8, 7, 5]}
 
+
+def compiled(name: str, stage_map: str, schedule: str, **options: Any) -> Case:
+    """torch.compile takes the blocks; of batches that do not divide, two sizes of micro-batches."""
+    uneven: dict[str, Any] = {"batches": [8, 7, 5], "compile": "aot_eager"}
+    return Case(
+        name=f"{name} compiled {schedule}", stage_map=stage_map, schedule=schedule,
+        **{**uneven, **options},
+    )  # fmt: skip
+
+
+FULL: dict[str, Any] = {"stages_per_rank": 2, "recompute": "full", "model": "TiedGpt"}
+
 CASES: dict[int, list[Case]] = {
     1: [
         *each_schedule("1x1 told", "0;", **TOLD),
@@ -106,6 +118,8 @@ CASES: dict[int, list[Case]] = {
         *several("1x1 two", "0;", model="TiedGpt", clip=0.3, recompute="full"),
         *several("1x1 two dict", "0;", model="DictGpt"),
         *several("1x1 two in place", "0;", model="InPlaceGpt"),
+        compiled("1x1", "0;", "gpipe"),
+        compiled("1x1", "0;", "zero_bubble", clip=0.3),
     ],
     2: [
         *each_schedule("2x1 skipping", "0;1;", model="SkippingGpt", **PADDED),
@@ -160,6 +174,14 @@ CASES: dict[int, list[Case]] = {
         Case(name="2x1 auto some", stage_map="0;1;", memory_limit=SOME, **AUTO),
         *several("2x1 two auto", "0;1;", memory_limit=SOME, **AUTO),
         *several("2x1 two", "0;1;", batches=UNEVEN, clip=0.3),
+        compiled("2x1", "0;1;", "1f1b", clip=0.3),
+        compiled("2x1", "0;1;", "varuna", model="InPlaceGpt"),
+        compiled("2x1", "0;1;", "zero_bubble"),
+        compiled("2x1 two", "0;1;", "interleaved", stages_per_rank=2, options=DROPOUT),
+        compiled("2x1 two", "0;1;", "zbv", **FULL),
+        compiled("2x1 norm", "0;1;", "varuna", model="ConvNet", batches=[8, 8, 8]),
+        compiled("2x1 some", "0;1;", "1f1b", recompute="auto", memory_limit=SOME),
+        compiled("1x2", "0,1;", "1f1b"),
         *several("2x1 two dropout", "0;1;", options=DROPOUT, batches=SHORT, recompute="full"),
         *several("2x1 two three-way", "0;1;", model="ThreeWayGpt", clip=0.3, batches=SHORT),
         *several("2x1 two norm", "1;0;", model="ConvNet", recompute="full"),

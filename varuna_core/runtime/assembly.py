@@ -10,6 +10,7 @@ Every rank makes the same parts in the same order: several of them need all rank
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch import nn
 
 from varuna_core.records.layout import StageMap, parse_stage_map
 from varuna_core.runtime.comm.links import Links, connect, connect_sharing
+from varuna_core.runtime.engine.compiled import compile_stages, why_none
 from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.engine.graph_memory import GraphMeter
 from varuna_core.runtime.engine.microbatch import (
@@ -46,6 +48,8 @@ from varuna_core.schedule.registry import may_split_backward
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+log = logging.getLogger(__name__)
 
 SharedWeights = Mapping[tuple[int, ...], Sequence[str]]
 """Names of the weights that several places hold, by those places."""
@@ -277,9 +281,24 @@ def build_engine(
         meter=GraphMeter(settings.chunk_size) if settings.recompute == "auto" else None,
         loss=loss,
     )
+    puts_off = may_split_backward(schedule)
+    compiled = compile_modules(stages, puts_off, settings)
     for stage in () if gradients.masters.slices else stages.stages:
-        weight_grads.install(stage.module, may_split_backward(schedule))
+        weight_grads.install(stage.module, puts_off, compiled)
     return engine
+
+
+def compile_modules(
+    stages: RankStages, puts_off: bool, settings: VarunaSettings
+) -> frozenset[nn.Module]:
+    """Let torch.compile take modules of the checked stages, if asked; those that lie in them."""
+    if not settings.compile:
+        return frozenset()
+    reason = why_none(settings.tensor, settings.zero)
+    if reason:
+        log.warning("compile: nothing is compiled with %s", reason)
+        return frozenset()
+    return compile_stages(stages.stages, settings.compile, puts_off)
 
 
 def return_freed_memory() -> None:

@@ -53,6 +53,9 @@ class VarunaSettings:
     """Of each stage, as profiled; None: the dry run's count."""
 
     zero: int
+    compile: bool | str
+    """Let torch.compile take modules of the stages; the name of a backend of torch's."""
+
     offload: str | None
     seed: int
     state_dict: Mapping[str, Tensor] | None

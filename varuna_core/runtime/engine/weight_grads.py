@@ -15,7 +15,7 @@ to whose `grad` that adds when called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
@@ -76,10 +76,18 @@ class WeightGrads:
         others = any(hook != self.on_made for hook in after.values())
         return others or bool(parameter._backward_hooks)
 
-    def install(self, model: nn.Module, puts_off: bool = True) -> None:
+    def install(
+        self,
+        model: nn.Module,
+        puts_off: bool = True,
+        leaving: Collection[nn.Module] = (),
+    ) -> None:
         """Take over the modules that can put off, of them all linear layers with torch's own
-        forward; where nothing will be put off, those for which it is worth while."""
+        forward; where nothing will be put off, those for which it is worth while. Those of
+        `leaving` are left to autograd."""
         for module in model.modules():
+            if module in leaving:
+                continue
             put_off_to = getattr(module, "put_off_to", None)
             if callable(put_off_to):
                 put_off_to(self)

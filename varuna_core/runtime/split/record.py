@@ -62,6 +62,9 @@ class Draw:
     is_checkpointed: bool = False
     """A backward will run it again."""
 
+    call: int | None = None
+    """The innermost call that draws."""
+
 
 def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
     """True if an operation draws random numbers; attention without dropout does not."""

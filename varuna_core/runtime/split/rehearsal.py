@@ -294,7 +294,8 @@ class Rehearsal:
             self.record.inputs.read(tensors, self.segment, self.open[-1] if self.open else None)
 
     def _draw(self, draw: Draw) -> None:
-        draw = replace(draw, is_checkpointed=_is_checkpointed())
+        call = self.open[-1] if self.open else None
+        draw = replace(draw, is_checkpointed=_is_checkpointed(), call=call)
         self.record.draws.setdefault(self.segment, []).append(draw)
 
     def _write(self, written: list[Tensor]) -> None:

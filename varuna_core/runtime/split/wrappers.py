@@ -51,7 +51,9 @@ def take_plain(model: Any) -> Any:
                     "say zero=1, 2 or 3 to share weights over replicas"
                 )
         if getattr(module, "_compiled_call_impl", None) is not None:
-            log.warning("%s was compiled in place; its copy in a stage is not", shown)
+            log.warning(
+                "%s was compiled in place; its copy in a stage is not: say compile=True", shown
+            )
     return model
 
 
