@@ -202,9 +202,10 @@ class Worlds:
                 world.reports[rank] = {"status": "ended"}
         done = []
         for world in self.busy:
-            statuses = [report["status"] for report in world.reports.values()]
+            reports = [*world.reports.values()]
             late = time.monotonic() - world.began > self.hang_s
-            if len(statuses) == world.size or late or {"raised", "ended"} & {*statuses}:
+            failed = any(r["status"] in ("raised", "ended") and not is_echo(r) for r in reports)
+            if len(reports) == world.size or late or failed:
                 done.append(world)
         return done
 
@@ -227,10 +228,15 @@ class Worlds:
         return verdict
 
 
+def is_echo(report: dict[str, Any]) -> bool:
+    """A rank's error because of another's, which is yet to come."""
+    return report["status"] == "raised" and report["message"].startswith("RankFailed")
+
+
 def read_reports(reports: dict[int, dict[str, Any]], size: int) -> Verdict:
     """What the ranks' reports say together: the first failure that is not another's echo."""
     raised = [report for report in reports.values() if report["status"] == "raised"]
-    raised.sort(key=lambda r: "RankFailed" in r["message"] or "onnection" in r["message"])
+    raised.sort(key=is_echo)
     if raised:
         first = raised[0]
         kind = first["message"].partition(":")[0]
