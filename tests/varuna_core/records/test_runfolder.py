@@ -54,6 +54,22 @@ def test_of_two_writers_the_first_wins(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["stop.json"]
 
 
+def test_who_was_first_knows_it_though_the_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client asks its file server again, which says that the name is there: its own link."""
+    link = os.link
+
+    def ask_twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", ask_twice)
+    assert write_first(tmp_path / "first.json", 1)
+    assert not write_first(tmp_path / "first.json", 2)
+    assert read_json(tmp_path / "first.json") == 1
+
+
 def test_the_first_wins_where_links_are_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
