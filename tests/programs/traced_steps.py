@@ -27,6 +27,6 @@ for number in range(1, int(sys.argv[1]) + 1):
                     time.sleep(WORK_S)
                 time.sleep(WORK_S)
             with trace.span("backward", micro_batch=micro_batch):
-                time.sleep(WORK_S * (1 + int(os.environ.get("RANK", "0"))))
+                time.sleep(WORK_S * (1 + 7 * int(os.environ.get("RANK", "0"))))
         with trace.span("optimizer"):
             pass
