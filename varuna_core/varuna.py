@@ -370,8 +370,7 @@ class Varuna(KeptInMemory):
         bounded: bool = True,
     ) -> Any:
         """Run on the batch; a failure here or on another rank ends the step on all."""
-        if self.links.closed:
-            raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
+        self.links.expect_open()
         try:
             inputs = self._names.name(inputs)
             size = self._splitter.count(inputs)

@@ -98,7 +98,9 @@ def find_run(job: str, here: Path) -> RunFolder:
         if (path / "record.json").is_file() or (path / "plan.json").is_file():
             return RunFolder(path.resolve())
     except PermissionError as error:
-        raise InputError(f"{path} is not for you to read: {error.filename} is closed") from None
+        raise InputError(
+            f"you may not read {path}: permission denied for {error.filename}"
+        ) from None
     found: RunFolder | None = None
     if job == "last":
         found = index.find_latest(None)

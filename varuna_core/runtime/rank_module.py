@@ -125,8 +125,7 @@ class RankModule(nn.Module):
         With `file`, which ends in .safetensors or .pt, rank 0 writes it there instead: the former
         holds one tensor in memory at a time. An error is the same on all ranks.
         """
-        if self.links.closed:
-            raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
+        self.links.expect_open()
         target = None if file is None else Path(file)
         found: dict[str, Tensor] | None = self.saving.gather(target)
         return found

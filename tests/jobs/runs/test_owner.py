@@ -110,4 +110,4 @@ def test_a_closed_run_is_one_line(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert "is not for you to read" in done.stdout and done.stdout.count("\n") == 1
+    assert "you may not read" in done.stdout and done.stdout.count("\n") == 1

@@ -412,9 +412,9 @@ class Owner:
             if match[3] == "removed":
                 shutil.rmtree(path, ignore_errors=True)
             elif self._is_abandoned(path, match[2], done, now):
-                self._end_partial(path)
+                self._name_or_remove(path)
 
-    def _end_partial(self, path: Path) -> None:
+    def _name_or_remove(self, path: Path) -> None:
         """Give it the short name if it is complete and the name is free, else remove it."""
         save = read_save(path)
         if save is not None and (path / MANIFEST).exists():

@@ -131,6 +131,11 @@ class Links:
         self.pipeline = self.replicas = self.tensor = None
         self.sharing.clear()
 
+    def expect_open(self) -> None:
+        """RuntimeError after `close`, or after a failure of any rank."""
+        if self.closed:
+            raise RuntimeError("this Varuna is closed, or a rank has failed: restart the training")
+
     def _send_last_word(self, word: int) -> bool:
         if self.closed:
             return False

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside tensors, as JSON: nothing from a network is unpickled.
+"""Values that ranks send each other beside tensors, as JSON: nothing received is unpickled.
 
     spell(value) ─► bytes ─► another rank ─► read(bytes): the same value
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 PLAIN_TYPES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, tuple, set)}
-"""Types that may be told themselves: what a defaultdict makes."""
+"""Types that may be sent themselves: the factory of a defaultdict."""
 
 
 class Hole:
@@ -39,11 +39,11 @@ def spell(value: Any) -> bytes:
 
 
 def read(text: bytes) -> Any:
-    """The value; ValueError for what nobody here spells so."""
+    """The value; ValueError for bytes that `spell` does not make."""
     try:
         return _decode(json.loads(text))
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not what a rank says: {error}") from error
+        raise ValueError(f"not a value that a rank sends: {error}") from error
 
 
 def gather(mine: Any, group: Any) -> list[Any]:
@@ -117,15 +117,15 @@ def _encode(value: Any) -> Any:
         held = [[field.name, _encode(getattr(value, field.name))] for field in fields(kind)]
         return ["made", _name(kind), held]
     raise TypeError(
-        f"a {kind.__qualname__} cannot be told to another rank: pass numbers, words, tensors, and "
+        f"a {kind.__qualname__} cannot be sent to another rank: pass numbers, words, tensors, and "
         "tuples, lists, dicts and named tuples of them"
     )
 
 
-def _decode(told: Any) -> Any:
-    if not isinstance(told, list):
-        return told
-    kind, *rest = told
+def _decode(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, *rest = value
     return _READERS[kind](*rest)
 
 
@@ -187,7 +187,7 @@ def _name(kind: type) -> str:
     name = f"{kind.__module__}:{kind.__qualname__}"
     if "<locals>" in name:
         raise TypeError(
-            f"a {kind.__qualname__} cannot be told to another rank: define the class at the top of "
+            f"a {kind.__qualname__} cannot be sent to another rank: define the class at the top of "
             "its file, not within a function"
         )
     return name

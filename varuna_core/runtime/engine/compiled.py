@@ -140,13 +140,13 @@ class Kind:
 
     def __init__(self, name: str) -> None:
         self.name, self.is_eager = name, False
-        self.told: set[type[Exception]] = set()
+        self.reported: set[type[Exception]] = set()
 
     def give_up(self, module: str, error: Exception) -> None:
         """Say once that an error keeps modules from being compiled."""
-        if type(error) in self.told:
+        if type(error) in self.reported:
             return
-        self.told.add(type(error))
+        self.reported.add(type(error))
         reason = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
         which = f"each {self.name}" if self.is_eager else f"this {self.name}"
         log.warning(

@@ -83,29 +83,31 @@ def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
         return value
     is_source = dist.get_rank() == source
     leaves, spec = pytree.tree_flatten(value) if is_source else ([], None)
-    described, shown = broadcast([[_describe(leaf) for leaf in leaves], show(spec)], source, group)
+    described, shown = broadcast(
+        [[_describe(leaf) for leaf in leaves], example_of(spec)], source, group
+    )
     got = []
-    for place, (is_tensor, told) in enumerate(described):
+    for place, (is_tensor, sent) in enumerate(described):
         if not is_tensor:
-            got.append(told)
+            got.append(sent)
             continue
-        shape, dtype = told
+        shape, dtype = sent
         held = leaves[place].detach().cpu().contiguous() if is_source else None
         held = torch.empty(shape, dtype=dtype) if held is None else held
         if held.numel():
             dist.broadcast(held.reshape(-1).view(torch.uint8), source, group=group)
         got.append(leaves[place] if is_source else held.to(device))
-    spec = read_spec(shown)
+    spec = spec_of_example(shown)
     assert spec is not None
     return pytree.tree_unflatten(got, spec)
 
 
-def show(spec: Any) -> Any:
-    """A structure as other ranks are told it: with a hole for each leaf."""
+def example_of(spec: Any) -> Any:
+    """A structure as it is sent to other ranks: an example with a hole for each leaf."""
     return None if spec is None else [pytree.tree_unflatten([HOLE] * spec.num_leaves, spec)]
 
 
-def read_spec(shown: Any) -> Any:
+def spec_of_example(shown: Any) -> Any:
     return None if shown is None else pytree.tree_structure(shown[0])
 
 
@@ -161,15 +163,18 @@ class StepOutputs:
         sizes, order = [sizes[number] for number in numbers], [*dict.fromkeys(dims)]
         spec, columns = _line_up([self._kept.pop(number) for number in numbers])
         mine = [_read_number(column, sizes) for column in columns]
-        told = [(read_spec(shown), held) for shown, held in _gather((show(spec), mine), replicas)]
-        spec = next((spec for spec, _ in told if spec is not None), None)
+        gathered = [
+            (spec_of_example(shown), held)
+            for shown, held in _gather((example_of(spec), mine), replicas)
+        ]
+        spec = next((spec for spec, _ in gathered if spec is not None), None)
         if spec is None:  # no replica was given a sample
             return dict.fromkeys(self.names)
-        if any(other not in (None, spec) for other, _ in told):
+        if any(other not in (None, spec) for other, _ in gathered):
             raise SplitError("the model returns other structures on some replicas than on others")
         joined: list[Any] = []
         for place in range(spec.num_leaves):
-            held = [numbers[place] for _, numbers in told if numbers]
+            held = [numbers[place] for _, numbers in gathered if numbers]
             if any(held):
                 joined.append(_add_up([number for number in held if number], device))
             else:  # the replica's own, if it was given samples

@@ -1,7 +1,7 @@
 """The plain model's state dict on rank 0, tensor by tensor from the ranks that hold its pieces.
 
     each rank   the pieces that it would write to a checkpoint ─► a list of them, by the store
-    rank 0      do they make up the model? ─► the order, told to all
+    rank 0      do they make up the model? ─► the order, sent to all
     tensor by tensor in that order:   pieces ─► joined on rank 0 ─► the state dict, or a file
 
 No other rank holds more than its own part and a copy of one piece; rank 0, where it writes a

@@ -162,8 +162,7 @@ class Saving:
 
     def _find_writer(self, store: Path) -> CheckpointWriter:
         if store not in self._writers:
-            if self.links.closed:
-                raise RuntimeError("this Varuna is closed, or a rank has failed: start anew")
+            self.links.expect_open()
 
             def begin() -> str:
                 (store / LEFT).unlink(missing_ok=True)

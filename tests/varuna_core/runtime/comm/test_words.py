@@ -115,7 +115,7 @@ def test_what_cannot_be_told_is_named() -> None:
     class Inner(enum.Enum):
         ONE = 1
 
-    with pytest.raises(TypeError, match="a set cannot be told"):
+    with pytest.raises(TypeError, match="a set cannot be sent"):
         spell({1, 2})
     with pytest.raises(TypeError, match="at the top of its file"):
         spell(Inner.ONE)
